@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cordee.errors import ShapeError
+from cordee.workload.checkpoint_format import native_format
 from cordee.workload.families_mixed import MIXED_FAMILIES, every, kinds_of
 from cordee.workload.fields import Config, Fields, decoder, encoder_parameters, per_head
 from cordee.workload.layers import LayerKind, Mixed, Window
@@ -23,7 +24,7 @@ def shape_from_config(config: Config, *, name: str) -> ModelShape:
         known = ", ".join(FAMILIES)
         hint = (f"did you mean {near[0]}? " if near else "") + f"known families are {known}"
         raise ShapeError(f"{name}: model_type {family!r} is not a family that Cordee knows", hint=hint)
-    shape = FAMILIES[family](Fields(config, name))
+    shape = replace(FAMILIES[family](Fields(config, name)), native_format=native_format(config))
     _check(shape)
     return shape
 

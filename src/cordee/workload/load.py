@@ -31,7 +31,10 @@ def load_shape(model: str) -> ModelShape:
         if not path.is_file():
             raise ShapeError(f"{model} has no config.json", hint="give the folder of a Hugging Face model")
     if path.is_file():
-        return shape_from_config(_read_json(path), name=path.parent.name or path.stem)
+        config, quantised = _read_json(path), path.with_name("hf_quant_config.json")
+        if "quantization_config" not in config and quantised.is_file():  # ModelOpt writes a file of its own
+            config = {**config, "quantization_config": _read_json(quantised)}
+        return shape_from_config(config, name=path.parent.name or path.stem)
     first, *others = difflib.get_close_matches(model.lower(), _catalogue(), n=NEAR, cutoff=0.5) or [""]
     near = f"did you mean {first}? " if first else ""
     near += f"also near: {', '.join(others)}; " if others else ""
@@ -60,7 +63,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     text = config.get("text_config")
     if not isinstance(text, dict) or "model_type" not in text:
         return config
-    beside = {key: config[key] for key in ("vision_config", "tie_word_embeddings") if key in config}
+    beside = {key: config[key] for key in ("vision_config", "tie_word_embeddings", "quantization_config") if key in config}
     return beside | text
 
 

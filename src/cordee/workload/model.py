@@ -1,6 +1,6 @@
 """The shape of a transformer and its exact parameter counts, part by part.
 
-A shape comes from a Hugging Face config.json (`families.py`). It holds no precision, batch or GPUs.
+A shape comes from a Hugging Face config.json (`families.py`). It holds no batch or GPUs.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,8 @@ class ModelShape:
     """A decoder-only transformer. `positions` is the longest sequence; `learned_positions` have an embedding.
 
     `mixed` is None where all layers are alike and attend to all tokens. `encoder` counts the parameters of a vision
-    or audio encoder beside the decoder; they are part of no other count here.
+    or audio encoder beside the decoder; they are part of no other count here. `native_format` names the format in which
+    the checkpoint stores its weights (`checkpoint_format.py`).
     """
 
     name: str
@@ -104,6 +105,7 @@ class ModelShape:
     experts: Experts | None = None
     mixed: Mixed | None = None
     encoder: int = 0
+    native_format: str = "bf16"
 
     def kind(self, layer: int) -> LayerKind:
         """Return the kind of this layer (from 0)."""
