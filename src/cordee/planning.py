@@ -17,7 +17,7 @@ from cordee.plan.layout import Recompute
 from cordee.plan.serving.ask import ServingAnswer, ServingRequest
 from cordee.plan.serving.ask import ask as ask_serving
 from cordee.plan.serving.engine import Engine, find_engine
-from cordee.plan.serving.formats import KV, WEIGHTS, Format, find_format
+from cordee.plan.serving.formats import KV, WEIGHTS, Format, default_format, find_format
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, parse_serving_layout
 from cordee.plan.serving.price.price import TokenPrices
 from cordee.plan.serving.request import STATISTICS, EngineLimits, Pricing, Slo, Traffic
@@ -27,6 +27,7 @@ from cordee.plan.wanted import layout_wanted
 from cordee.units import parse_latency_s, parse_rate_per_s, parse_token_count
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
+from cordee.workload.model import ModelShape
 from cordee.workload.request_files import load_requests
 
 T = TypeVar("T", bound=str)
@@ -103,7 +104,7 @@ class ServingGiven(TypedDict, total=False):
     ttft: str | None
     tpot: str | None
     statistic: str
-    weights: str
+    weights: str | None
     kv: str
     layout: str | None
     engine: str | None
@@ -143,12 +144,13 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
     count, kind = parse_gpus(gpus)
     gpu = find_gpu(catalogue, gpus, count, kind)
     layout, context = given.get("layout"), given.get("context")
+    shape, engine = load_shape(str(model)), parse_engine(given.get("engine") or "vllm")
     ttft, tpot = given.get("ttft"), given.get("tpot")
     return ServingRequest(
-        shape=load_shape(str(model)),
+        shape=shape,
         gpu=gpu,
         gpus=count,
-        engine=parse_engine(given.get("engine") or "vllm"),
+        engine=engine,
         model=str(model),
         traffic=_traffic(given),
         slo=Slo(
@@ -156,8 +158,8 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
             tpot_s=None if tpot is None else parse_latency_s(str(tpot)),
             statistic=_one_of("statistic", given.get("statistic", "p99"), STATISTICS),
         ),
-        weights=_formats(WEIGHTS, given.get("weights", "bf16"), gpu),
-        kv=_formats(KV, given.get("kv", "bf16"), None),
+        weights=_weights(given.get("weights"), shape, gpu, engine),
+        kv=_kv(given.get("kv", "bf16"), engine),
         layout=ANY_SERVING_LAYOUT if layout is None else parse_serving_layout(layout),
         limits=EngineLimits(
             context_tokens=None if context is None else parse_token_count(str(context)),
@@ -210,12 +212,26 @@ def _traffic(given: ServingGiven) -> Traffic:
     )
 
 
-def _formats(table: dict[str, Format], text: str, gpu: Gpu | None) -> tuple[Format, ...]:
-    """Return the formats to try: one, several (`bf16,fp8`), or `any`: those that need no kernels that the GPU lacks."""
+def _weights(text: str | None, shape: ModelShape, gpu: Gpu, engine: Engine) -> tuple[Format, ...]:
+    """Return the formats to try: the checkpoint's own, those that are named (`bf16,fp8`), or with `any` each kind.
+
+    `any` takes the formats of 16, 8 and 4 bits that the engine serves and whose products the GPU computes.
+    """
+    if text is None:
+        return (default_format(shape.native_format, engine.weights),)
     if text != "any":
-        return tuple(find_format(table, name.strip()) for name in text.split(","))
-    names = ("bf16", "fp8", "int4") if gpu is not None else ("bf16", "fp8")
-    return tuple(table[name] for name in names if gpu is None or table[name].products in gpu.flop_per_s)
+        return tuple(find_format(WEIGHTS, name) for name in text.split(","))
+    own = default_format(shape.native_format, engine.weights)
+    kinds = (own.name, "bf16", "fp8", "nvfp4", "int4", "gguf-q8_0", "gguf-q4_k_m")
+    found = [WEIGHTS[name] for name in dict.fromkeys(kinds) if name in engine.weights]
+    smaller = [each for each in found if each.bits <= own.bits]
+    return tuple(each for each in smaller if each.weight_only or each.products in gpu.flop_per_s or each is own)
+
+
+def _kv(text: str, engine: Engine) -> tuple[Format, ...]:
+    """Return the formats of the KV cache to try: those that are named, or with `any` 16 and 8 bits."""
+    names = [name for name in ("bf16", "fp8", "q8_0") if name in engine.kv] if text == "any" else text.split(",")
+    return tuple(find_format(KV, name) for name in names)
 
 
 def _api_prices(text: str | None) -> TokenPrices | None:

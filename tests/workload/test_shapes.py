@@ -20,6 +20,11 @@ LLAMA = {
 }
 
 
+def _compressed(weights: dict[str, object], activations: object, packing: str = "pack-quantized") -> dict[str, object]:
+    group = {"weights": weights, "input_activations": activations}
+    return {"quant_method": "compressed-tensors", "format": packing, "config_groups": {"group_0": group}}
+
+
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
@@ -91,6 +96,38 @@ def test_a_tiny_llama_by_hand() -> None:
     assert shape.matmul_parameters == tied.matmul_parameters
     biased = shape_from_config(LLAMA | {"attention_bias": True, "mlp_bias": True}, name="tiny")
     assert biased.parameters - shape.parameters == 2 * (64 + 2 * 32 + 64 + 2 * 128 + 64)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "name"),
+    [
+        (None, "bf16"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8-wo"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quantization": {"quant_algo": "FP8"}}, "fp8"),
+        (_compressed({"num_bits": 8, "type": "int"}, {"num_bits": 8}), "int8"),
+        (_compressed({"num_bits": 4, "type": "int"}, None), "int4"),
+        (_compressed({"num_bits": 8, "type": "float", "strategy": "block"}, {"num_bits": 8}), "fp8-block"),
+        (_compressed({"num_bits": 4, "type": "float"}, None, "mxfp4-pack-quantized"), "mxfp4"),
+        ({"quant_method": "quark"}, "quark"),
+    ],
+)
+def test_the_format_of_a_checkpoint_is_read(quantisation: dict[str, object] | None, name: str) -> None:
+    assert shape_from_config(LLAMA | {"quantization_config": quantisation}, name="tiny").native_format == name
+
+
+def test_the_format_of_a_checkpoint_may_be_in_its_own_file_or_beside_the_text(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    assert load_shape(str(tmp_path)).native_format == "nvfp4"
+    beside = {"text_config": LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(beside))
+    assert load_shape(str(tmp_path)).native_format == "int4"
 
 
 def test_training_flops_by_hand() -> None:

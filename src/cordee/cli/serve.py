@@ -35,7 +35,12 @@ Cached = Annotated[float, typer.Option(help="Fraction of each prompt that is fou
 Ttft = Annotated[str | None, typer.Option(help="Limit of the time to first token: 500ms.", show_default="any")]
 Tpot = Annotated[str | None, typer.Option(help="Limit of the time per output token: 50ms.", show_default="any")]
 StatisticName = Annotated[str, typer.Option("--statistic", help="Statistic that must meet them: p50, p99 or mean.")]
-Weights = Annotated[str, typer.Option(help="Format of the weights: bf16, fp8, int8, int4, ...; any searches.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="Format of the weights: bf16, fp8, int8, int4, ...; any searches.", show_default="the model's own"
+    ),
+]
 Kv = Annotated[str, typer.Option(help="Format of the KV cache: bf16, fp8, ...; any searches.")]
 LayoutText = Annotated[str | None, typer.Option(help="Evaluate only layouts with these axes: tp=2 or tp=8,ep.")]
 EngineName = Annotated[
@@ -95,7 +100,7 @@ def plan(
     ttft: Ttft = None,
     tpot: Tpot = None,
     statistic: StatisticName = "p99",
-    weights: Weights = "bf16",
+    weights: Weights = None,
     kv: Kv = "bf16",
     layout: LayoutText = None,
     engine: EngineName = None,

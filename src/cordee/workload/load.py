@@ -63,7 +63,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     text = config.get("text_config")
     if not isinstance(text, dict) or "model_type" not in text:
         return config
-    beside = {key: config[key] for key in ("vision_config", "tie_word_embeddings", "quantization_config") if key in config}
+    beside = {
+        key: config[key] for key in ("vision_config", "tie_word_embeddings", "quantization_config") if key in config
+    }
     return beside | text
 
 

@@ -7,7 +7,7 @@ import pytest
 from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan.serving.case import ServingCase, ServingLayout
-from cordee.plan.serving.engine import Engine
+from cordee.plan.serving.engine import Engine, find_engine
 from cordee.plan.serving.flags import DIALECTS, Deployment, engine_settings
 from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.workload.load import load_shape
@@ -47,7 +47,9 @@ def test_vllm_serves_the_case() -> None:
     ],
 )
 def test_each_engine_has_its_own_names_for_a_mixture(engine: str, words: list[str]) -> None:
-    case = replace(CASE, shape=load_shape("deepseek-v3"), layout=ServingLayout(tp=2, dp=4, ep=True))
+    # TensorRT-LLM's attention is data-parallel on all GPUs or on none.
+    layout = ServingLayout(dp=8, ep=True) if engine == "tensorrt-llm" else ServingLayout(tp=2, dp=4, ep=True)
+    case = replace(CASE, shape=load_shape("deepseek-v3"), layout=layout)
     launch = engine_settings(engine, replace(DEPLOYED, case=case))
     assert not launch.cannot
     for each in words:
@@ -86,6 +88,8 @@ def test_every_format_is_a_setting_a_property_of_the_checkpoint_or_refused(engin
     assert "None" not in launch.text and launch.text.count("\n\n") == 0
     dialect = DIALECTS[engine]
     known = weights in dialect.weights or weights in dialect.checkpoints
+    assert known == (weights in find_engine(engine).weights)
+    assert (kv in dialect.kv) == (kv in find_engine(engine).kv)
     assert known != (f"weights in {weights}" in launch.cannot)
 
 

@@ -1,11 +1,22 @@
 """Layouts of a replica: what is asked for, and the rules."""
 
+import re
+
 import pytest
 
 from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan.serving.case import ServingLayout
-from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, layouts, misfit, parse_serving_layout
+from cordee.plan.serving.engine import find_engine
+from cordee.plan.serving.formats import KV, WEIGHTS
+from cordee.plan.serving.layouts import (
+    ANY_SERVING_LAYOUT,
+    check_formats,
+    layouts,
+    misfit,
+    missing_axes,
+    parse_serving_layout,
+)
 from cordee.workload.load import load_shape
 
 H100 = load_catalogue().find_gpu("H100")
@@ -41,6 +52,38 @@ def test_a_layout_that_breaks_a_rule_is_refused_with_what_would_do(
         layouts(load_shape(model), H100, 16, parse_serving_layout(layout))
     assert message in refused.value.message
     assert refused.value.hint is not None and hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "layout", "message"),
+    [
+        (
+            "llama.cpp",
+            None,
+            "dp=8,ep",
+            "llama.cpp b4000 has no data-parallel attention (dp8) and no expert parallelism",
+        ),
+        ("llama.cpp", None, "tp=2,pp=2", "llama.cpp b4000 has no tp and pp together"),
+        ("tensorrt-llm", None, "tp=2,dp=4,ep", "has no tp and dp together"),
+        ("vllm", "0.6.5", "tp=8,ep", "vllm 0.6.5 has no expert parallelism"),
+    ],
+)
+def test_an_engine_plans_only_layouts_that_it_has(engine: str, version: str | None, layout: str, message: str) -> None:
+    record, shape = find_engine(engine, version), load_shape("deepseek-v3")
+    with pytest.raises(LayoutError, match=re.escape(message)) as refused:
+        layouts(shape, H100, 16, parse_serving_layout(layout), record)
+    assert refused.value.hint is not None and "vllm" in refused.value.hint
+    for each in layouts(shape, H100, 16, ANY_SERVING_LAYOUT, record):
+        assert not missing_axes(each, record)
+
+
+def test_an_engine_refuses_formats_that_it_lacks_and_names_its_own() -> None:
+    check_formats(find_engine("vllm"), [WEIGHTS["fp8-block"]], [KV["fp8"]])
+    with pytest.raises(LayoutError, match="does not serve weights in fp8-block") as refused:
+        check_formats(find_engine("llama.cpp"), [WEIGHTS["fp8-block"]], [KV["bf16"]])
+    assert refused.value.hint is not None and "gguf-q8_0" in refused.value.hint and "vllm" in refused.value.hint
+    with pytest.raises(LayoutError, match="does not serve a KV cache in q8_0"):
+        check_formats(find_engine("vllm"), [WEIGHTS["bf16"]], [KV["q8_0"]])
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cordee.errors import LayoutError
+from cordee.plan.serving.formats import GGUF
 from cordee.units import GiB
 
 PLANNER = "https://github.com/llm-d-incubation/llm-d-planner/blob/main/docs/"
+
+# Formats of weights: vLLM's and SGLang's --quantization, TensorRT-LLM's checkpoints, llama.cpp's types.
+HUGGING_FACE = ("bf16", "fp16", "fp32", "fp8", "fp8-block", "int8", "int8-wo", "int4", "mxfp4", "nvfp4")
+_UNTIL_0_8 = ("bf16", "fp16", "fp32", "fp8", "fp8-block", "int8", "int8-wo", "int4")
+_UNTIL_0_5 = ("bf16", "fp16", "fp32", "int4")
+_GGML = (*GGUF, "bf16", "fp16", "fp32", "mxfp4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,10 @@ class Engine:
         chunked_prefill: prompts are cut so that a step holds at most `max_batched_tokens`.
         chunks_above: prompts are cut to so many tokens where the longest exceeds 32,768; 0: never.
         memory: what it holds beside weights and KV.
+        axes: axes of a layout that it has beside tp.
+        apart: pairs of axes that it does not combine.
+        weights: names of the formats of weights that it serves.
+        kv: names of the formats of the KV cache that it has.
     """
 
     name: str
@@ -96,6 +107,15 @@ class Engine:
     chunked_prefill: bool = True
     chunks_above: int = 0
     memory: MemoryRule = field(default_factory=MemoryRule)
+    axes: tuple[str, ...] = ("pp", "dp", "ep")
+    apart: tuple[tuple[str, str], ...] = ()
+    weights: tuple[str, ...] = HUGGING_FACE
+    kv: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
+
+    @property
+    def full_name(self) -> str:
+        """The name with the first version that behaves so."""
+        return f"{self.name} {self.version}"
 
     @property
     def versions(self) -> str:
@@ -136,21 +156,26 @@ _V1_FUSED = replace(
     communication_bytes=(round(1.82 * GiB), round(1.89 * GiB)),
 )  # fmt: skip
 
+# Pipeline stages came with 0.5.1, experts on their own GPUs and data-parallel attention with 0.8.
+_OLDEST = Engine("vllm", "0.2.5", 16, 0.9, 256, 2560, chunked_prefill=False, memory=_V0_RESERVED, axes=(),
+                 weights=_UNTIL_0_5)  # fmt: skip
+_OLDER = replace(_OLDEST, version="0.5.4", max_batched_tokens=2048, chunks_above=512, axes=("pp",), weights=_UNTIL_0_8)
+
 ENGINES = (
     # Before 0.2.5 the memory of NCCL was not counted (pull request 2031).
-    Engine(
-        "vllm", "0.2", 16, 0.9, 256, 2560, chunked_prefill=False,
+    replace(
+        _OLDEST, version="0.2",
         memory=replace(_V0_RESERVED, communication_bytes=(0, 0), pcie_bytes=0, counts_context=True),
     ),
-    Engine("vllm", "0.2.5", 16, 0.9, 256, 2560, chunked_prefill=False, memory=_V0_RESERVED),
+    _OLDEST,
     # Long contexts are cut into chunks from 0.5.4 on (pull request 6666).
-    Engine("vllm", "0.5.4", 16, 0.9, 256, 2048, chunked_prefill=False, chunks_above=512, memory=_V0_RESERVED),
+    _OLDER,
     # 0.6.3 and 0.6.4 subtract what lies outside torch twice (pull request 10511).
-    Engine(
-        "vllm", "0.6.3", 16, 0.9, 256, 2048, chunked_prefill=False, chunks_above=2048,
+    replace(
+        _OLDER, version="0.6.3", chunks_above=2048,
         memory=replace(_V0, non_torch_bytes=round(0.7 * GiB), small_non_torch_bytes=round(0.7 * GiB)),
     ),
-    Engine("vllm", "0.6.5", 16, 0.9, 256, 2048, chunked_prefill=False, chunks_above=2048, memory=_V0),
+    replace(_OLDER, version="0.6.5", chunks_above=2048, memory=_V0),
     Engine("vllm", "0.8", 16, 0.9, 256, 2048, large=(1024, 8192), memory=_V1),
     Engine("vllm", "0.17", 16, 0.9, 256, 2048, large=(1024, 8192), memory=_V1_LEAN),
     Engine("vllm", "0.18", 16, 0.9, 256, 2048, large=(1024, 8192), memory=_V1_FUSED),
@@ -160,8 +185,15 @@ ENGINES = (
         memory=replace(_V1_FUSED, graphs="before", spread=0.3, spread_bytes=GiB // 3),
     ),
     Engine("sglang", "0.4", 1, 0.88, 256, 8192, memory=MemoryRule(covers="static")),
-    Engine("tensorrt-llm", "1.0", 32, 0.9, 256, 8192, memory=MemoryRule(covers="free")),
-    Engine("llama.cpp", "b4000", 1, 1.0, 1, 512, memory=MemoryRule(covers="none", trial=TrialRun(4), graph_bytes=0)),
+    Engine(
+        # Data-parallel attention takes all GPUs of tensor parallelism (enable_attention_dp).
+        "tensorrt-llm", "1.0", 32, 0.9, 256, 8192, memory=MemoryRule(covers="free"), apart=(("tp", "dp"),),
+        weights=tuple(name for name in HUGGING_FACE if name != "fp32"), kv=("bf16", "fp16", "fp8"),
+    ),
+    Engine(
+        "llama.cpp", "b4000", 1, 1.0, 1, 512, memory=MemoryRule(covers="none", trial=TrialRun(4), graph_bytes=0),
+        axes=("pp",), apart=(("tp", "pp"),), weights=_GGML, kv=("bf16", "fp16", "fp32", "int8", "q8_0", "q4_0"),
+    ),
 )  # fmt: skip
 """Known engines; of one name, the later version stands later."""
 

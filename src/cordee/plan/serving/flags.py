@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from cordee.errors import LayoutError
 from cordee.plan.launch import Launch
 from cordee.plan.serving.case import ServingCase
+from cordee.plan.serving.engine import find_engine
+from cordee.plan.serving.formats import GGUF
+from cordee.plan.serving.layouts import missing_axes
 from cordee.units import plural
 
 
@@ -31,7 +34,6 @@ class Dialect:
         settings: return the settings of a case by their names; a value of "" is a switch.
         weights: words for a format of the weights; a format in `checkpoints` is a property of the checkpoint instead.
         kv: the value for a format of the KV cache; "" for the engine's default.
-        lacks: return what the engine does not do of a case.
         file: return lines of the configuration file that `--config` reads.
     """
 
@@ -41,7 +43,6 @@ class Dialect:
     kv: Mapping[str, str]
     checkpoints: Mapping[str, str]
     weights: Mapping[str, str] = field(default_factory=dict)
-    lacks: Callable[[ServingCase], list[str]] = lambda _: []
     file: Callable[[Deployment], list[str]] = lambda _: []
 
 
@@ -54,7 +55,7 @@ def engine_settings(engine: str, deployed: Deployment) -> Launch:
     if engine not in DIALECTS:
         raise LayoutError(f"unknown engine {engine!r}", hint="use " + ", ".join(DIALECTS))
     dialect, case = DIALECTS[engine], deployed.case
-    cannot = dialect.lacks(case)
+    cannot = missing_axes(case.layout, find_engine(engine))
     words = [dialect.command.format(model=deployed.model)]
     words += [f"{name} {value}".rstrip() for name, value in dialect.settings(deployed).items() if value is not None]
     notes = []
@@ -148,13 +149,6 @@ def _llama_cpp(deployed: Deployment) -> Mapping[str, object]:
     }
 
 
-def _llama_cpp_lacks(case: ServingCase) -> list[str]:
-    layout = case.layout
-    lacks = ["tp and pp together"] if layout.tp > 1 and layout.pp > 1 else []
-    lacks += [f"data-parallel attention (dp{layout.dp})"] if layout.dp > 1 else []
-    return lacks + (["expert parallelism"] if layout.ep else [])
-
-
 _HF_CHECKPOINTS = {
     "int4": "4 bits (AWQ or GPTQ): the engine reads the format from it",
     "int8": "W8A8 int8 (compressed-tensors): the engine reads the format from it",
@@ -211,14 +205,11 @@ DIALECTS: Mapping[str, Dialect] = {
             "bf16": "GGUF BF16",
             "fp16": "GGUF F16",
             "fp32": "GGUF F32",
-            "int8-wo": "GGUF Q8_0",
-            "int4": "GGUF Q4_K_M",
             "mxfp4": "GGUF MXFP4",
-            **{f"gguf-{name}": f"GGUF {name.upper()}" for name in ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0")},
+            **{name: f"GGUF {name.removeprefix('gguf-').upper()}" for name in GGUF},
         },
         kv_name=("--cache-type-k", "--cache-type-v"),
         kv={"fp16": "", "bf16": "bf16", "fp32": "f32", "int8": "q8_0", "q8_0": "q8_0", "q4_0": "q4_0"},
-        lacks=_llama_cpp_lacks,
     ),
 }
 """Engines, by name."""

@@ -1,7 +1,7 @@
 """Number formats of weights and of the KV cache: their size with scales, and the products that they allow."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cordee.errors import LayoutError
@@ -36,9 +36,9 @@ class Format:
     mixed_bits: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
-def _gguf(name: str, bits: float, **mixed: float) -> Format:
+def _gguf(name: str, bits: float, spread: float = 0.0, **mixed: float) -> Format:
     """Return a GGUF type or mix: its embedding and head are quantised too; norms and routers stay in 32 bits."""
-    return Format(f"gguf-{name}", bits, "int8", weight_only=True, keeps_head=False, mixed_bits=mixed)
+    return Format(f"gguf-{name}", bits, "int8", weight_only=True, keeps_head=False, spread=spread, mixed_bits=mixed)
 
 
 WEIGHTS = {
@@ -59,14 +59,28 @@ WEIGHTS = {
         Format("nvfp4", 4 + 8 / 16, "fp4", spread=0.15),  # an 8-bit scale for 16 weights
         # llama.cpp, ggml-common.h: a block's bytes x 8 / its weights. In the K mixes, half of the layers have more
         # bits for values and for the down projection (llama-quant.cpp, use_more_bits), and the head has 6.5625.
+        # Where a mix gives a few more tensors other bits, `spread` covers them.
         _gguf("q8_0", 8.5),
         _gguf("q6_k", 6.5625),
         _gguf("q5_k_m", 5.5, value=6.5625, down=6.5625, output=6.5625),
+        _gguf("q5_k_s", 5.5, output=6.5625),
+        _gguf("q5_1", 6.0, output=6.5625),
+        _gguf("q5_0", 5.5, output=6.5625),
         _gguf("q4_k_m", 4.5, value=6.5625, down=6.5625, output=6.5625),
+        _gguf("q4_k_s", 4.5, 0.03, output=6.5625),
+        _gguf("q4_1", 5.0, output=6.5625),
         _gguf("q4_0", 4.5, output=6.5625),
+        _gguf("iq4_nl", 4.5, 0.03, output=6.5625),
+        _gguf("iq4_xs", 4.25, 0.03, output=6.5625),
+        _gguf("q3_k_m", 3.4375, 0.06, value=4.5, down=4.5, output=6.5625),
+        _gguf("q3_k_s", 3.4375, 0.03, output=6.5625),
+        _gguf("q2_k", 2.625, 0.15, value=3.4375, down=3.4375, output=6.5625),
     )
 }
 """Formats of weights, by name."""
+
+GGUF = tuple(name for name in WEIGHTS if name.startswith("gguf-"))
+"""Names of llama.cpp's types and mixes."""
 
 KV = {
     each.name: each
@@ -84,14 +98,51 @@ KV = {
 """Formats of the KV cache, by name."""
 
 
+_OTHER_NAMES = {
+    "bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "half": "fp16", "float32": "fp32", "f32": "fp32",
+    "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "int8", "w8a16": "int8-wo", "fp8_e4m3": "fp8",
+}  # fmt: skip
+"""Names of the same formats elsewhere."""
+
+
 def find_format(table: dict[str, Format], name: str) -> Format:
-    """Return the format of this name.
+    """Return the format of this name, in any case; a GGUF type also without `gguf-`, as files are called.
+
+    >>> find_format(WEIGHTS, "Q4_K_M").name, find_format(WEIGHTS, "BF16").name, find_format(WEIGHTS, "awq").name
+    ('gguf-q4_k_m', 'bf16', 'int4')
 
     Raises:
         LayoutError: no such format.
     """
-    if name in table:
-        return table[name]
-    near = difflib.get_close_matches(name, table, n=1)
+    plain = name.strip().lower()
+    for known in (plain, f"gguf-{plain}", _OTHER_NAMES.get(plain, "")):
+        if known in table:
+            return table[known]
+    names = list(table) if table is KV else [each.removeprefix("gguf-") for each in table]
+    near = difflib.get_close_matches(plain.removeprefix("gguf-"), names, n=1)
     did_you_mean = f"did you mean {near[0]}? " if near else ""
     raise LayoutError(f"unknown format {name!r}", hint=f"{did_you_mean}known are {', '.join(table)}")
+
+
+def default_format(checkpoint: str, served: Sequence[str]) -> Format:
+    """Return the format of a checkpoint or, where an engine does not serve it, the smallest that holds as many bits.
+
+    >>> default_format("fp8-block", ("gguf-q4_0", "gguf-q8_0", "bf16")).name
+    'gguf-q8_0'
+
+    Raises:
+        LayoutError: the checkpoint's format is not known.
+    """
+    if checkpoint not in WEIGHTS:
+        raise LayoutError(
+            f"the checkpoint's weights are in {checkpoint!r}, which has no size here",
+            hint="name the nearest with --weights: " + ", ".join(served),
+        )
+    native = WEIGHTS[checkpoint]
+    if native.name in served:
+        return native
+    known = [WEIGHTS[name] for name in served]
+    # Scales of blocks take less than a hundredth of a bit. A format for experts alone, or of uncertain size, is none
+    # to assume.
+    enough = [each for each in known if each.bits >= native.bits - 0.01 and not (each.experts_only or each.spread)]
+    return min(enough, key=lambda each: each.bits)

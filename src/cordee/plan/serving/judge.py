@@ -11,7 +11,7 @@ from itertools import product
 
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.formats import Format
-from cordee.plan.serving.layouts import layouts
+from cordee.plan.serving.layouts import check_formats, layouts
 from cordee.plan.serving.memory.kv import kv_bytes
 from cordee.plan.serving.memory.memory import ServingMemory, memory
 from cordee.plan.serving.price.price import PhaseRates, TokenMix, TokenPrices, replica_s, token_prices
@@ -178,9 +178,10 @@ def judge_all(request: ServingRequest) -> list[ServingCandidate]:
     """Return each layout that divides the model in each format.
 
     Raises:
-        LayoutError: no layout that is asked for divides the model.
+        LayoutError: no layout that is asked for divides the model, or the engine lacks a layout or a format.
     """
-    found = layouts(request.shape, request.gpu, request.gpus, request.layout)
+    check_formats(request.engine, request.weights, request.kv)
+    found = layouts(request.shape, request.gpu, request.gpus, request.layout, request.engine)
     return [judge(request, *each) for each in product(found, request.weights, request.kv)]
 
 

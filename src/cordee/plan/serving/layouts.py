@@ -2,13 +2,15 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
 from cordee.errors import LayoutError
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.collectives import near_gpus
 from cordee.plan.serving.case import ServingLayout
+from cordee.plan.serving.engine import ENGINES, Engine
+from cordee.plan.serving.formats import Format
 from cordee.units import plural
 from cordee.workload.model import ModelShape
 
@@ -89,17 +91,70 @@ def misfit(layout: ServingLayout, shape: ModelShape, gpu: Gpu, gpus: int) -> tup
     return next(((message, hint) for broken, message, hint in rules if broken), None)
 
 
-def layouts(shape: ModelShape, gpu: Gpu, gpus: int, wanted: ServingLayoutWanted) -> tuple[ServingLayout, ...]:
-    """Return all layouts of a replica that keep the rules and have the axes that are asked for.
+AXES = {
+    "tp": "tensor parallelism", "pp": "pipeline stages", "dp": "data-parallel attention", "ep": "expert parallelism"
+}  # fmt: skip
+
+
+def missing_axes(layout: ServingLayout, engine: Engine) -> list[str]:
+    """Return what an engine lacks for a layout, one phrase for each axis or pair of axes."""
+    used = {"tp": layout.tp > 1, "pp": layout.pp > 1, "dp": layout.dp > 1, "ep": layout.ep}
+    sizes = {"pp": f" (pp{layout.pp})", "dp": f" (dp{layout.dp})"}
+    lacks = [AXES[axis] + sizes.get(axis, "") for axis in ("pp", "dp", "ep") if used[axis] and axis not in engine.axes]
+    return lacks + [f"{one} and {other} together" for one, other in engine.apart if used[one] and used[other]]
+
+
+def misfit_of_engine(layout: ServingLayout, engine: Engine) -> tuple[str, str] | None:
+    """Return what an engine lacks for a layout as a message and a hint; None if it has all."""
+    lacks = missing_axes(layout, engine)
+    if not lacks:
+        return None
+    able = sorted({each.name for each in _latest() if not missing_axes(layout, each)})
+    hint = f"leave it out, or use --engine {' or '.join(able)}" if able else "name fewer axes"
+    return f"{engine.full_name} has no {' and no '.join(lacks)}", hint
+
+
+def check_formats(engine: Engine, weights: Iterable[Format], kv: Iterable[Format]) -> None:
+    """Refuse formats that an engine does not serve.
+
+    Raises:
+        LayoutError: it lacks one; the hint names those that it has.
+    """
+    for option, part, known, wanted in (
+        ("--weights", "weights", engine.weights, weights), ("--kv", "a KV cache", engine.kv, kv)
+    ):  # fmt: skip
+        for each in wanted:
+            if each.name not in known:
+                able = sorted({other.name for other in _latest() if each.name in (*other.weights, *other.kv)})
+                others = f", or --engine {' or '.join(able)}" if able else ""
+                raise LayoutError(
+                    f"{engine.full_name} does not serve {part} in {each.name}",
+                    hint=f"use {option} {', '.join(known)}{others}",
+                )
+
+
+def _latest() -> Iterable[Engine]:
+    """Return the latest record of each engine."""
+    return {engine.name: engine for engine in ENGINES}.values()
+
+
+def layouts(
+    shape: ModelShape, gpu: Gpu, gpus: int, wanted: ServingLayoutWanted, engine: Engine | None = None
+) -> tuple[ServingLayout, ...]:
+    """Return all layouts of a replica that keep the rules, that the engine has, and that have the axes asked for.
 
     Raises:
         LayoutError: none does; the message is that of the plainest layout.
     """
-    found = tuple(
+    dividing = [
         each for each in _all(shape, gpu, wanted) if wanted.allows(each) and misfit(each, shape, gpu, gpus) is None
-    )
+    ]
+    found = tuple(each for each in dividing if engine is None or not missing_axes(each, engine))
     if not found:
-        message, hint = misfit(wanted.plainest, shape, gpu, gpus) or (f"no such layout divides {shape.name}", "")
+        plainest = wanted.plainest
+        broken = misfit(plainest, shape, gpu, gpus) if not dividing else None
+        lacking = None if engine is None else misfit_of_engine(plainest, engine)
+        message, hint = lacking or broken or (f"no such layout divides {shape.name}", "")
         raise LayoutError(message, hint=hint or "name fewer axes")
     return found
 

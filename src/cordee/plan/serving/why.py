@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.plan.serving.judge import ServingCandidate, judge, rank, steady
-from cordee.plan.serving.layouts import misfit, parse_serving_layout
+from cordee.plan.serving.layouts import misfit, misfit_of_engine, parse_serving_layout
 from cordee.plan.serving.memory.kv import kv_bytes
 from cordee.plan.serving.remedies import ServiceRemedy
 from cordee.plan.serving.request import ServingRequest
@@ -63,7 +63,7 @@ def why_not(answer: Ranked, text: str) -> ServingWhy:
 
 def _layout(answer: Ranked, text: str) -> ServingWhy:
     request, layout = answer.request, parse_serving_layout(text).plainest
-    broken = misfit(layout, request.shape, request.gpu, request.gpus)
+    broken = misfit(layout, request.shape, request.gpu, request.gpus) or misfit_of_engine(layout, request.engine)
     if broken is not None:
         return ServingWhy(text, "does not divide", *broken, None)
     formats = product(request.weights, request.kv)

@@ -198,7 +198,7 @@ def _parallel(base: ServingCandidate) -> Iterator[Lever]:
     for degree in (tp * 2, tp // 2):
         wanted = ServingLayoutWanted(degree, base.case.layout.pp, base.case.layout.dp, base.case.layout.ep)
         try:
-            (layout,) = layouts(request.shape, request.gpu, request.gpus, wanted)
+            (layout,) = layouts(request.shape, request.gpu, request.gpus, wanted, request.engine)
         except (LayoutError, ValueError):
             continue
         found = judge(request, layout, base.case.weights, base.case.kv)
