@@ -41,7 +41,7 @@ def test_a_slice_is_compared_on_the_grids_of_its_gpu() -> None:
     bare = ask(replace(answer.request, gpu=replace(answer.request.gpu, name="H100 bare", kernels=Kernels())))
     assert bare.nearest.performance is not None and answer.nearest.performance is not None
     (mig,) = named(answer, "MIG")
-    assert mig.factor is not None and mig.factor > 0.85  # without the grids 0.75: most of it was their absence
+    assert mig.factor is not None and mig.factor > 0.8  # without the grids 0.75: most of it was their absence
     assert bare.nearest.performance.requests_per_s < 0.9 * answer.nearest.performance.requests_per_s
 
 

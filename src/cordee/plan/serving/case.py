@@ -63,3 +63,8 @@ class ServingCase:
     visible_bytes: int | None = None
     eager: bool = False
     draft_weights_bytes: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Sequences that the replica runs at the same time, at most: each data-parallel rank has a scheduler."""
+        return self.max_sequences * self.layout.dp

@@ -31,7 +31,13 @@ class Throughput:
 
 
 def saturated(
-    speed: Speed, input_tokens: int, output_tokens: int, *, sequences: int, speculation: Speculation | None = None
+    speed: Speed,
+    input_tokens: int,
+    output_tokens: int,
+    *,
+    sequences: int,
+    cached_tokens: int = 0,
+    speculation: Speculation | None = None,
 ) -> Throughput:
     """Return the steady state with so many sequences at once, at most.
 
@@ -40,24 +46,25 @@ def saturated(
         input_tokens: tokens of each prompt.
         output_tokens: tokens of each answer.
         sequences: sequences that fit in memory and in the engine's limits, at least 1.
+        cached_tokens: tokens of each prompt that are not computed, only read; fewer than the prompt has.
         speculation: how tokens are guessed, if they are.
     """
     gained = speculation.tokens_per_step if speculation else 1.0
     each = speculation.draft_tokens + 1 if speculation else 1
     steps = max(1.0, output_tokens / gained)
-    limit = max(speed.case.max_batched_tokens * speed.case.layout.dp, input_tokens // 64 + 1)
-    running = max(1, min(sequences, speed.case.max_sequences * speed.case.layout.dp))
+    computed = input_tokens - cached_tokens
+    limit = max(speed.case.max_batched_tokens * speed.case.layout.dp, computed // 64 + 1)
+    running = max(1, min(sequences, speed.case.slots))
     # A request occupies its place while its prompt passes, too: `steps` of answers and a few of prompts.
     answering: float = running
     for _ in range(8):
-        prompt_tokens = min(answering * input_tokens / steps, max(1.0, limit - answering * each))
-        prompt_steps = max(1.0, input_tokens / limit)
-        answering = min(
-            running, max(1.0, running * steps / (steps + prompt_steps)), prompt_tokens * steps / input_tokens
-        )
-    chunk = max(1, ceil(prompt_tokens))
+        prompt_tokens = min(answering * computed / steps, max(1.0, limit - answering * each))
+        prompt_steps = max(1.0, computed / limit)
+        answering = min(running, max(1.0, running * steps / (steps + prompt_steps)), prompt_tokens * steps / computed)
+    room = max(1, min(computed, ceil(limit - answering * each)))
+    chunk = (room, cached_tokens + (computed - room) // 2)
     context = answering * (input_tokens + output_tokens / 2)
-    seconds = _step_s(speed, chunk, input_tokens, answering, context, each)
+    seconds = _step_s(speed, prompt_tokens, chunk, answering, context, each)
     if speculation:
         seconds += speculation.draft_tokens * speculation.draft_s
     rate = answering * gained / seconds
@@ -65,8 +72,13 @@ def saturated(
     return Throughput(rate, running, seconds, first, seconds / gained)
 
 
-def _step_s(speed: Speed, chunk: int, prompt: int, sequences: float, context: float, each: int) -> float:
-    """Return the seconds of a step in which `chunk` tokens of prompts pass, on average in the middle of theirs."""
-    whole, rest = divmod(chunk, prompt)
-    parts = [(prompt, 0)] * whole + ([(rest, (prompt - rest) // 2)] if rest else [])
-    return speed.step_s(parts, max(1, round(sequences)), context, each=each)
+def _step_s(speed: Speed, tokens: float, chunk: tuple[int, int], sequences: float, context: float, each: int) -> float:
+    """Return the mean seconds of steps in which `tokens` of prompts pass on average.
+
+    `chunk` is the tokens of a prompt in one step, and those before it. Prompts are not spread over all steps: a step
+    has whole chunks or none, so steps with one more and with one fewer are averaged.
+    """
+    running = max(1, round(sequences))
+    fewer, fraction = divmod(tokens / chunk[0], 1)
+    seconds = (1 - fraction) * speed.step_s([chunk] * int(fewer), running, context, each=each)
+    return seconds + fraction * speed.step_s([chunk] * int(fewer + 1), running, context, each=each)
