@@ -114,8 +114,12 @@ def _layouts(out: Console, answer: ServingAnswer, *, show_all: bool) -> None:
     out.print(scale.legend())
     if answer.fits and not answer.request.slo.limits:
         indented(out, "No latency is limited; with --ttft and --tpot only layouts that meet them are compared.")
-    if answer.best is None and answer.remedies:
+    if answer.refusals:
+        indented(out, answer.refusals, style="red")
+    if answer.best is None and (answer.remedies or answer.floor):
         title(out, "What would work")
+        if answer.floor:
+            indented(out, answer.floor, style="")
         for remedy in answer.remedies:
             indented(out, str(remedy), style="")
 
@@ -235,7 +239,7 @@ def _cache(out: Console, answer: ServingAnswer) -> None:
     room = {tokens: plural(held.sequences(tokens), "concurrent request") for tokens in (shortest, longest)}
     lines = (
         _cache_size(held),
-        f"room for {room[shortest]} of {shortest:,} tokens; the engine runs {found.case.max_sequences:,} at most",
+        f"room for {room[shortest]} of {shortest:,} tokens; the engine runs {found.case.slots:,} at most",
         (f"room for one sequence of {held.longest_context_tokens:,} tokens; the model has "
          f"{answer.request.shape.positions:,} positions; room for {room[longest]} of {longest:,} tokens"),
     )  # fmt: skip

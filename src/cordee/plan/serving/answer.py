@@ -22,7 +22,7 @@ from cordee.plan.serving.price.own_or_api import BreakEven, OwnReplicas, break_e
 from cordee.plan.serving.remedies import ServiceRemedy, remedies
 from cordee.plan.serving.request import ServingRequest
 from cordee.plan.serving.why import ServingWhy, why_not
-from cordee.units import format_digits_usd, format_gb, plural
+from cordee.units import format_digits_usd, format_gb, format_latency, plural
 
 STEADY = "the steady state of one replica, the same for all requests (--rate plays them one by one)"
 
@@ -73,6 +73,47 @@ class ServingAnswer:
     def remedies(self) -> tuple[ServiceRemedy, ...]:
         """Changes after which a layout keeps the latencies; none where one does already."""
         return () if self.best is not None else remedies(self.request)
+
+    @property
+    def floor(self) -> str:
+        """The lowest latencies of any layout here, of those that exceed their limit; empty where none does."""
+        if self.best is not None or not self.fits:
+            return ""
+        slo, fitting = self.request.slo, [each for each in self.candidates if each.fits]
+        first = min(fitting, key=lambda each: each.floor.ttft_s)
+        next_ = min(fitting, key=lambda each: each.floor.tpot_s)
+        floors = (("TTFT", slo.ttft_s, first.floor.ttft_s, first), ("TPOT", slo.tpot_s, next_.floor.tpot_s, next_))
+        missed = [
+            f"{name} {format_latency(least_s)} with {each.name}"
+            for name, limit_s, least_s, each in floors
+            if limit_s is not None and least_s > limit_s
+        ]
+        return f"the floor here is {' and '.join(missed)}, of one request alone" if missed else ""
+
+    @property
+    def method(self) -> str:
+        """How the latencies came about."""
+        traffic, found = self.request.traffic, self.nearest.performance
+        if found is None or not found.played:
+            return STEADY
+        if not traffic.requests or self.nearest.replicas == 1:
+            return "requests in order of arrival, played through one replica"
+        way = "by the hash of their first two prefix blocks, within 1.25 times the mean load"
+        if not traffic.has_prefixes:
+            way = "each on the replica with the fewest tokens before it"
+        return f"requests in order of arrival, played through {self.nearest.replicas} replicas, {way}"
+
+    @property
+    def refusals(self) -> str:
+        """The requests that the nearest layout does not accept; empty where it accepts all."""
+        found = self.nearest.performance
+        if found is None or not found.refused:
+            return ""
+        longest, limit = self.request.traffic.longest_tokens, self.nearest.case.max_context_tokens
+        return (
+            f"{found.refused:,} of {found.requests:,} requests refused: the context is {limit:,} tokens, the longest "
+            f"request with its answer has {longest:,}"
+        )
 
     @cached_property
     def curve(self) -> ServingCurve | None:
@@ -143,7 +184,7 @@ class ServingAnswer:
     @property
     def sources(self) -> tuple[str, ...]:
         """Where the price, the GPU's figures and the step times come from, a sentence each."""
-        request, found = self.request, self.nearest.performance
+        request = self.request
         price, gpu, kernels = request.price, request.gpu, request.gpu.kernels
         if price is None:
             dollars = f"{request.pricing.capacity} price unknown: give --prices"
@@ -153,9 +194,7 @@ class ServingAnswer:
         if kernels.grids:
             other = "" if kernels.gpu == gpu.name else ", which has the same chip"
             steps = f"kernels measured on {kernels.gpu}{other}: {kernels.source}"
-        played = found is not None and found.played
-        how = "requests in order of arrival, played through one replica" if played else STEADY
-        return (dollars, f"{gpu.name}: {gpu.source}", f"step times: {steps}", f"latencies: {how}")
+        return (dollars, f"{gpu.name}: {gpu.source}", f"step times: {steps}", f"latencies: {self.method}")
 
     @property
     def where(self) -> str:
@@ -175,7 +214,8 @@ class ServingAnswer:
         speed, at = found.performance, self.request.slo.statistic
         ttft, tpot = (1000 * getattr(each, at) for each in (speed.ttft, speed.tpot))
         price = "" if found.usd_per_mtok is None else f", {format_digits_usd(found.usd_per_mtok)} a million tokens"
-        verdict = "" if found.keeps_slo else f"; {found.excess:.2f} times the SLO"
+        verdict = f"; {found.excess:.2f} times the SLO" if found.excess > 1 else ""
+        verdict += f"; {self.refusals}" if self.refusals else ""
         where = f"{found.gpus} of {plural(self.request.gpus, 'GPU')}"
         return (
             f"{plural(found.replicas, 'replica')} of {found.name} on {where}: {speed.requests_per_s:,.1f} requests/s, "
@@ -185,7 +225,8 @@ class ServingAnswer:
     def error(self) -> DoesNotFitError:
         """Return the refusal of a request in which nothing fits or keeps the latencies."""
         found = self.nearest
-        hint = "; or ".join(str(each) for each in self.remedies) or "use larger or more GPUs"
+        others = "; or ".join(str(each) for each in self.remedies)
+        hint = "; ".join(filter(None, (self.floor, others))) or "use larger or more GPUs"
         name = self.request.shape.name
         if not found.fits:
             message = (

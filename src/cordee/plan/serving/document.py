@@ -83,6 +83,8 @@ class PerformanceRow(Row):
     tpot_s: Percentiles = read_from("tpot")
     e2e_s: Percentiles = read_from("e2e")
     played: bool
+    requests: int
+    refused: int
 
 
 class ServingLayoutRow(Row):
@@ -162,6 +164,8 @@ class ServingDocument(Row):
     levers: tuple[Lever, ...]
     electricity_usd_per_mtok: float | None
     against_api: BreakEven | None
+    method: str
+    floor: str
     remedies: tuple[ServingRemedyRow, ...]
     why: ServingWhyRow | None
     launch: Launch | None
@@ -190,6 +194,8 @@ def serving_document(answer: ServingAnswer, model_path: str | None = None) -> Se
             "levers": answer.levers,
             "electricity_usd_per_mtok": answer.electricity_usd_per_mtok,
             "against_api": answer.against_api,
+            "method": answer.method,
+            "floor": answer.floor,
             "remedies": answer.remedies,
             "why": answer.why,
             "launch": answer.launch,

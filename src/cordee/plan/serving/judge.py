@@ -1,12 +1,8 @@
-"""One layout, judged: memory of its GPUs, the replicas that the traffic needs, their latencies, the price of a token.
-
-A rate or a trace is played through a replica (`batching.py`). A concurrency, or no load at all, is the steady state of
-a replica that always has so many requests.
-"""
+"""One layout, judged: memory of its GPUs, the replicas that the traffic needs, their latencies, the token price."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import product
 
 from cordee.plan.serving.case import ServingCase, ServingLayout
@@ -14,67 +10,19 @@ from cordee.plan.serving.formats import Format
 from cordee.plan.serving.layouts import check_formats, layouts
 from cordee.plan.serving.memory.kv import kv_bytes
 from cordee.plan.serving.memory.memory import ServingMemory, memory
-from cordee.plan.serving.price.price import PhaseRates, TokenMix, TokenPrices, replica_s, token_prices
-from cordee.plan.serving.queueing.batching import Limits, serve
-from cordee.plan.serving.queueing.served import Percentiles
-from cordee.plan.serving.request import ServingRequest, Slo, Traffic
-from cordee.plan.serving.speed.speed import Speed
-from cordee.plan.serving.speed.throughput import Throughput, saturated
-from cordee.workload.requests import Request, poisson
+from cordee.plan.serving.performance import Floor, Performance, floor, play, speed_of, steady_state
+from cordee.plan.serving.price.price import TokenPrices, replica_s, token_prices
+from cordee.plan.serving.request import ServingRequest
 
-PLAYED = 400
-"""Requests that are drawn for a rate, at least: enough for a 99th percentile."""
-ROUNDS = 10
-"""A replica is filled so often: near its capacity the batch grows slowly, and fewer requests end before it has."""
-SEED = 7
-# Of what a replica could do at most: a queue beyond it grows for as long as the load lasts.
-KEEPS_UP = 0.97
-COMPUTED_TOKENS = 512
 SLOTS_MAX = 256  # llama.cpp, LLAMA_MAX_SEQ
-
-
-@dataclass(frozen=True, slots=True)
-class Performance:
-    """All replicas of one layout under the traffic.
-
-    Attributes:
-        sequences: requests at once in one replica.
-        requests_per_s: answered by all replicas.
-        mix: tokens of a mean request.
-        rates: tokens a second of a replica that does only one thing.
-        played: latencies come from playing requests; otherwise they are those of the steady state, all alike.
-    """
-
-    sequences: float
-    requests_per_s: float
-    mix: TokenMix
-    rates: PhaseRates
-    ttft: Percentiles
-    tpot: Percentiles
-    e2e: Percentiles
-    played: bool
-
-    @property
-    def output_tokens_per_s(self) -> float:
-        """Tokens of answers a second, of all replicas."""
-        return self.requests_per_s * self.mix.output_tokens
-
-    @property
-    def input_tokens_per_s(self) -> float:
-        """Tokens of prompts a second, of all replicas."""
-        return self.requests_per_s * self.mix.input_tokens
-
-    def excess(self, slo: Slo) -> float:
-        """Return how many times the worst latency is its limit; at most 1 if all are kept."""
-        pairs = ((slo.ttft_s, self.ttft), (slo.tpot_s, self.tpot))
-        return max((getattr(found, slo.statistic) / limit for limit, found in pairs if limit), default=0.0)
 
 
 @dataclass(frozen=True)
 class ServingCandidate:
     """One layout in one pair of formats with its memory and, if it fits, its replicas under the traffic.
 
-    `performance` is None where it does not fit, or where so many GPUs do not keep up with the arrivals.
+    `performance` is None where it does not fit, or where so many GPUs do not keep up with the arrivals: of a trace they
+    have then answered `overload_per_s` requests a second.
     """
 
     request: ServingRequest
@@ -82,6 +30,7 @@ class ServingCandidate:
     memory: ServingMemory
     replicas: int
     performance: Performance | None = None
+    overload_per_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -107,17 +56,29 @@ class ServingCandidate:
 
     @property
     def keeps_slo(self) -> bool:
-        """Return whether it serves the traffic within the latencies."""
-        return self.performance is not None and self.excess <= 1
+        """Return whether it serves all of the traffic within the latencies."""
+        return self.performance is not None and self.excess <= 1 and not self.performance.refused
+
+    @cached_property
+    def floor(self) -> Floor:
+        """The lower bounds of its latencies."""
+        return floor(self.request.traffic, speed_of(self.case))
+
+    @property
+    def can_keep_slo(self) -> bool:
+        """Return whether it fits and the latencies allow at least a request alone."""
+        return self.fits and self.request.slo.excess(self.floor.ttft_s, self.floor.tpot_s) <= 1
 
     @property
     def sequences(self) -> int:
         """Requests of the traffic's length that a replica runs at once, at most."""
-        return min(self.case.max_sequences, self.memory.sequences(self.request.traffic.request_tokens))
+        return min(self.case.slots, self.memory.sequences(self.request.traffic.request_tokens))
 
     @cached_property
     def capacity_per_s(self) -> float:
         """Requests a second that all replicas answer when requests always wait."""
+        if self.overload_per_s is not None:
+            return self.overload_per_s
         found = steady(self, max(1, self.sequences)).performance
         return 0.0 if found is None else found.requests_per_s
 
@@ -180,9 +141,18 @@ def judge_all(request: ServingRequest) -> list[ServingCandidate]:
     Raises:
         LayoutError: no layout that is asked for divides the model, or the engine lacks a layout or a format.
     """
+    return [under_traffic(each) for each in unloaded(request)]
+
+
+def unloaded(request: ServingRequest) -> list[ServingCandidate]:
+    """Return the same candidates with their memory alone, which takes no time.
+
+    Raises:
+        LayoutError: no layout that is asked for divides the model, or the engine lacks a layout or a format.
+    """
     check_formats(request.engine, request.weights, request.kv)
     found = layouts(request.shape, request.gpu, request.gpus, request.layout, request.engine)
-    return [judge(request, *each) for each in product(found, request.weights, request.kv)]
+    return [_unloaded(request, *each) for each in product(found, request.weights, request.kv)]
 
 
 def rank(each: ServingCandidate) -> tuple[float, ...]:
@@ -195,17 +165,20 @@ def rank(each: ServingCandidate) -> tuple[float, ...]:
     price = each.gpus / found.requests_per_s
     # Of layouts with one price the smallest replica is first: it is the simplest, and what fails with it is the least.
     replica = each.case.layout.gpus
-    return (0, round(price, 6), replica, each.excess, found.tpot.mean) if each.keeps_slo else (1, each.excess, price)
-
-
-@lru_cache(maxsize=1024)
-def speed_of(case: ServingCase) -> Speed:
-    """Return the step times of a case; they remember the products that were computed."""
-    return Speed(case)
+    return (
+        (0, round(price, 6), replica, each.excess, found.tpot.mean)
+        if each.keeps_slo
+        else (1, found.refused, each.excess, price)
+    )
 
 
 def judge(request: ServingRequest, layout: ServingLayout, weights: Format, kv: Format) -> ServingCandidate:
     """Return this layout in these formats, with the fewest replicas that keep the latencies, or with all."""
+    return under_traffic(_unloaded(request, layout, weights, kv))
+
+
+def _unloaded(request: ServingRequest, layout: ServingLayout, weights: Format, kv: Format) -> ServingCandidate:
+    """Return this layout in these formats on all GPUs, before any request comes."""
     case = request.case(layout, weights, kv)
     held = memory(case)
     if request.limits.context_tokens is None and held.longest_context_tokens < case.max_context_tokens:
@@ -216,40 +189,37 @@ def judge(request: ServingRequest, layout: ServingLayout, weights: Format, kv: F
         # The cache has a slot for each sequence, as many as the user asks for.
         case = replace(case, max_sequences=min(SLOTS_MAX, max(1, held.sequences(case.max_context_tokens))))
         held = memory(case)
-    most = request.gpus // layout.gpus
-    if not held.fits:
-        return ServingCandidate(request, case, held, most)
-    speed = speed_of(case)
-    traffic = request.traffic
-    if traffic.rate_per_s is None and not traffic.requests:
-        return _steady(request, case, held, speed, most)
-    return _played(request, case, held, speed, most)
+    return ServingCandidate(request, case, held, request.gpus // layout.gpus)
 
 
-def _steady(
-    request: ServingRequest, case: ServingCase, held: ServingMemory, speed: Speed, most: int
-) -> ServingCandidate:
-    """Return the candidate under a fixed number of requests, or under as many as the latencies allow."""
-    traffic = request.traffic
-    fits = min(case.max_sequences, held.sequences(traffic.request_tokens))
-    if traffic.concurrency is not None:
-        tries = [(n, min(fits, -(-traffic.concurrency // n))) for n in range(1, most + 1)]
-    else:
-        return _largest(ServingCandidate(request, case, held, most), fits)
-    found = [
-        ServingCandidate(request, case, held, replicas, _steady_state(traffic, speed, replicas, sequences))
-        for replicas, sequences in tries
-        if sequences * replicas >= (traffic.concurrency or 0)
-    ]
-    if not found:
-        return ServingCandidate(request, case, held, most)
+def under_traffic(candidate: ServingCandidate) -> ServingCandidate:
+    """Return the candidate with the fewest replicas that keep the latencies, or with all."""
+    traffic = candidate.request.traffic
+    if not candidate.fits:
+        return candidate
+    if traffic.rate_per_s is not None or traffic.requests:
+        return _played(candidate)
+    return _largest(candidate) if traffic.concurrency is None else _concurrent(candidate, traffic.concurrency)
+
+
+def _concurrent(candidate: ServingCandidate, concurrency: int) -> ServingCandidate:
+    """Return the candidate under a fixed number of open requests; what has no slot on all GPUs waits for one."""
+    traffic, speed = candidate.request.traffic, speed_of(candidate.case)
+    slots, most = max(1, candidate.sequences), candidate.replicas
+    found = []
+    for replicas in range(min(most, -(-concurrency // slots)), most + 1):
+        open_requests = -(-concurrency // replicas)
+        state = steady_state(traffic, speed, replicas, min(slots, open_requests), open_requests)
+        found.append(replace(candidate, replicas=replicas, performance=state))
     # The fewest replicas that keep the latencies; if none do, those that come nearest.
     return next((each for each in found if each.keeps_slo), min(found, key=lambda each: each.excess))
 
 
-def _largest(candidate: ServingCandidate, fits: int) -> ServingCandidate:
+def _largest(candidate: ServingCandidate) -> ServingCandidate:
     """Return the candidate with as many requests at once as keep the latencies; latency grows with their number."""
-    best, low, high = steady(candidate, 1), 1, fits
+    best, low, high = steady(candidate, 1), 1, candidate.sequences
+    if not candidate.can_keep_slo:
+        return best
     while low < high:
         middle = (low + high + 1) // 2
         tried = steady(candidate, middle)
@@ -260,137 +230,36 @@ def _largest(candidate: ServingCandidate, fits: int) -> ServingCandidate:
     return best
 
 
-def _steady_state(traffic: Traffic, speed: Speed, replicas: int, sequences: int) -> Performance:
-    computed = traffic.computed_tokens
-    found: Throughput = saturated(speed, computed, traffic.output_tokens, sequences=sequences)
-    first_s = _first_token_s(traffic, speed, sequences, found.step_s)
-    return Performance(
-        sequences=sequences,
-        requests_per_s=replicas * found.output_tokens_per_s / traffic.output_tokens,
-        mix=_mix(traffic),
-        rates=_rates(speed, traffic, sequences),
-        ttft=_same(first_s),
-        tpot=_same(found.tpot_s),
-        e2e=_same(first_s + found.tpot_s * (traffic.output_tokens - 1)),
-        played=False,
-    )
+def _played(candidate: ServingCandidate) -> ServingCandidate:
+    """Return the candidate with the fewest replicas that keep the latencies of what they answer, or with all of them.
 
-
-def _first_token_s(traffic: Traffic, speed: Speed, sequences: int, step_s: float) -> float:
-    """Return the seconds from a free place to the first token: the rest of a step, then the steps of the prompt."""
-    limit = max(1, speed.case.max_batched_tokens * speed.case.layout.dp - sequences)
-    cached = round(traffic.input_tokens * traffic.cached_fraction)
-    starts = range(cached, traffic.input_tokens, limit)
-    chunks = [(min(limit, traffic.input_tokens - start), start) for start in starts]
-    others, context = sequences - 1, (sequences - 1) * mean_context(traffic)
-    return step_s / 2 + sum(speed.step_s([chunk], others, context) for chunk in chunks)
-
-
-def _played(
-    request: ServingRequest, case: ServingCase, held: ServingMemory, speed: Speed, most: int
-) -> ServingCandidate:
-    """Return the candidate with the fewest replicas that keep the latencies at the rate, or with all of them."""
-    last = ServingCandidate(request, case, held, most)
-    few, many = 1, most
+    Where a request alone misses its latencies, only all replicas are played.
+    """
+    found, most = candidate, candidate.replicas
+    few, many = (1 if candidate.can_keep_slo else most), most
     while few <= many:
         replicas = (few + many) // 2
-        found = replace(last, replicas=replicas, performance=_performance(request.traffic, held, speed, replicas))
-        if found.keeps_slo:
-            last, many = found, replicas - 1
+        tried = _with_replicas(candidate, replicas)
+        if tried.excess <= 1:
+            found, many = tried, replicas - 1
         else:
-            last = found if last.performance is None and replicas == most else last
+            found = tried if replicas == most else found
             few = replicas + 1
-    return last
+    return found
 
 
-def _performance(traffic: Traffic, held: ServingMemory, speed: Speed, replicas: int) -> Performance | None:
-    """Play a replica's part of the traffic; None if it does not keep up."""
-    sequences = min(speed.case.max_sequences, held.sequences(traffic.request_tokens))
-    steady = _steady_state(traffic, speed, 1, sequences)
-    requests = _drawn(traffic, replicas, steady)
-    span_s = requests[-1].arrival_s - requests[0].arrival_s
-    rate = len(requests) / span_s if span_s > 0 else float(len(requests))
-    if traffic.rate_per_s is not None:
-        rate = traffic.rate_per_s / replicas
-    if not traffic.requests and rate > KEEPS_UP * steady.requests_per_s:
-        return None
-    served = serve(requests, speed, _limits(held, prefix_caching=any(each.blocks for each in requests)))
-    at_once = sum(each.e2e_s for each in served.outcomes) / max(served.end_s, span_s)
-    return Performance(
-        sequences=at_once,
-        requests_per_s=rate * replicas,
-        mix=_mix(traffic, served.cached_tokens / max(1, len(served.outcomes))),
-        rates=_rates(speed, traffic, max(1, round(at_once))),
-        ttft=served.ttft,
-        tpot=served.tpot,
-        e2e=served.e2e,
-        played=True,
-    )
-
-
-def _drawn(traffic: Traffic, replicas: int, steady: Performance) -> tuple[Request, ...]:
-    """Return one replica's requests: every n-th of the trace, or drawn at the rate from one seed.
-
-    `steady` is a replica that is full: a load that comes near it takes more requests to settle.
-    """
-    if traffic.requests:
-        return traffic.requests[::replicas]
-    assert traffic.rate_per_s is not None, "a rate or a trace is played"
-    lengths = [(traffic.computed_tokens, traffic.output_tokens)]
-    rate = traffic.rate_per_s / replicas
-    return poisson(_requests_to_play(steady, rate), rate, lengths, seed=SEED)
-
-
-def _requests_to_play(steady: Performance, rate_per_s: float) -> int:
-    """Return the requests at this rate after which a replica has settled; `steady` is one that is full."""
-    fullness = min(1.0, rate_per_s / (steady.requests_per_s or 1.0))
-    return max(PLAYED, round(ROUNDS * steady.sequences * fullness))
-
-
-def _limits(held: ServingMemory, *, prefix_caching: bool) -> Limits:
-    """Return the limits of one replica, of all its attention copies together."""
-    case = held.case
-    return Limits(
-        max_sequences=case.max_sequences * case.layout.dp,
-        max_batched_tokens=case.max_batched_tokens * case.layout.dp,
-        kv_tokens=held.kv_tokens,
-        block_tokens=case.engine.block_tokens,
-        chunked_prefill=case.engine.chunked_prefill,
-        prefix_caching=prefix_caching,
-    )
+def _with_replicas(candidate: ServingCandidate, replicas: int) -> ServingCandidate:
+    played = play(candidate.request.traffic, candidate.memory, speed_of(candidate.case), replicas)
+    if played is None or played.keeps_up:
+        return replace(candidate, replicas=replicas, performance=played)
+    return replace(candidate, replicas=replicas, overload_per_s=played.requests_per_s)
 
 
 def steady(candidate: ServingCandidate, sequences: int) -> ServingCandidate:
     """Return a layout that fits with so many requests at once in each replica."""
     speed = speed_of(candidate.case)
-    found = _steady_state(candidate.request.traffic, speed, candidate.replicas, sequences)
+    found = steady_state(candidate.request.traffic, speed, candidate.replicas, sequences)
     return replace(candidate, performance=found)
-
-
-def _rates(speed: Speed, traffic: Traffic, sequences: int) -> PhaseRates:
-    """Return tokens a second of a replica that only computes prompts, only reads cached ones, only answers."""
-    chunk = max(1, min(traffic.input_tokens, speed.case.max_batched_tokens))
-    context = sequences * mean_context(traffic)
-    reading_s = speed.prefill_s(COMPUTED_TOKENS, chunk) - speed.prefill_s(COMPUTED_TOKENS)
-    return PhaseRates(
-        prefill_tokens_per_s=chunk / speed.prefill_s(chunk),
-        decode_tokens_per_s=sequences / speed.decode_s(sequences, context),
-        restore_tokens_per_s=chunk / reading_s if reading_s > 0 else float("inf"),
-    )
-
-
-def mean_context(traffic: Traffic) -> float:
-    """Return the tokens that a running answer has in the cache, on average."""
-    return traffic.input_tokens + traffic.output_tokens / 2
-
-
-def _mix(traffic: Traffic, cached_tokens: float | None = None) -> TokenMix:
-    cached = cached_tokens or traffic.input_tokens * traffic.cached_fraction
-    return TokenMix(traffic.input_tokens, traffic.output_tokens, cached)
-
-
-def _same(seconds: float) -> Percentiles:
-    return Percentiles(seconds, seconds, seconds, seconds)
 
 
 def sizes(most: int) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from cordee.errors import LayoutError
 from cordee.plan.serving.case import ServingLayout
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.judge import ServingCandidate, judge_all, rank
+from cordee.plan.serving.judge import ServingCandidate, rank, under_traffic, unloaded
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT
 from cordee.plan.serving.request import ServingRequest
 from cordee.units import format_digits_usd
@@ -34,6 +34,8 @@ class ServiceRemedy:
 def remedies(request: ServingRequest) -> tuple[ServiceRemedy, ...]:
     """Return changes that help, each alone, the first few."""
     found: list[ServiceRemedy] = []
+    if request.traffic.longest_tokens > request.shape.positions:
+        return ()  # No change lets an engine accept a request beyond the model's positions.
     for change, changed in _changes(request):
         more_gpus = change.startswith("--gpus") and any(each.change.startswith("--gpus") for each in found)
         best = None if more_gpus and len(found) > 1 else cheapest(changed)
@@ -45,12 +47,16 @@ def remedies(request: ServingRequest) -> tuple[ServiceRemedy, ...]:
 
 
 def cheapest(request: ServingRequest) -> ServingCandidate | None:
-    """Return the first candidate of the ranking; None if it does not keep the latencies, or nothing divides."""
+    """Return the first candidate of the ranking; None if it does not keep the latencies, or nothing divides.
+
+    A layout in which a request alone misses them is left out before any traffic is played.
+    """
     try:
-        best = min(judge_all(request), key=rank)
+        possible = [each for each in unloaded(request) if each.can_keep_slo]
     except LayoutError:
         return None
-    return best if best.keeps_slo else None
+    best = min(map(under_traffic, possible), key=rank, default=None)
+    return best if best is not None and best.keeps_slo else None
 
 
 def _changes(request: ServingRequest) -> Iterator[tuple[str, ServingRequest]]:
@@ -68,8 +74,10 @@ def _changes(request: ServingRequest) -> Iterator[tuple[str, ServingRequest]]:
     for name in ("fp8", "int8", "int4"):
         if WEIGHTS[name].bits < request.weights[0].bits and _computes(request, name):
             yield f"--weights {name}", replace(request, weights=(WEIGHTS[name],))
-    asked = request.limits.context_tokens
-    shorter = [tokens for tokens in CONTEXTS if request.traffic.request_tokens <= tokens < (asked or 0)]
+    asked, longest = request.limits.context_tokens, request.traffic.longest_tokens
+    if asked is not None and asked < longest:
+        yield f"--context {longest}", _limited(request, context_tokens=longest)
+    shorter = [tokens for tokens in CONTEXTS if longest <= tokens < (asked or 0)]
     for context in shorter[:1]:
         yield f"--context {context}", _limited(request, context_tokens=context)
     larger = [gpu for gpu in request.pricing.other_gpus if gpu.memory_bytes > request.gpu.memory_bytes]

@@ -65,9 +65,24 @@ class Traffic:
         return max(1, round(self.input_tokens * (1 - self.cached_fraction)))
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of a prompt whose KV is in the cache before it runs; its answer reads them like the others."""
+        return self.input_tokens - self.computed_tokens
+
+    @property
     def request_tokens(self) -> int:
         """Tokens that one request has at its end."""
         return self.input_tokens + self.output_tokens
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest request at its end."""
+        return max((each.tokens for each in self.requests), default=self.request_tokens)
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Return whether a trace names the blocks of its prompts."""
+        return any(each.blocks for each in self.requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +97,11 @@ class Slo:
     def limits(self) -> bool:
         """Return whether there is any latency to keep."""
         return self.ttft_s is not None or self.tpot_s is not None
+
+    def excess(self, ttft_s: float, tpot_s: float) -> float:
+        """Return how many times the worse of these latencies is its limit; 0 without a limit."""
+        pairs = ((ttft_s, self.ttft_s), (tpot_s, self.tpot_s))
+        return max((seconds / limit for seconds, limit in pairs if limit), default=0.0)
 
     def __str__(self) -> str:
         limits = [f"{name} {1000 * s:g} ms" for name, s in (("TTFT", self.ttft_s), ("TPOT", self.tpot_s)) if s]
@@ -177,7 +197,13 @@ class ServingRequest:
                 hint=f"give at most --context {self.shape.positions}, or a config.json with a longer RoPE scaling",
             )
         longest = self.context_limit
-        if self.traffic.request_tokens > longest:
+        shortest = min((each.tokens for each in self.traffic.requests), default=self.traffic.request_tokens)
+        if shortest > longest and self.traffic.requests:
+            raise SpecError(
+                f"the shortest request of the trace has {shortest:,} tokens with its answer, the context {longest:,}",
+                hint="give a longer --context, or a model with more positions",
+            )
+        if shortest > longest:
             raise SpecError(
                 f"requests of {self.traffic.input_tokens:,} + {self.traffic.output_tokens:,} tokens do not go into a "
                 f"context of {longest:,}",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, Protocol
 
+from cordee.errors import SpecError
 from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.plan.serving.judge import ServingCandidate, judge, rank, steady
 from cordee.plan.serving.layouts import misfit, misfit_of_engine, parse_serving_layout
@@ -57,6 +58,7 @@ def why_not(answer: Ranked, text: str) -> ServingWhy:
 
     Raises:
         LayoutError: the text cannot be read.
+        SpecError: no request at all.
     """
     return _sequences(answer, int(text)) if text.strip().isdecimal() else _layout(answer, text)
 
@@ -119,6 +121,8 @@ def _fits_instead(answer: Ranked) -> str:
 
 def _sequences(answer: Ranked, wanted: int) -> ServingWhy:
     """Return what keeps a replica of the nearest layout from running so many requests at once."""
+    if wanted < 1:
+        raise SpecError(f"--why {wanted} asks about no request", hint="give a number from 1, or a layout: tp=2")
     found, text = answer.nearest, str(wanted)
     tokens = answer.request.traffic.request_tokens
     name = f"{wanted} at once on {found.name}"
@@ -126,15 +130,17 @@ def _sequences(answer: Ranked, wanted: int) -> ServingWhy:
         return ServingWhy(text, "does not fit", f"{found.name} {_shortfall(found)}", _fits_instead(answer), found)
     room = found.memory.sequences(tokens)
     if wanted > room:
-        needs, has = wanted * kv_bytes(found.case, tokens), found.memory.kv_bytes
+        on_each = -(-wanted // found.case.layout.dp)
+        needs, has = on_each * kv_bytes(found.case, tokens, found.memory.stage), found.memory.kv_bytes
         message = (
             f"{name} need {format_gb(needs)} of KV cache on each GPU ({tokens:,} tokens each), but it has "
             f"{format_gb(has)}: room for {room}"
         )
         return ServingWhy(text, "does not fit", message, _room_hint(answer, found, wanted), found)
-    if wanted > found.case.max_sequences:
-        message = f"{name}: the memory has room for {room}, but the engine runs {found.case.max_sequences} at most"
-        return ServingWhy(text, "the engine's limit", message, f"give --max-sequences {wanted}", found)
+    if wanted > found.case.slots:
+        message = f"{name}: the memory has room for {room}, but the engine runs {found.case.slots} at most"
+        on_each = -(-wanted // found.case.layout.dp)
+        return ServingWhy(text, "the engine's limit", message, f"give --max-sequences {on_each}", found)
     tried = steady(found, wanted)
     if tried.excess > 1:
         return ServingWhy(text, "misses the SLO", f"{name}: {latencies(tried)}", _slo_hint(found), tried)

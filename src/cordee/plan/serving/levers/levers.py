@@ -14,7 +14,7 @@ from cordee.plan.expect import DEFAULTS
 from cordee.plan.serving.case import ServingLayout
 from cordee.plan.serving.curve import serving_curve
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
-from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, mean_context, rank, speed_of, steady
+from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, rank, steady
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, layouts
 from cordee.plan.serving.levers.idle import idle_plan, leave_after_s, session_pauses_s
 from cordee.plan.serving.levers.mig import slices
@@ -31,6 +31,7 @@ from cordee.plan.serving.levers.reuse import BlockReuse, block_reuse
 from cordee.plan.serving.levers.speculate import BATCHES, acceptance_needed, best_draft, speculation_curve
 from cordee.plan.serving.levers.static import static_use
 from cordee.plan.serving.memory.kv import kv_bytes, kv_bytes_per_token
+from cordee.plan.serving.performance import mean_context, speed_of
 from cordee.plan.serving.price.hours import DAY_HOURS, Renting, SpotReplicas, cheapest_hours, replicas_by_hour
 from cordee.plan.serving.price.price import DAY_S
 from cordee.plan.serving.request import ServingRequest, Traffic

@@ -37,6 +37,7 @@ class Limits:
         max_batched_tokens: tokens of one step.
         kv_tokens: tokens of the KV cache.
         block_tokens: tokens of one of its blocks.
+        max_context_tokens: longest prompt with its answer.
         chunked_prefill: prompts are cut and share steps with answers; otherwise a step has whole prompts or answers.
         prefix_caching: blocks of prompts stay for the next one.
         reserves_output: a request starts only when its whole answer has room, so none is preempted.
@@ -46,6 +47,7 @@ class Limits:
     max_batched_tokens: int
     kv_tokens: float
     block_tokens: int = 16
+    max_context_tokens: float = inf
     chunked_prefill: bool = True
     prefix_caching: bool = False
     reserves_output: bool = False
@@ -53,6 +55,8 @@ class Limits:
     def holds(self, input_tokens: int, output_tokens: int) -> bool:
         """Return whether a request of this length has room in an empty replica."""
         if not self.chunked_prefill and input_tokens > self.max_batched_tokens:
+            return False
+        if input_tokens + output_tokens > self.max_context_tokens:
             return False
         return input_tokens + output_tokens + (self.block_tokens - 1) / 2 <= self.kv_tokens
 
@@ -71,6 +75,7 @@ class _Sequence:
     private: float = 0.0
     first_step: int = 0
     last_step: int = 0
+    start_s: float = -1.0
     first_token_s: float = -1.0
     order: int = 0
     runs: bool = False
@@ -196,7 +201,8 @@ class _Replica:
         request = each.request
         whole = request.blocks[: (each.request.input_tokens - 1) // request.block_tokens]
         hits = whole[: self.pool.matched(whole)] if self.pool.caching else ()
-        cached = len(hits) * request.block_tokens
+        shared = len(hits) * request.block_tokens
+        cached = max(shared, request.cached_tokens)
         alone = budget == self.limits.max_batched_tokens  # a preempted answer may have outgrown a step
         if not (self.limits.chunked_prefill or self.prefilled or alone) and each.prompt - cached > budget:
             return False
@@ -204,11 +210,12 @@ class _Replica:
         # Room for the next step of all, or this prompt would be preempted before it has given a token.
         spare = 0.0 if self.limits.reserves_output or not self.batch.size else self.batch.growth + self.batch.gain
         self.pool.pin(hits)
-        if self.pool.free < kept - cached + self.pool.waste + spare:
+        if self.pool.free < kept - shared + self.pool.waste + spare:
             self.pool.unpin(hits)
             return False
-        self.pool.take(kept - cached + self.pool.waste)
-        each.shared, each.private = hits, kept - cached + self.pool.waste
+        self.pool.take(kept - shared + self.pool.waste)
+        each.shared, each.private = hits, kept - shared + self.pool.waste
+        each.start_s = self.now_s if each.start_s < 0 else each.start_s
         each.computed = each.cached = cached
         each.order, self.admitted = self.admitted, self.admitted + 1
         return True
@@ -287,8 +294,10 @@ class _Replica:
     def _finish(self, each: _Sequence) -> None:
         self._release(each)
         request = each.request
-        first, end = each.first_token_s - request.arrival_s, self.now_s - request.arrival_s
-        self.tally.outcomes[each.index] = Outcome(request.arrival_s, first, end, request.output_tokens, each.cached)
+        waited, first, end = (at - request.arrival_s for at in (each.start_s, each.first_token_s, self.now_s))
+        self.tally.outcomes[each.index] = Outcome(
+            request.arrival_s, first, end, request.output_tokens, each.cached, waited
+        )
 
 
 class _Batch:

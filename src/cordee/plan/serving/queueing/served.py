@@ -15,6 +15,12 @@ class Outcome:
     e2e_s: float
     output_tokens: int
     cached_tokens: int = 0
+    waited_s: float = 0.0
+
+    @property
+    def running_s(self) -> float:
+        """Seconds in which it had a slot of the replica."""
+        return self.e2e_s - self.waited_s
 
     @property
     def tpot_s(self) -> float:
@@ -81,14 +87,48 @@ class Served:
         return percentiles(each.e2e_s for each in self.outcomes)
 
     @property
+    def span_s(self) -> float:
+        """Seconds from the first arrival to the last answer's end."""
+        return self.end_s - self.outcomes[0].arrival_s if self.outcomes else 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        """Answered requests a second over the span."""
+        return len(self.outcomes) / self.span_s if self.span_s > 0 else 0.0
+
+    @property
     def output_tokens_per_s(self) -> float:
-        """Tokens of answers a second, from the first arrival to the last answer's end."""
-        if not self.outcomes:
-            return 0.0
-        span = self.end_s - self.outcomes[0].arrival_s
-        return sum(each.output_tokens for each in self.outcomes) / span if span > 0 else 0.0
+        """Tokens of answers a second over the span."""
+        return sum(each.output_tokens for each in self.outcomes) / self.span_s if self.span_s > 0 else 0.0
+
+    @property
+    def running(self) -> float:
+        """Requests with a slot, on average over the span."""
+        return sum(each.running_s for each in self.outcomes) / self.span_s if self.span_s > 0 else 0.0
+
+    def keeps_up(self, fraction: float) -> bool:
+        """Return whether the queue at the last arrival is short: requests came at `fraction` of the capacity at most.
+
+        The last answer may end after the last arrival by the longest time in a slot and that of one prompt.
+        """
+        first_s, last_s = self.outcomes[0].arrival_s, self.outcomes[-1].arrival_s
+        allowed_s = max(each.running_s for each in self.outcomes)
+        allowed_s += max(each.ttft_s - each.waited_s for each in self.outcomes)
+        return self.end_s - last_s - allowed_s <= (1 / fraction - 1) * (last_s - first_s)
 
     @property
     def cached_tokens(self) -> int:
         """Tokens of prompts that were found in the prefix cache."""
         return sum(each.cached_tokens for each in self.outcomes)
+
+
+def merged(parts: Sequence[Served]) -> Served:
+    """Return the outcomes of several replicas as those of one service."""
+    return Served(
+        sorted((each for part in parts for each in part.outcomes), key=lambda each: each.arrival_s),
+        refused=sum(part.refused for part in parts),
+        preemptions=sum(part.preemptions for part in parts),
+        busy_s=sum(part.busy_s for part in parts),
+        end_s=max(part.end_s for part in parts),
+        recomputed_tokens=sum(part.recomputed_tokens for part in parts),
+    )
