@@ -40,6 +40,7 @@ class Row:
     refused: bool
     context_stated: bool
     version_stated: bool
+    fraction_stated: bool
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,6 @@ def _row(line: Mapping[str, str]) -> Row | str:
     if not line["model"] or not line["gpu"]:
         return "no model or no GPU"
     fraction = _number(line["gpu_memory_utilization"])
-    if fraction is None:
-        return "gpu_memory_utilization is not stated"
     shape = find_shape(line["model"])
     if shape is None:
         return f"shape not known: {line['model']}"
@@ -96,6 +95,8 @@ def _row(line: Mapping[str, str]) -> Row | str:
         engine = find_engine(line["engine"], "0.7" if "V0" in version else numbers[0] if numbers else None)
     except CordeeError as error:
         return error.message
+    stated = fraction is not None
+    fraction = engine.memory_fraction if fraction is None else fraction
     context = _number(line["max_model_len"])
     limits = engine.limits(line["gpu"], gpu[1], round(context or shape.positions))
     kv = KV[_kv_format(line["kv_dtype"])]
@@ -113,7 +114,7 @@ def _row(line: Mapping[str, str]) -> Row | str:
         return "its parts are not what gpu_memory_utilization gives"
     return Row(
         line["source_url"], label, case, logged_gib, None if tokens is None else round(tokens), loaded, refused,
-        context is not None, numbers is not None or line["engine"] != "vllm",
+        context is not None, numbers is not None or line["engine"] != "vllm", stated,
     )  # fmt: skip
 
 
@@ -191,10 +192,10 @@ def _held_out(row: Row) -> bool:
 def report(path: Path) -> dict[str, Any]:
     """Return errors by source and in all, refusals, coverage of the interval, and what was not judged."""
     rows, skipped = read(path)
-    judged, broken = [], Counter[str]()
+    judged, defaulted, broken = list[Judged](), list[Judged](), Counter[str]()
     for row in rows:
         try:
-            judged.append(judge(row))
+            (judged if row.fraction_stated else defaulted).append(judge(row))
         except CordeeError as error:
             broken[error.message] += 1
     sources = defaultdict(list)
@@ -216,6 +217,13 @@ def report(path: Path) -> dict[str, Any]:
         "dense_v1": _summary(each for each in dense if _has_v1(each.row.case)),
         "hybrid": _summary(each for each in stated if not each.dense),
         "assumed": _summary(each for each in judged if not each.row.version_stated),
+        "fraction_assumed": {
+            "dense": _summary(each for each in defaulted if each.dense),
+            "hybrid": _summary(each for each in defaulted if not each.dense),
+            "refusals": _refusals(defaulted),
+            "within": [(limit, _within(defaulted, limit)) for limit in (0.05, 0.1, 0.2)],
+            "details": [_detail(each) for each in defaulted],
+        },
         "weights": {"n": len(weights), "median": _median(weights), "worst": _worst(weights)},
         "refusals": _refusals(judged),
         "sources": {source: _summary(each) for source, each in sorted(sources.items())},
@@ -229,6 +237,10 @@ def _median(errors: Sequence[float]) -> float | None:
 
 def _worst(errors: Sequence[float]) -> float | None:
     return max(errors, key=abs) if errors else None
+
+
+def _within(judged: Sequence[Judged], limit: float) -> int:
+    return sum(each.error is not None and abs(each.error) <= limit for each in judged)
 
 
 def _summary(found: Iterable[Judged]) -> dict[str, Any]:
@@ -274,6 +286,7 @@ def _detail(each: Judged) -> dict[str, Any]:
 
 def show(found: Mapping[str, Any]) -> None:
     """Print the tables."""
+    print(_headline(found) + "\n")
     print(f"{found['rows']} rows, {found['judged']} with an error; errors are (predicted - logged) / logged, %\n")
     print(f"{'rows':46} {'n':>3} {'median':>7} {'worst':>7} {'naive':>7} {'worst':>7} {'inside':>7}")
     names = {"dense": "dense", "dense_held_out": "dense, source not fitted on", "dense_v1": "dense, vLLM 0.8 and later"}
@@ -290,7 +303,23 @@ def show(found: Mapping[str, Any]) -> None:
     print(f"started {refusals['started']}, let start {refusals['let_start']}")
     for wrong in refusals["wrong"]:
         print(f"  wrong: {wrong}")
+    defaulted = found["fraction_assumed"]
+    print("\nrows without a stated utilisation, at the engine's default (in no figure above):")
+    _line("dense", defaulted["dense"])
+    _line("windows or states (GiB)", defaulted["hybrid"])
+    within = ", ".join(f"{count} within {100 * limit:.0f} %" for limit, count in defaulted["within"])
+    refusals = defaulted["refusals"]
+    print(f"{within}; refused {refusals['refused']}, foreseen {refusals['foreseen']}")
     print("\nnot judged: " + ("; ".join(f"{reason} ({n})" for reason, n in found["not_judged"].items()) or "none"))
+
+
+def _headline(found: Mapping[str, Any]) -> str:
+    """Return the figure of sources that no constant comes from, and then that of those they were fitted on."""
+    held_out, every = found["dense_held_out"], found["dense"]
+    fitted = every["n"] - held_out["n"]
+    errors = f"median {_percent(held_out['median'])}, worst {_percent(held_out['worst'])} %"
+    others = f"the other {fitted} dense rows are of sources that constants were fitted on"
+    return f"held out: {errors} of {held_out['n']} dense rows; {others}"
 
 
 def _line(name: str, row: Mapping[str, Any]) -> None:

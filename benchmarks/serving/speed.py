@@ -1,7 +1,7 @@
 """Throughput that engines were measured at, against the planner: the speed part of `serving_accuracy.py`.
 
 A row is one cell of a vendor's table: a model, GPUs, an engine, a layout, tokens in and out. Rows that name a workload
-and no lengths are held against a lower bound only; rows above the nameplate's roofline are refused.
+and no lengths are held against a lower bound only; rows above the nameplate's roofline count as refusals.
 """
 
 import csv
@@ -78,6 +78,20 @@ class Judged:
         """Predicted over measured, less one."""
         return math.nan if self.predicted is None else self.predicted / self.row.value - 1
 
+    @property
+    def tpot(self) -> tuple[float, float] | None:
+        """The seconds of one token of a static batch, its prompts included: measured and predicted."""
+        if self.row.batch is None or self.predicted is None:
+            return None
+        return self.row.batch / self.row.value, self.row.batch / self.predicted
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no such GPUs can have done what the row says; None where they can."""
+        if self.row.value > self.ideal:
+            return "above the nameplate's roofline"
+        return "does not fit" if self.predicted is None else None
+
 
 def report(path: Path) -> dict[str, Any]:
     """Return the errors by source, the constant line beside them, and what was not judged."""
@@ -86,23 +100,57 @@ def report(path: Path) -> dict[str, Any]:
     judged, left, bounds = [], defaultdict[str, int](int), []
     for line in lines:
         row = read(line)
-        if isinstance(row, Row) and row.value > ideal_tokens_per_s(row):
-            left["above the nameplate's roofline: not on this GPU and layout"] += 1
-        elif isinstance(row, Row):
+        if isinstance(row, Row):
             judged.append(Judged(row, predict(row), ideal_tokens_per_s(row)))
         elif row == "a workload's name in place of lengths":
             bounds += bound(line)
             left[row] += 1
         else:
             left[row] += 1
+    possible = [each for each in judged if each.row.value <= each.ideal]
     return {
         "rows": len(lines),
-        "sources": {name: summary(rows) for name, rows in by_source(judged).items()},
+        "ttft": {"judged": 0, "why": "no row has a TTFT with its tokens in and out"},
+        "tpot": {name: tpot_summary(rows) for name, rows in by_source(possible).items() if tpot_summary(rows)},
+        "feasibility": feasibility(judged),
+        "sources": {name: summary(rows) for name, rows in by_source(possible).items()},
         "bounds": bounds_summary(bounds),
         "not_judged": dict(left),
         "peers": PEERS,
-        "cells": [cell(each) for each in judged],
+        "cells": [cell(each) for each in possible],
     }
+
+
+def tpot_summary(rows: Sequence[Judged]) -> dict[str, Any]:
+    """Return the errors in percent of the time per token of static batches; empty without such rows."""
+    errors = [100 * (each.tpot[1] / each.tpot[0] - 1) for each in rows if each.tpot is not None]
+    if not errors:
+        return {}
+    sizes = [abs(error) for error in errors]
+    return {"rows": len(errors), "mean": mean(sizes), "median": median(sizes), "worst": max(errors, key=abs)}
+
+
+def feasibility(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Return how many rows were found feasible, and the refused ones: the reason, and what the planner expects.
+
+    A row above the roofline is refused rightly whatever the planner says; the planner must not expect it either.
+    """
+    refused = [each for each in judged if each.refusal is not None]
+    impossible = [each for each in judged if each.row.value > each.ideal]
+    return {
+        "rows": len(judged),
+        "feasible": len(judged) - len(refused),
+        "impossible": len(impossible),
+        "below_what_is_claimed": sum(each.predicted is None or each.predicted < each.row.value for each in impossible),
+        "wrongly_refused": sum(each.refusal == "does not fit" for each in judged),
+        "refused": [
+            {
+                "cell": each.row.name, "claimed": each.row.value, "roofline": each.ideal, "predicted": each.predicted,
+                "reason": each.refusal,
+            }
+            for each in refused
+        ],
+    }  # fmt: skip
 
 
 def by_source(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
@@ -329,6 +377,13 @@ def cell(each: Judged) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     """Print the tables."""
+    print(f"TTFT: not judged, {found['ttft']['why']}")
+    for name, row in found["tpot"].items():
+        errors = f"mean {row['mean']:.1f}, median {row['median']:.1f}, worst {row['worst']:+.1f} %"
+        print(f"time per token of {row['rows']} static batches, prompts included: {errors} ({name})")
+    able = found["feasibility"]
+    print(f"feasible: {able['feasible']} of {able['rows']} rows, {able['wrongly_refused']} wrongly refused; ", end="")
+    print(f"{able['impossible']} above the roofline, {able['below_what_is_claimed']} of these not expected either\n")
     print("| source | rows | feasible | mean % | median % | worst % | bias % | constant line: mean % | median % |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, row in found["sources"].items():

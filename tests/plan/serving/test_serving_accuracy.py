@@ -38,4 +38,29 @@ def test_rows_are_counted_that_cannot_be_judged(tmp_path: Path) -> None:
     report = judged(copy)[str(copy)]
     assert report["rows"] == 3
     assert report["judged"] == 0
-    assert sum(report["not_judged"].values()) == 3
+    assert sum(report["not_judged"].values()) == 2
+    # Without a stated utilisation a row is judged at the engine's default, apart from all other figures.
+    assert report["fraction_assumed"]["dense"]["n"] == 1
+    assert report["dense"]["n"] == report["dense_held_out"]["n"] == 0
+
+
+SPEED = """source,model,gpu,n_gpus,engine,precision,parallelism,isl,osl,metric,value
+blog,Llama-3.3-70B,H100,1,vLLM 0.18,FP8,TP1,512,256,output_throughput_conc1,120
+page,LLaMA-7B,H100,1,TensorRT-LLM 0.5,FP8 batch=64 (static),TP1,128,128,output_throughput,9193
+page,LLaMA-70B,A10,1,TensorRT-LLM 0.5,FP8,TP1,128,128,output_throughput,1
+"""
+
+
+def test_claims_above_the_roofline_are_refusals_and_static_batches_have_a_time_per_token(tmp_path: Path) -> None:
+    """70 GB of weights pass 3.35 TB/s at most 48 times a second; 64 answers at 9,193 tokens/s take 6.96 ms a token."""
+    path = tmp_path / "speed.csv"
+    path.write_text(SPEED)
+    report = judged(path)[str(path)]
+    able = report["feasibility"]
+    assert (able["rows"], able["feasible"], able["impossible"], able["below_what_is_claimed"]) == (3, 1, 1, 1)
+    assert [each["reason"] for each in able["refused"]] == ["above the nameplate's roofline", "does not fit"]
+    assert able["refused"][0]["roofline"] < 48
+    assert able["wrongly_refused"] == 1
+    (cell,) = (each for each in report["cells"] if "7B" in each["cell"])
+    assert report["tpot"]["page"]["rows"] == 1 and report["ttft"]["judged"] == 0
+    assert abs(report["tpot"]["page"]["worst"] - 100 * (9193 / cell["predicted"] - 1)) < 1e-6
