@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
 from cordee.errors import CatalogueError, SpecError, TraceError
-from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, Gpu
+from cordee.hardware.catalog import PRICED, Capacity, Catalogue, Gpu
 from cordee.hardware.load import load_catalogue, load_speedups
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import Assumptions
@@ -168,7 +168,7 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
         ),
         pricing=Pricing(
             prices=catalogue.prices,
-            capacity=_one_of("capacity", given.get("capacity", "on-demand"), CAPACITIES),
+            capacity=_one_of("capacity", given.get("capacity", "on-demand"), PRICED),
             busy_fractions=_hours(given.get("hours")),
             other_gpus=tuple(each for each in catalogue.gpus if each.name != gpu.name),
             api=_api_prices(given.get("api")),

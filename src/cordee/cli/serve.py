@@ -55,7 +55,7 @@ MaxSequences = Annotated[
 MemoryFraction = Annotated[
     float | None, typer.Option(help="Fraction of a GPU's memory for the engine.", show_default="the engine's")
 ]
-CapacityName = Annotated[str, typer.Option("--capacity", help="Capacity to price: on-demand or spot.")]
+CapacityName = Annotated[str, typer.Option("--capacity", help="Capacity to price: on-demand, spot or reserved.")]
 Prices = Annotated[
     Path | None,
     typer.Option(help="TOML file of your prices.", show_default="prices.toml in CORDEE_HOME, ~/.cordee"),

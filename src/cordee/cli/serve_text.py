@@ -13,7 +13,8 @@ from cordee.plan.launch import Launch
 from cordee.plan.serving.ask import ServingAnswer
 from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
-from cordee.plan.serving.levers.levers import Lever
+from cordee.plan.serving.levers.lever import Lever
+from cordee.plan.serving.levers.renting import HourPrice
 from cordee.plan.serving.memory.kv import is_linear
 from cordee.plan.serving.memory.memory import ServingMemory
 from cordee.plan.serving.memory.visible import case_visible_bytes, visible_bytes
@@ -278,8 +279,22 @@ def _prices(out: Console, answer: ServingAnswer) -> None:
             f"{format_digits_usd(answer.electricity_usd_per_mtok)} of electricity for a million tokens, if you own them"
         )
         indented(out, watts)
+    if answer.hours:
+        indented(out, _by_hour(answer.hours))
     if answer.against_api is not None:
         indented(out, f"Against the API: {answer.against_api}.", style="")
+
+
+def _by_hour(hours: Sequence[HourPrice]) -> str:
+    """Return the prices of the busiest and of the quietest hour that has a load, in one line."""
+    priced = [each for each in hours if each.usd_per_mtok is not None]
+    ends = (max(priced, key=lambda each: each.load), min(priced, key=lambda each: each.load))
+    texts = [
+        f"hour {each.hour} {format_digits_usd(each.usd_per_mtok or 0.0)} (load {each.load:.0%}; "
+        f"{format_digits_usd(each.rented_usd_per_mtok or 0.0)} on the {plural(each.replicas, 'replica')} it needs)"
+        for each in ends
+    ]
+    return f"a million tokens by the hour: {', '.join(texts)}"
 
 
 def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:

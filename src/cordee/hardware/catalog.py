@@ -12,8 +12,11 @@ from typing import Literal
 from cordee.errors import CatalogueError
 from cordee.hardware.kernels import Kernels
 
-Capacity = Literal["on-demand", "spot"]
+Capacity = Literal["on-demand", "spot", "reserved"]
 CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
+"""The kinds that differ in their interruptions."""
+PRICED: tuple[Capacity, ...] = (*CAPACITIES, "reserved")
+"""The kinds that a price list may have; a reserved GPU is paid for in every hour."""
 
 
 @dataclass(frozen=True, slots=True)

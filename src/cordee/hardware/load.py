@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import CatalogueError
-from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, ChipEfficiency, Gpu, Price, Source
+from cordee.hardware.catalog import PRICED, Capacity, Catalogue, ChipEfficiency, Gpu, Price, Source
 from cordee.hardware.kernels import Grid, Kernels
 from cordee.hardware.speedups import Speedups
 from cordee.units import parse_bytes, parse_bytes_per_s
@@ -160,7 +160,7 @@ def _example(gpu_name: str) -> str:
 
 def _price(gpu_name: str, capacity: str, facts: Any, where: str) -> Price:
     example = _example(gpu_name)
-    known: dict[str, Capacity] = {name: name for name in CAPACITIES}
+    known: dict[str, Capacity] = {name: name for name in PRICED}
     if capacity not in known:
         raise CatalogueError(f"{where}: {gpu_name} has unknown capacity {capacity!r}", hint=f"write {example}")
     try:

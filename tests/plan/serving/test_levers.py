@@ -1,9 +1,11 @@
 """The levers on a plan: what is measured stays apart from what is assumed, and ranks keep to their own links."""
 
 from dataclasses import replace
+from operator import mul
 
 import pytest
 
+from cordee.hardware.catalog import Price, Source
 from cordee.hardware.kernels import Kernels
 from cordee.hardware.load import load_catalogue, load_speedups
 from cordee.plan.serving.answer import ServingAnswer
@@ -13,11 +15,14 @@ from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import WEIGHTS
 from cordee.plan.serving.judge import speed_of
 from cordee.plan.serving.layouts import parse_serving_layout
-from cordee.plan.serving.levers.levers import ASSUMED, Lever, is_measured, sequence_gpus
+from cordee.plan.serving.levers.lever import Lever
+from cordee.plan.serving.levers.levers import ASSUMED, is_measured, sequence_gpus
 from cordee.plan.serving.memory.kv import kv_bytes
+from cordee.plan.serving.price.price import TokenPrices
 from cordee.plan.serving.request import Pricing, Traffic
 from cordee.units import parse_bytes_per_s
 from cordee.workload.load import load_shape
+from cordee.workload.requests import Request
 
 CATALOGUE = load_catalogue()
 
@@ -71,6 +76,56 @@ def test_kernels_of_another_engine_are_marked_in_the_plan() -> None:
     (int4,) = (each for each in plan(gpus="1xH200").levers if each.change == "int4")
     assert "not in vllm" in int4.crossover
     assert plan().borrowed is None
+
+
+NIGHT = (0.25,) * 12 + (1.0,) * 12
+
+
+def test_given_hours_price_each_hour() -> None:
+    answer = plan(
+        gpus="8xH100", pricing=Pricing(prices=CATALOGUE.prices, busy_fractions=NIGHT), traffic=Traffic(rate_per_s=100)
+    )
+    quiet, busy = answer.hours[0], answer.hours[12]
+    assert busy.replicas == answer.nearest.replicas > quiet.replicas
+    assert quiet.usd_per_mtok is not None and busy.usd_per_mtok is not None
+    assert quiet.usd_per_mtok == pytest.approx(4 * busy.usd_per_mtok)
+    assert quiet.rented_usd_per_mtok == pytest.approx(quiet.usd_per_mtok * quiet.replicas / busy.replicas)
+    # The price of the day is the dollars of all hours over the tokens of all hours.
+    assert answer.nearest.usd_per_mtok == pytest.approx(busy.usd_per_mtok / 0.625)
+    assert plan().hours == ()
+
+
+def test_a_trace_of_a_day_brings_its_hours() -> None:
+    def day(hours: int) -> Traffic:
+        each = [60.0 if hour < 12 else 15.0 for hour in range(24)][:hours]
+        arrivals = [hour * 3600 + at * gap for hour, gap in enumerate(each) for at in range(int(3600 / gap))]
+        return Traffic(requests=tuple(Request(at, 1000, 20) for at in arrivals), input_tokens=1000, output_tokens=20)
+
+    answer = plan(traffic=day(24))
+    assert [each.load for each in answer.hours] == pytest.approx([0.25] * 12 + [1.0] * 12, rel=0.02)
+    (lever,) = named(answer, "hours")
+    assert "no reserved price" in lever.crossover
+    usd = [each.usd_per_mtok or 0.0 for each in answer.hours]
+    # The whole trace was judged: its price is the mean of all hours already.
+    loads = [each.load for each in answer.hours]
+    weighted = sum(map(mul, loads, usd)) / sum(loads)
+    assert answer.nearest.usd_per_mtok == pytest.approx(weighted, rel=0.05)
+    assert plan(traffic=day(3)).hours == ()
+
+
+def test_reserved_capacity_has_a_price_where_the_file_has_one() -> None:
+    ours = Price("H100", "reserved", 1.5, Source("our contract", "2026-11"))
+    load = Traffic(rate_per_s=60)
+    pricing = Pricing(capacity="reserved", busy_fractions=NIGHT, api=TokenPrices(1, 1, 1))
+    lists = ((*CATALOGUE.prices, ours), CATALOGUE.prices)
+    reserved, shipped = (plan(gpus="8xH100", traffic=load, pricing=replace(pricing, prices=each)) for each in lists)
+    assert reserved.nearest.usd_per_hour == 1.5 * reserved.nearest.gpus
+    assert shipped.nearest.usd_per_hour is None and shipped.against_api is None
+    (lever,) = named(reserved, "hours")
+    assert "reserved" in lever.crossover and not lever.crossover.startswith(
+        "0 on-demand and 0 spot replica-hours a day, 0"
+    )
+    assert reserved.against_api is not None
 
 
 def test_electricity_is_that_of_all_hours() -> None:

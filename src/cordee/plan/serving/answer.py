@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cordee.errors import DoesNotFitError, LayoutError
+from cordee.hardware.catalog import Price
 from cordee.plan.launch import Launch
 from cordee.plan.serving.curve import ServingCurve, serving_curve
 from cordee.plan.serving.flags import Deployment, engine_settings
 from cordee.plan.serving.judge import ServingCandidate
-from cordee.plan.serving.levers.levers import Lever, levers
+from cordee.plan.serving.levers.lever import Lever
+from cordee.plan.serving.levers.levers import levers
 from cordee.plan.serving.levers.quantise import borrowed_kernels
+from cordee.plan.serving.levers.renting import HourPrice, hour_prices
 from cordee.plan.serving.memory.memory import engine_log
 from cordee.plan.serving.page import serving_page
 from cordee.plan.serving.price.energy import Electricity, energy_usd_per_mtok
-from cordee.plan.serving.price.hours import Renting
+from cordee.plan.serving.price.hours import DAY_HOURS, Renting
 from cordee.plan.serving.price.own_or_api import BreakEven, OwnReplicas, break_even
 from cordee.plan.serving.remedies import ServiceRemedy, remedies
 from cordee.plan.serving.request import ServingRequest
@@ -146,11 +149,26 @@ class ServingAnswer:
         own = OwnReplicas(
             rates=found.rates,
             gpus=self.nearest.case.layout.gpus,
-            renting=Renting(price.usd_per_gpu_hour),
+            renting=self._paid(price),
             profile=hours if len(hours) > 1 else (1.0,) * 24,
             busy_fraction_max=self.nearest.busy_fraction,
         )
         return break_even(own, api, found.mix)
+
+    def _paid(self, price: Price) -> Renting:
+        """Return how replicas are paid for: at the chosen capacity, reserved or on demand where both have a price."""
+        reserved = self.request.pricing.find(self.request.gpu, "reserved")
+        if price.capacity == "spot" or reserved is None:
+            return Renting(price.usd_per_gpu_hour)
+        on_demand = self.request.pricing.find(self.request.gpu, "on-demand")
+        # Without a price on demand even one hour a day costs all hours of a reserved GPU.
+        hourly = DAY_HOURS * reserved.usd_per_gpu_hour if on_demand is None else on_demand.usd_per_gpu_hour
+        return Renting(hourly, reserved.usd_per_gpu_hour)
+
+    @cached_property
+    def hours(self) -> tuple[HourPrice, ...]:
+        """The price of a token by hour of the day; none without `--hours` or a trace of a day."""
+        return hour_prices(self.nearest)
 
     @cached_property
     def levers(self) -> tuple[Lever, ...]:

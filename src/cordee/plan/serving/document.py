@@ -12,7 +12,8 @@ from cordee.plan.document import GpuRow, ModelRow, PriceRow
 from cordee.plan.launch import Launch
 from cordee.plan.serving.answer import ServingAnswer
 from cordee.plan.serving.judge import ServingCandidate
-from cordee.plan.serving.levers.levers import Lever
+from cordee.plan.serving.levers.lever import Lever
+from cordee.plan.serving.levers.renting import HourPrice
 from cordee.plan.serving.price.own_or_api import BreakEven
 from cordee.plan.serving.price.price import TokenPrices
 from cordee.plan.serving.queueing.served import Percentiles
@@ -161,6 +162,7 @@ class ServingDocument(Row):
     engine_log: tuple[str, ...]
     curve: tuple[ServingPointRow, ...]
     knee_sequences: int | None
+    hours: tuple[HourPrice, ...]
     levers: tuple[Lever, ...]
     electricity_usd_per_mtok: float | None
     against_api: BreakEven | None
@@ -191,6 +193,7 @@ def serving_document(answer: ServingAnswer, model_path: str | None = None) -> Se
             "engine_log": answer.engine_log,
             "curve": () if curve is None else curve.points,
             "knee_sequences": None if curve is None or curve.knee is None else curve.knee.sequences,
+            "hours": answer.hours,
             "levers": answer.levers,
             "electricity_usd_per_mtok": answer.electricity_usd_per_mtok,
             "against_api": answer.against_api,

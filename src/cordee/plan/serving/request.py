@@ -135,7 +135,7 @@ class Pricing:
     """Dollars of GPUs.
 
     Attributes:
-        prices: the price list; `capacity` (on-demand or spot) selects the rows that count.
+        prices: the price list; `capacity` (on-demand, spot or reserved) selects the rows that count.
         busy_fractions: load of each hour of a day over that of the busiest.
         other_gpus: kinds of GPU to compare with.
         api: the price list of an API to compare with.
@@ -153,8 +153,12 @@ class Pricing:
         return sum(self.busy_fractions) / len(self.busy_fractions) / max(self.busy_fractions)
 
     def price(self, gpu: Gpu) -> Price | None:
-        """Return the price of this GPU in this kind of capacity; None: unknown."""
-        wanted = (gpu.name, self.capacity)
+        """Return the price of this GPU in the chosen capacity; None: unknown."""
+        return self.find(gpu, self.capacity)
+
+    def find(self, gpu: Gpu, capacity: Capacity) -> Price | None:
+        """Return the price of this GPU in this capacity; None: unknown."""
+        wanted = (gpu.name, capacity)
         return next((price for price in self.prices if (price.gpu, price.capacity) == wanted), None)
 
 

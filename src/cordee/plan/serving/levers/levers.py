@@ -6,17 +6,17 @@ after over before; a lever that also changes the GPU is compared in dollars.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cordee.errors import CatalogueError, LayoutError
 from cordee.hardware.catalog import Gpu
-from cordee.plan.expect import DEFAULTS
 from cordee.plan.serving.case import ServingLayout
 from cordee.plan.serving.curve import serving_curve
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
 from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, rank, steady
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, layouts
 from cordee.plan.serving.levers.idle import idle_plan, leave_after_s, session_pauses_s
+from cordee.plan.serving.levers.lever import Lever
 from cordee.plan.serving.levers.mig import slices
 from cordee.plan.serving.levers.offload import (
     KV_LEVELS,
@@ -27,13 +27,12 @@ from cordee.plan.serving.levers.offload import (
 )
 from cordee.plan.serving.levers.phases import phase_costs, split_phases
 from cordee.plan.serving.levers.quantise import borrowed_kernels, find_crossovers
+from cordee.plan.serving.levers.renting import hours_lever
 from cordee.plan.serving.levers.reuse import BlockReuse, block_reuse
 from cordee.plan.serving.levers.speculate import BATCHES, acceptance_needed, best_draft, speculation_curve
 from cordee.plan.serving.levers.static import static_use
 from cordee.plan.serving.memory.kv import kv_bytes, kv_bytes_per_token
 from cordee.plan.serving.performance import mean_context, speed_of
-from cordee.plan.serving.price.hours import DAY_HOURS, Renting, SpotReplicas, cheapest_hours, replicas_by_hour
-from cordee.plan.serving.price.price import DAY_S
 from cordee.plan.serving.request import ServingRequest, Traffic
 from cordee.plan.serving.speed.speculation import Speculation
 from cordee.plan.serving.speed.throughput import saturated
@@ -46,21 +45,6 @@ GPUS_SHOWN = 3
 ASSUMED = "assumed, not measured"
 
 
-@dataclass(frozen=True, slots=True)
-class Lever:
-    """One change: tokens a second of a GPU after over before, dollars after over before, and its crossover.
-
-    `usd_per_mtok` are the dollars of a million tokens after it; None without a price.
-    """
-
-    name: str
-    change: str
-    factor: float | None
-    usd_factor: float | None
-    crossover: str
-    usd_per_mtok: float | None = None
-
-
 def levers(candidate: ServingCandidate) -> tuple[Lever, ...]:
     """Return the levers on this layout under full load."""
     base = _loaded(candidate.request, candidate)
@@ -71,7 +55,7 @@ def levers(candidate: ServingCandidate) -> tuple[Lever, ...]:
     if base.performance is None:
         return ()
     found = _levers(base, reuse, candidate.request.traffic)
-    return (*_priced(found, base.usd_per_mtok), *_priced(_hours(candidate), candidate.usd_per_mtok))
+    return (*_priced(found, base.usd_per_mtok), *_priced(hours_lever(candidate), candidate.usd_per_mtok))
 
 
 def _priced(found: Iterable[Lever], usd_per_mtok: float | None) -> Iterator[Lever]:
@@ -333,24 +317,6 @@ def _idle(base: ServingCandidate, reuse: BlockReuse | None) -> Lever:
     else:
         crossover = f"moves to {level.name} {f'after {format_duration(limit_s)}' if limit_s else 'at once'}{source}"
     return Lever("idle session", f"{tokens:,} tokens that wait", None, None, crossover)
-
-
-def _hours(candidate: ServingCandidate) -> Iterator[Lever]:
-    """Yield the lever of renting replicas by the hour of the day, with spot ones where they have a price."""
-    request, hours = candidate.request, candidate.request.pricing.busy_fractions
-    price, spot = request.price, replace(request.pricing, capacity="spot").price(request.gpu)
-    if len(hours) < DAY_HOURS or price is None or candidate.performance is None or candidate.usd_per_hour is None:
-        return
-    busy_s = candidate.busy_fraction * candidate.replicas * DAY_S * sum(hours) / len(hours) / max(hours)
-    renting = Renting(
-        on_demand_usd_per_gpu_hour=price.usd_per_gpu_hour,
-        spot=None if spot is None else SpotReplicas(spot.usd_per_gpu_hour, DEFAULTS.reclaim_mtbi_s),
-    )
-    needed = replicas_by_hour(hours, busy_s, candidate.busy_fraction)
-    found = cheapest_hours(needed, candidate.case.layout.gpus, renting)
-    factor = found.usd_per_day / (candidate.usd_per_hour * DAY_HOURS)
-    crossover = f"{found.on_demand_hours:,.0f} on-demand and {found.spot_hours:,.0f} spot replica-hours a day"
-    yield Lever("hours", f"{min(needed)} to {max(needed)} replicas", None, factor, crossover)
 
 
 def _levels(base: ServingCandidate, reuse: BlockReuse) -> Iterator[Lever]:
