@@ -13,11 +13,11 @@ from cordee.plan.serving.ask import ServingRequest, ask
 from cordee.plan.serving.case import ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import WEIGHTS
-from cordee.plan.serving.judge import speed_of
 from cordee.plan.serving.layouts import parse_serving_layout
 from cordee.plan.serving.levers.lever import Lever
 from cordee.plan.serving.levers.levers import ASSUMED, is_measured, sequence_gpus
 from cordee.plan.serving.memory.kv import kv_bytes
+from cordee.plan.serving.performance import speed_of
 from cordee.plan.serving.price.price import TokenPrices
 from cordee.plan.serving.request import Pricing, Traffic
 from cordee.units import parse_bytes_per_s
