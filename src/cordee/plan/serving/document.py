@@ -44,7 +44,7 @@ class TrafficRow(Row):
 
 
 class SloRow(Row):
-    """The latencies to keep."""
+    """The latencies to meet."""
 
     ttft_s: float | None
     tpot_s: float | None
@@ -115,7 +115,7 @@ class ServingLayoutRow(Row):
 
 
 class ServingRemedyRow(Row):
-    """A change after which a layout keeps the latencies."""
+    """A change after which a layout meets the SLO."""
 
     change: str
     layout: ServingLayoutRow = read_from("candidate")
@@ -134,7 +134,7 @@ class ServingPointRow(Row):
 
 
 class ServingWhyRow(Row):
-    """Why not a layout, or so many requests at once."""
+    """Why not a layout, or a concurrency."""
 
     asked: str
     ground: Ground

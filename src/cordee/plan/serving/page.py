@@ -6,7 +6,7 @@ from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.plan.serving.request import ServingRequest
-from cordee.units import format_count, format_digits_usd, format_gb, format_latency
+from cordee.units import format_count, format_digits_usd, format_gb, format_latency, plural
 from cordee.view.chart import Axis, ChartLine, Mark, chart_html
 from cordee.view.memory import SERVING_PARTS, MemoryBar, memory_html
 from cordee.view.page import page
@@ -41,19 +41,20 @@ def serving_page(answer: ServingDrawn, *, notebook: bool = False) -> str:
     """Return the page, self-contained, or its parts alone for the output of a notebook's cell."""
     request = answer.request
     traffic = request.traffic
-    verdict = "it does not fit" if not answer.fits else "it misses its latencies" if answer.best is None else "it fits"
+    verdict = "it does not fit" if not answer.fits else "it misses the SLO" if answer.best is None else "it fits"
     curve = answer.curve
     return page(
         "serve.html.j2",
         frame="notebook.html.j2" if notebook else "base.html.j2",
         title=f"{request.shape.name} served on {request.gpus} x {request.gpu.name}: {verdict}",
         lead=(
-            f"{request.engine.name} as of {request.engine.version}, requests of {traffic.input_tokens:,} + "
+            f"{request.engine.name} {request.engine.versions}, requests of {traffic.input_tokens:,} + "
             f"{traffic.output_tokens:,} tokens; {request.slo}."
         ),
         answer=answer,
         shown=SHOWN,
         milliseconds=format_latency,
+        plural=plural,
         dollars=lambda usd: "no price" if usd is None else format_digits_usd(usd),
         memory_svg=_memory_svg(answer),
         curve_svg="" if curve is None or len(curve.points) < 2 else curve_svg(curve, answer),
@@ -62,12 +63,12 @@ def serving_page(answer: ServingDrawn, *, notebook: bool = False) -> str:
 
 
 def curve_svg(curve: ServingCurve, answer: ServingDrawn) -> str:
-    """Draw tokens a second over the time per output token, with the knee and the limit that is to be kept."""
+    """Draw tokens a second over the time per output token, with the knee and the limit."""
     points = [(1000 * point.tpot_s, point.output_tokens_per_s) for point in curve.points]
     points.sort()
     marks = []
     if curve.knee is not None:
-        at = f"knee: {curve.knee.sequences} at once"
+        at = f"knee: concurrency {curve.knee.sequences}"
         marks = [Mark(1000 * curve.knee.tpot_s, curve.knee.output_tokens_per_s, at)]
     lines = [ChartLine("planned", points)]
     limit = answer.request.slo.tpot_s
@@ -91,4 +92,4 @@ def _memory_svg(answer: ServingDrawn) -> str:
 
 
 def _note(each: ServingCandidate) -> str:
-    return f"{each.sequences:,} at once" if each.fits else f"short by {format_gb(each.shortfall_bytes)}"
+    return f"concurrency up to {each.sequences:,}" if each.fits else f"short by {format_gb(each.shortfall_bytes)}"
