@@ -145,7 +145,7 @@ def _format_crossover(base: ServingCandidate, weights: Format) -> str:
         row = named[-1]
         slower = f"slower {', '.join(map(str, row.losing))}" if row.losing else "never slower"
         borrowed = borrowed_kernels(request.speedups, request.gpu.name, request.engine.name, weights.name)
-        return "; ".join(filter(None, (f"{slower} (products on {row.where})", borrowed, row.remark)))
+        return "; ".join(filter(None, (f"{slower} ({borrowed or f'products on {row.where}'})", row.remark)))
     plain, other = speed_of(base.case), speed_of(replace(base.case, weights=weights))
     context = mean_context(request.traffic)
     gains = [plain.decode_s(size, size * context) / other.decode_s(size, size * context) for size in BATCHES]
