@@ -95,7 +95,7 @@ class ServingAnswer:
 
     @property
     def method(self) -> str:
-        """How the latencies came about."""
+        """The way in which the latencies were computed."""
         traffic, found = self.request.traffic, self.nearest.performance
         if found is None or not found.played:
             return STEADY
