@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.agent import process, wire
-from cordee.agent.launch import Assignment, launcher_of, prepare
+from cordee.agent.launch import Assignment, prepare
 from cordee.agent.logs import Masker
 from cordee.agent.spools import spool_files
 from cordee.events import Lease, RankLeft
 from cordee.telemetry.stream import StreamReader, StreamWriter, last_records
+from cordee.workload.launcher import launcher_of
 
 PARTS = f"parts-{os.getpid()}.1"  # so that two runs of these tests do not meet
 

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,20 +14,9 @@ from cordee.agent.process import NODE, TAG
 from cordee.events import Lease
 from cordee.reports import ReportScope
 from cordee.storage.destination import below, moved
+from cordee.workload.launcher import PYTHON, commands_of, launcher_of
 
 DEFAULT_GRACE_S = 30.0
-
-_NODE_PROGRAMS = {"torchrun", "accelerate", "deepspeed"}
-_NODE_MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-}
-_PREFIXES = {"exec", "env", "nohup", "nice", "time", "command", "uv", "poetry", "run"}
-_PYTHON = re.compile(r"python[0-9.]*")
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-_SEPARATORS = {";", "&&", "||", "|", "&", "(", ")", "|&", ";;"}
 
 # Variables of an outer launcher in the server's own environment must not reach a rank.
 _NOT_INHERITED = re.compile(
@@ -164,66 +152,17 @@ def prepare(
     return RankGroupLaunch(cwd=cwd, per_rank=per_rank, says=says, omp_num_threads=omp, processes=processes)
 
 
-def launcher_of(run: str | Sequence[str]) -> str | None:
-    """Return the launcher in a command, which starts ranks itself; None if there is none.
-
-    >>> launcher_of("cd src && OMP_NUM_THREADS=1 torchrun --nproc_per_node=4 train.py")
-    'torchrun'
-    >>> launcher_of(["python", "-m", "torch.distributed.run", "train.py"])
-    'torchrun'
-    >>> launcher_of("python train.py --backend deepspeed")
-    """
-    for command in _commands(run):
-        name = Path(command[0]).name
-        if name in _NODE_PROGRAMS:
-            return name
-        if not _PYTHON.fullmatch(name):
-            continue
-        rest = iter(command[1:])
-        for word in rest:
-            if word == "-m":
-                module = next(rest, "")
-                if module in _NODE_MODULES or module in _NODE_PROGRAMS:
-                    return _NODE_MODULES.get(module, module)
-                break
-            if not word.startswith("-"):
-                if Path(word).name in _NODE_PROGRAMS:
-                    return Path(word).name
-                break
-    return None
-
-
-def _commands(run: str | Sequence[str]) -> list[list[str]]:
-    """Return the simple commands of a command line, without assignments and prefixes such as `exec` or `uv run`."""
-    if isinstance(run, str):
-        lexer = shlex.shlex(run.replace("\n", " ; "), posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        try:
-            words = list(lexer)
-        except ValueError:
-            return []  # the shell will report the error
-    else:
-        words = [str(word) for word in run]
-    commands: list[list[str]] = [[]]
-    for word in words:
-        if isinstance(run, str) and word in _SEPARATORS:
-            commands.append([])
-        elif commands[-1] or not (_ASSIGNMENT.fullmatch(word) or word in _PREFIXES):
-            commands[-1].append(word)
-    return [command for command in commands if command]
-
-
 def _check(run: str | Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
     if not Path(cwd).is_dir():
         raise LaunchError(f"the job's folder {cwd} is not there")
-    commands = _commands(run)
+    commands = commands_of(run)
     if len(commands) != 1:
         return  # an earlier command may create a file that a later one needs
     program, *rest = commands[0]
     on_path = shutil.which(program, path=env.get("PATH"))
     if isinstance(run, list) and on_path is None and not Path(cwd, program).exists():
         raise LaunchError(f"the program {program} is not there")
-    if _PYTHON.fullmatch(Path(program).name) and rest and not rest[0].startswith("-"):
+    if PYTHON.fullmatch(Path(program).name) and rest and not rest[0].startswith("-"):
         script = rest[0]
         if not any(char in script for char in "$`*?~") and not Path(cwd, script).exists():
             raise LaunchError(f"the script {script} is not in {cwd}")
