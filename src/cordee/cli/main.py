@@ -30,6 +30,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "why": ("cordee.cli.jobs", "Explain a job's state, and forecast when it starts and ends."),
         "logs": ("cordee.cli.jobs", "Print the output of a job's ranks."),
         "stop": ("cordee.cli.jobs", "Stop a job; it checkpoints first, unless --now is given."),
+        "render": ("cordee.cli.render", "Write a job file for another system: kubernetes."),
     },
     "Cluster": {
         "up": ("cordee.cli.operate", "Start a server; jobs of an earlier one continue."),
@@ -59,6 +60,7 @@ EXAMPLES = {
     "profile": "cordee profile rank*.json.gz --html profile.html",
     "run": "cordee run --gpus 4 --tier preemptible --checkpoint-to /shared/checkpoints -- python train.py",
     "stop": "cordee stop my-job --wait",
+    "render": "cordee render kubernetes job.yaml --image registry/train:1 --kueue-queue research -o k8s.yaml",
     "jobs": "cordee jobs my-job",
     "why": "cordee why my-job",
     "logs": "cordee logs my-job --follow --rank 0",

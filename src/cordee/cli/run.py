@@ -143,7 +143,7 @@ def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_ru
         if given:
             flag = "--" + given[0].removeprefix("checkpoint_e").replace("_", "-").replace("very", "every")
             raise InputError(f"{flag} cannot be combined with a job file", hint=f"write it into {what[0]}")
-        spec = _from_file(Path(what[0]))
+        spec = job_from_file(Path(what[0]))
         return lambda *changes: rehearse.with_flags(spec, *changes) if dry_run else spec
     if gpus is None and flags["plan"] is None:
         raise SpecError("a command needs --gpus", hint="cordee run --gpus 4 -- python train.py")
@@ -228,7 +228,8 @@ def _is_file(what: list[str], gpus: str | None) -> bool:
     return gpus is None and len(what) == 1 and what[0].endswith((".yaml", ".yml"))
 
 
-def _from_file(path: Path) -> JobSpec:
+def job_from_file(path: Path) -> JobSpec:
+    """Read a job file, and the plan that it names."""
     text = _read(path, "give the path of a job's YAML")
     return parse_spec(text, source=str(path), plan_of=lambda plan: _plan_of(path.parent / plan))
 
