@@ -195,7 +195,7 @@ def test_each_lever_has_its_effect_and_its_turn() -> None:
     names = [each.name for each in answer.levers]
     assert set(names) == {
         "batch", "dynamic batching", "prefix cache", "weights", "KV cache", "speculation", "parallelism", "GPU",
-        "GPU of a phase", "MIG", "KV offload", "idle session",
+        "phases apart", "GPU of a phase", "MIG", "KV offload", "idle session",
     }  # fmt: skip
     for each in answer.levers:
         assert each.crossover

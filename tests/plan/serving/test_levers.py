@@ -128,6 +128,25 @@ def test_reserved_capacity_has_a_price_where_the_file_has_one() -> None:
     assert reserved.against_api is not None
 
 
+def test_phases_apart_keep_prompts_out_of_the_steps_of_answers() -> None:
+    traffic = Traffic(input_tokens=4000, output_tokens=200)
+    (apart,) = named(plan(gpus="4xH100", traffic=traffic, layout="tp=1,pp=1"), "phases apart")
+    assert apart.change in ("2 for prompts, 2 for answers", "3 for prompts, 1 for answers")
+    assert apart.factor is not None and 0.3 < apart.factor < 1.2
+    mine, its = apart.crossover.split("TPOT ")[1].split(", not ")
+    assert float(mine.split()[0]) < float(its.split()[0])
+    assert not named(plan(), "phases apart")
+
+
+def test_blocks_are_compared_with_runs_of_tokens_beside_the_cache() -> None:
+    (drawn,) = (each for each in plan().levers if each.change == "blocks of 16, not runs")
+    used = [int(part.split("%")[0].split()[-1]) for part in drawn.crossover.split(",")[0:2] for part in part.split(";")]
+    assert used[0] > 93 > used[1] > used[2]
+    same = Traffic(requests=tuple(Request(index, 1000, 24) for index in range(50)), input_tokens=1000, output_tokens=24)
+    (traced,) = (each for each in plan(traffic=same).levers if each.change == "blocks of 16, not runs")
+    assert traced.crossover.endswith("by the trace's lengths")
+
+
 def test_electricity_is_that_of_all_hours() -> None:
     flat, night = (Pricing(prices=CATALOGUE.prices, busy_fractions=hours) for hours in ((1.0,), (0.25, 1.0) * 12))
     load = Traffic(rate_per_s=5)

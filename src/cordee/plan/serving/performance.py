@@ -153,7 +153,7 @@ def play(traffic: Traffic, held: ServingMemory, speed: Speed, replicas: int) -> 
         parts: Sequence[Sequence[Request]] = [_drawn(traffic, traffic.rate_per_s / replicas, steady)]
     else:
         parts = route(traffic.requests, replicas)
-    limits = _limits(held, prefix_caching=traffic.has_prefixes)
+    limits = replica_limits(held, prefix_caching=traffic.has_prefixes)
     served = merged([serve(part, speed, limits) for part in parts])
     if not served.outcomes:
         return None
@@ -189,7 +189,7 @@ def _requests_to_play(steady: Performance, rate_per_s: float) -> int:
     return max(PLAYED, round(ROUNDS * steady.sequences * fullness))
 
 
-def _limits(held: ServingMemory, *, prefix_caching: bool) -> Limits:
+def replica_limits(held: ServingMemory, *, prefix_caching: bool) -> Limits:
     """Return the limits of one replica, of all its attention copies together."""
     case = held.case
     return Limits(

@@ -15,6 +15,7 @@ from cordee.plan.serving.curve import serving_curve
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
 from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, rank, steady
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, layouts
+from cordee.plan.serving.levers.apart import apart_lever
 from cordee.plan.serving.levers.idle import idle_plan, leave_after_s, session_pauses_s
 from cordee.plan.serving.levers.lever import Lever
 from cordee.plan.serving.levers.mig import slices
@@ -25,6 +26,7 @@ from cordee.plan.serving.levers.offload import (
     break_even_bytes_per_s,
     shortest_restore_tokens,
 )
+from cordee.plan.serving.levers.paged import paged_lever
 from cordee.plan.serving.levers.phases import phase_costs, split_phases
 from cordee.plan.serving.levers.quantise import borrowed_kernels, find_crossovers
 from cordee.plan.serving.levers.renting import hours_lever
@@ -93,6 +95,7 @@ def _levers(base: ServingCandidate, reuse: BlockReuse | None, traffic: Traffic) 
         if name != case.weights.name and WEIGHTS[name].products in case.gpu.flop_per_s:
             found = judge(base.request, case.layout, WEIGHTS[name], case.kv)
             yield _lever(base, "weights", name, found, crossover=_format_crossover(base, WEIGHTS[name]))
+    yield paged_lever(base, traffic)
     if case.kv.name != "fp8":
         found = judge(base.request, case.layout, case.weights, KV["fp8"])
         tokens = base.request.traffic.request_tokens
@@ -100,6 +103,7 @@ def _levers(base: ServingCandidate, reuse: BlockReuse | None, traffic: Traffic) 
         yield _lever(base, "KV cache", "fp8", found, crossover=crossover)
     yield _speculation(base)
     yield from _parallel(base)
+    yield from apart_lever(base)
     yield from _gpus(base)
     yield from _slices(base)
     yield _offload(base)
