@@ -31,7 +31,7 @@ def print_serving(answer: ServingAnswer, *, show_all: bool, with_curve: bool, wi
     """Print the answer; the summary comes last."""
     out = console()
     if answer.why is not None:
-        title(out, f"Why not {answer.why.asked}", answer.why.ground)
+        title(out, answer.why.heading, answer.why.ground)
         indented(out, answer.why.message, style="")
         if answer.why.hint:
             indented(out, answer.why.hint)

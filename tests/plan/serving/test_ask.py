@@ -175,7 +175,7 @@ def test_why_not_so_many_at_once_beyond_the_engines_limit() -> None:
 def test_why_not_a_layout_that_lacks_memory_or_time() -> None:
     lacks = ask(request("llama-3-70b", why="tp=1")).why
     assert lacks is not None and lacks.ground == "does not fit"
-    assert "lacks" in lacks.message and "GiB of weights" in lacks.message
+    assert "lacks" in lacks.message and "GB of weights" in lacks.message
     late = ask(request("llama-3-70b", slo=Slo(tpot_s=0.012), why="tp=4")).why
     assert late is not None and late.ground == "misses the SLO" and "of 12" in late.message
 

@@ -78,7 +78,7 @@ def test_weights_that_leave_no_room_are_refused() -> None:
     """vLLM 0.11.0 did not start so on one H100: -1.44 GiB were left (llm-d-planner)."""
     case = served("llama-3.1-70b", weights="fp8")
     found = memory(case)
-    assert found.refusal == "67.70 GiB of weights and 4.83 GiB of the trial run leave -1.40 GiB for the KV cache"
+    assert found.refusal == "72.7 GB of weights and 5.2 GB of the trial run leave -1.5 GB for the KV cache"
     assert (found.blocks, found.kv_tokens, found.sequences(1), found.longest_context_tokens) == (0, 0, 0, 0)
     assert memory(served("llama-3.1-70b", weights="fp8", tp=2)).refusal is None
 
@@ -87,7 +87,7 @@ def test_a_context_that_is_too_long_is_refused() -> None:
     """vLLM 0.6.4 refused 29,000 tokens of Llama-3.1-8B on 24 GB: vllm#10517."""
     found = memory(served("llama-3.1-8b", "RTX-4090", version="0.6.4", context=29_000))
     assert found.refusal is not None
-    assert found.refusal.startswith("a sequence of 29,000 tokens takes 3.54 GiB of KV cache, but 2.")
+    assert found.refusal.startswith("a sequence of 29,000 tokens takes 3.8 GB of KV cache, but ")
     assert found.starts
     shorter = served("llama-3.1-8b", "RTX-4090", version="0.6.4", context=found.longest_context_tokens)
     assert memory(shorter).refusal is None

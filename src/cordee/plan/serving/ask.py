@@ -1,7 +1,7 @@
 """The serving door: `ask(ServingRequest) -> ServingAnswer`.
 
 Each layout of a replica that divides the model is judged in each format, and ranked by the price of a million tokens
-among those that keep the latencies. The command line and notebooks ask here, so they make the same assumptions.
+among those that meet the SLO. The command line and notebooks ask here, so they make the same assumptions.
 """
 
 from cordee.plan.serving.answer import ServingAnswer
@@ -14,7 +14,7 @@ __all__ = ["ServingAnswer", "ServingRequest", "ask"]
 def ask(request: ServingRequest) -> ServingAnswer:
     """Judge the layouts of a replica on these GPUs under the request's traffic.
 
-    If none keeps the latencies, `ServingAnswer.best` is None and `nearest` is the one that misses them least, or that
+    If none meets the SLO, `ServingAnswer.best` is None and `nearest` is the one that misses them least, or that
     lacks the fewest bytes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Throughput against latency by requests at once, and the knee beyond which one more brings less than half."""
+"""Throughput against latency by concurrency, and the knee beyond which one more brings less than half."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +9,7 @@ from cordee.plan.serving.judge import ServingCandidate, sizes, steady
 
 @dataclass(frozen=True)
 class ServingPoint:
-    """All replicas with so many requests at once in each; `added_fraction` as in the scaling curve of training."""
+    """All replicas at this concurrency of each; `added_fraction` as in the scaling curve of training."""
 
     candidate: ServingCandidate
     sequences: int

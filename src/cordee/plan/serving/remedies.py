@@ -1,4 +1,4 @@
-"""Changes after which a model fits or keeps its latencies: other formats, a shorter context, more or larger GPUs."""
+"""Changes after which a model fits or meets its SLO: other formats, a shorter context, more or larger GPUs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ CONTEXTS = (32_768, 16_384, 8_192, 4_096, 2_048)
 
 @dataclass(frozen=True)
 class ServiceRemedy:
-    """One change, and the layout that keeps the latencies after it."""
+    """One change, and the layout that meets the SLO after it."""
 
     change: str
     candidate: ServingCandidate
@@ -47,7 +47,7 @@ def remedies(request: ServingRequest) -> tuple[ServiceRemedy, ...]:
 
 
 def cheapest(request: ServingRequest) -> ServingCandidate | None:
-    """Return the first candidate of the ranking; None if it does not keep the latencies, or nothing divides.
+    """Return the first candidate of the ranking; None if it does not meet the SLO, or nothing divides.
 
     A layout in which a request alone misses them is left out before any traffic is played.
     """

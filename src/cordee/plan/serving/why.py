@@ -1,4 +1,4 @@
-"""The reason against a layout, or against so many requests at once: the rule, the bytes, the latency or the price."""
+"""The reason against a layout, or against a concurrency: the rule, the bytes, the latency or the price."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -42,7 +42,7 @@ class Ranked(Protocol):
 
 @dataclass(frozen=True)
 class ServingWhy:
-    """Why a layout is not the best, or why so many requests do not run at once; `hint` names what would do."""
+    """Why a layout is not the best, or why a concurrency is not reached; `hint` names what would work."""
 
     asked: str
     ground: Ground
@@ -50,9 +50,14 @@ class ServingWhy:
     hint: str
     candidate: ServingCandidate | None
 
+    @property
+    def heading(self) -> str:
+        """The question that is answered."""
+        return self.asked if self.ground in ("possible", "the best") else f"Why not {self.asked}"
+
 
 def why_not(answer: Ranked, text: str) -> ServingWhy:
-    """Return why the best layout is not this one (`tp=2`), or why a replica does not run so many at once (`128`).
+    """Return why the best layout is not this one (`tp=2`), or why a replica does not reach this concurrency (`128`).
 
     Axes that the text leaves out are 1.
 
@@ -84,14 +89,14 @@ def _layout(answer: Ranked, text: str) -> ServingWhy:
 
 
 def _dearer(found: ServingCandidate, best: ServingCandidate) -> str:
-    assert found.performance is not None and best.performance is not None, "both keep the latencies"
+    assert found.performance is not None and best.performance is not None, "both meet the SLO"
     mine, its = (each.performance.requests_per_s / each.gpus for each in (found, best) if each.performance)
     price = ""
     if found.usd_per_mtok is not None and best.usd_per_mtok is not None:
         both = f"{format_digits_usd(found.usd_per_mtok)} against {format_digits_usd(best.usd_per_mtok)}"
         price = f" ({both} a million tokens)"
     return (
-        f"{found.name} keeps the latencies ({latencies(found)}) but answers {mine:,.2f} requests/s on each GPU, "
+        f"{found.name} meets the SLO ({latencies(found)}) but answers {mine:,.2f} requests/s on each GPU, "
         f"{1 - mine / its:.0%} less than {best.name} with {its:,.2f}{price}"
     )
 
@@ -115,17 +120,17 @@ def _shortfall(found: ServingCandidate) -> str:
 def _fits_instead(answer: Ranked) -> str:
     best = answer.best
     if best is not None:
-        return f"{best.name} {'keeps them' if answer.request.slo.limits else 'fits'}: {latencies(best)}"
+        return f"{best.name} {'meets it' if answer.request.slo.limits else 'fits'}: {latencies(best)}"
     return "; or ".join(str(each) for each in answer.remedies)
 
 
 def _sequences(answer: Ranked, wanted: int) -> ServingWhy:
-    """Return what keeps a replica of the nearest layout from running so many requests at once."""
+    """Return what keeps a replica of the nearest layout from this concurrency."""
     if wanted < 1:
         raise SpecError(f"--why {wanted} asks about no request", hint="give a number from 1, or a layout: tp=2")
     found, text = answer.nearest, str(wanted)
     tokens = answer.request.traffic.request_tokens
-    name = f"{wanted} at once on {found.name}"
+    name = f"a concurrency of {wanted:,} on {found.name}"
     if not found.fits:
         return ServingWhy(text, "does not fit", f"{found.name} {_shortfall(found)}", _fits_instead(answer), found)
     room = found.memory.sequences(tokens)
@@ -133,7 +138,7 @@ def _sequences(answer: Ranked, wanted: int) -> ServingWhy:
         on_each = -(-wanted // found.case.layout.dp)
         needs, has = on_each * kv_bytes(found.case, tokens, found.memory.stage), found.memory.kv_bytes
         message = (
-            f"{name} need {format_gb(needs)} of KV cache on each GPU ({tokens:,} tokens each), but it has "
+            f"{name} needs {format_gb(needs)} of KV cache on each GPU ({tokens:,} tokens each), but it has "
             f"{format_gb(has)}: room for {room}"
         )
         return ServingWhy(text, "does not fit", message, _room_hint(answer, found, wanted), found)
@@ -164,4 +169,4 @@ def _room_hint(answer: Ranked, found: ServingCandidate, wanted: int) -> str:
 def _slo_hint(found: ServingCandidate) -> str:
     if found.performance is None:
         return ""
-    return f"{found.performance.sequences:,.0f} at once keep it: {latencies(found)}"
+    return f"a concurrency of {found.performance.sequences:,.0f} meets it: {latencies(found)}"

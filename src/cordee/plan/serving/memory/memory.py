@@ -12,7 +12,7 @@ from cordee.plan.serving.memory.activations import activation_bytes, has_fast_li
 from cordee.plan.serving.memory.kv import is_linear, kv_bytes, kv_bytes_per_token
 from cordee.plan.serving.memory.visible import case_visible_bytes
 from cordee.plan.serving.memory.weights import weights_bytes
-from cordee.units import GiB
+from cordee.units import GiB, format_gb
 
 ENCODER_SPREAD_BYTES = round(0.7 * GiB)  # a vision encoder's own forward pass is not modelled
 CONTEXT_BYTES = round(0.5 * GiB)  # of CUDA itself, on each GPU that a process uses
@@ -104,14 +104,14 @@ class ServingMemory:
         """Return why the engine will not start, with the numbers; None if it starts."""
         if self.fits:
             return None
-        left = f"{self.kv_bytes / GiB:.2f} GiB"
+        left = format_gb(self.kv_bytes)
         if not self.starts:
-            weights, trial = self.weights_bytes / GiB, self.activation_bytes / GiB
-            return f"{weights:.2f} GiB of weights and {trial:.2f} GiB of the trial run leave {left} for the KV cache"
+            weights, trial = format_gb(self.weights_bytes), format_gb(self.activation_bytes)
+            return f"{weights} of weights and {trial} of the trial run leave {left} for the KV cache"
         longest = self.case.max_context_tokens
-        one = kv_bytes(self.case, longest, self.stage) / GiB
+        one = format_gb(kv_bytes(self.case, longest, self.stage))
         return (
-            f"a sequence of {longest:,} tokens takes {one:.2f} GiB of KV cache, but {left} are left: "
+            f"a sequence of {longest:,} tokens takes {one} of KV cache, but {left} are left: "
             f"{self.longest_context_tokens:,} tokens"
         )
 
