@@ -131,6 +131,28 @@ def test_a_model_that_does_not_fit_is_answered_with_what_would() -> None:
     assert error.hint is not None and "--weights fp8" in error.hint
 
 
+def test_remedies_try_the_cheapest_gpus_as_many_of_another_kind_and_two_changes_together() -> None:
+    """A 70B in bf16 on an A10 of 24 GB: no format helps alone, one MI300X holds it; on two, int4 needs little more."""
+    kinds = tuple(gpu for gpu in CATALOGUE.gpus if gpu.name != "A10")
+    pricing = Pricing(prices=CATALOGUE.prices, other_gpus=kinds)
+    found = ask(request("llama-3-70b", "1xA10", pricing=pricing)).remedies
+    gpus = [each for each in found if each.change.startswith("--gpus")]
+    alone = [each for each in gpus if each.candidate.request.gpus == 1]
+    assert alone and all(each.candidate.case.gpu.memory_bytes > 160e9 for each in alone)
+    assert len({each.change for each in found}) == len(found)
+    hourly = [each.candidate.usd_per_hour for each in gpus if each.candidate.usd_per_hour is not None]
+    assert gpus[0].candidate.usd_per_hour == min(hourly)
+    both = ask(request("llama-3-70b", "2xA10", pricing=pricing, limits=EngineLimits(max_sequences=256))).remedies
+    assert any(each.change.count("--") == 2 and "--weights int4" in each.change for each in both)
+    for each in (*found, *both):
+        assert each.candidate.keeps_slo
+
+
+def test_eight_bit_weights_are_int8_where_a_gpu_has_no_fp8() -> None:
+    changes = [each.change for each in ask(request("llama-3-70b", "4xA100-40")).remedies]
+    assert "--weights int8" in changes and "--weights fp8" not in changes
+
+
 def test_latencies_that_no_layout_keeps_name_the_nearest_and_its_price() -> None:
     answer = ask(request("llama-3-70b", "8xH100", slo=Slo(tpot_s=0.005)))
     check(answer)
