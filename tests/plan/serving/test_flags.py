@@ -73,6 +73,32 @@ def test_replicas_are_started_one_by_one_and_formats_of_a_checkpoint_are_named()
     assert any("4 times, each on 2 GPUs" in note for note in launch.notes)
 
 
+@pytest.mark.parametrize(
+    ("engine", "layout", "words", "note"),
+    [
+        ("vllm", ServingLayout(tp=8, pp=2), ["--distributed-executor-backend ray"], "ray start --address HEAD:6379"),
+        (
+            "vllm",
+            ServingLayout(dp=16, ep=True),
+            ["--data-parallel-size-local 8", "--data-parallel-address"],
+            "--headless",
+        ),
+        ("sglang", ServingLayout(dp=16, ep=True), ["--nnodes 2", "--node-rank RANK"], "start it on each"),
+        ("tensorrt-llm", ServingLayout(dp=16, ep=True), [], "-N 2 -n 16 trtllm-llmapi-launch"),
+        ("llama.cpp", ServingLayout(pp=16), ["--rpc NODE1:50052"], "rpc-server"),
+    ],
+)
+def test_a_replica_on_two_nodes_says_how_they_are_joined(
+    engine: str, layout: ServingLayout, words: list[str], note: str
+) -> None:
+    case = replace(CASE, shape=load_shape("deepseek-v3"), layout=layout)
+    launch = engine_settings(engine, replace(DEPLOYED, case=case))
+    assert all(word in launch.text for word in words)
+    assert any("16 GPUs on 2 nodes of 8" in each and note in each for each in launch.notes)
+    alone = engine_settings(engine, replace(DEPLOYED, case=replace(case, layout=ServingLayout())))
+    assert not any("nodes" in each for each in alone.notes) and not any(word in alone.text for word in words)
+
+
 def test_the_context_of_llama_cpp_is_divided_among_its_slots() -> None:
     case = replace(CASE, layout=ServingLayout(), kv=KV["int8"], max_context_tokens=4096, max_sequences=8)
     text = engine_settings("llama.cpp", replace(DEPLOYED, case=case)).text

@@ -6,10 +6,11 @@ in vLLM's engine arguments, SGLang's server arguments, the reference of trtllm-s
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from cordee.errors import LayoutError
 from cordee.plan.launch import Launch
-from cordee.plan.serving.case import ServingCase
+from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import GGUF
 from cordee.plan.serving.layouts import missing_axes
@@ -35,6 +36,8 @@ class Dialect:
         weights: words for a format of the weights; a format in `checkpoints` is a property of the checkpoint instead.
         kv: the value for a format of the KV cache; "" for the engine's default.
         file: return lines of the configuration file that `--config` reads.
+        spanning: return settings of a replica on several nodes, given their number.
+        joined: how to start these nodes; `{nodes}`, `{gpus}` and `{here}`, the attention copies on each, are filled in.
     """
 
     command: str
@@ -44,6 +47,8 @@ class Dialect:
     checkpoints: Mapping[str, str]
     weights: Mapping[str, str] = field(default_factory=dict)
     file: Callable[[Deployment], list[str]] = lambda _: []
+    spanning: Callable[[ServingLayout, int], Mapping[str, object]] = lambda _, nodes: {}
+    joined: Callable[[ServingLayout], str] = lambda _: ""
 
 
 def engine_settings(engine: str, deployed: Deployment) -> Launch:
@@ -57,8 +62,13 @@ def engine_settings(engine: str, deployed: Deployment) -> Launch:
     dialect, case = DIALECTS[engine], deployed.case
     cannot = missing_axes(case.layout, find_engine(engine))
     words = [dialect.command.format(model=deployed.model)]
-    words += [f"{name} {value}".rstrip() for name, value in dialect.settings(deployed).items() if value is not None]
-    notes = []
+    settings, notes = dict(dialect.settings(deployed)), []
+    layout, nodes = case.layout, ceil(case.layout.gpus / case.gpu.gpus_per_node)
+    if nodes > 1:
+        settings |= dialect.spanning(layout, nodes)
+        how = dialect.joined(layout).format(nodes=nodes, gpus=layout.gpus, here=ceil(layout.dp / nodes))
+        notes.append(f"a replica takes {layout.gpus} GPUs on {nodes} nodes of {case.gpu.gpus_per_node}: {how}")
+    words += [f"{name} {value}".rstrip() for name, value in settings.items() if value is not None]
     if case.weights.name in dialect.weights:
         words.append(dialect.weights[case.weights.name])
     elif case.weights.name in dialect.checkpoints:
@@ -82,6 +92,18 @@ def engine_settings(engine: str, deployed: Deployment) -> Launch:
 def _many(number: int) -> int | None:
     """Return a degree of parallelism, or None for 1, which is every engine's default."""
     return number if number > 1 else None
+
+
+def _vllm_spanning(layout: ServingLayout, nodes: int) -> Mapping[str, object]:
+    if layout.dp == 1:
+        return {"--distributed-executor-backend": "ray"}
+    return {"--data-parallel-size-local": ceil(layout.dp / nodes), "--data-parallel-address": "HEAD"}
+
+
+def _vllm_joined(layout: ServingLayout) -> str:
+    if layout.dp == 1:
+        return "start Ray on each (`ray start --head`, `ray start --address HEAD:6379`), and this command on the head"
+    return "start it on each; on all but HEAD add --headless --data-parallel-start-rank, {here} more on each node"
 
 
 def _vllm(deployed: Deployment) -> Mapping[str, object]:
@@ -171,6 +193,8 @@ DIALECTS: Mapping[str, Dialect] = {
         checkpoints=_HF_CHECKPOINTS,
         kv_name=("--kv-cache-dtype",),
         kv={"bf16": "", "fp16": "", "fp32": "", "fp8": "fp8"},
+        spanning=_vllm_spanning,
+        joined=_vllm_joined,
     ),
     "sglang": Dialect(
         command="python -m sglang.launch_server --model-path {model}",
@@ -184,6 +208,8 @@ DIALECTS: Mapping[str, Dialect] = {
         checkpoints=_HF_CHECKPOINTS,
         kv_name=("--kv-cache-dtype",),
         kv={"bf16": "", "fp16": "", "fp32": "", "fp8": "fp8_e4m3"},
+        spanning=lambda _, nodes: {"--nnodes": nodes, "--node-rank": "RANK", "--dist-init-addr": "HEAD:5000"},
+        joined=lambda _: "start it on each, with RANK 0 on HEAD",
     ),
     "tensorrt-llm": Dialect(
         command="trtllm-serve {model}",
@@ -197,6 +223,7 @@ DIALECTS: Mapping[str, Dialect] = {
         kv_name=(),
         kv={"bf16": "", "fp16": "", "fp8": "fp8"},
         file=_tensorrt_llm_file,
+        joined=lambda _: "start it by `srun --mpi=pmix -N {nodes} -n {gpus} trtllm-llmapi-launch`",
     ),
     "llama.cpp": Dialect(
         command="llama-server --model {model}",
@@ -209,6 +236,8 @@ DIALECTS: Mapping[str, Dialect] = {
             **{name: f"GGUF {name.removeprefix('gguf-').upper()}" for name in GGUF},
         },
         kv_name=("--cache-type-k", "--cache-type-v"),
+        spanning=lambda _, nodes: {"--rpc": ",".join(f"NODE{node}:50052" for node in range(1, nodes))},
+        joined=lambda _: "start `rpc-server --host 0.0.0.0 --port 50052` on the others",
         kv={"fp16": "", "bf16": "bf16", "fp32": "f32", "int8": "q8_0", "q8_0": "q8_0", "q4_0": "q4_0"},
     ),
 }
