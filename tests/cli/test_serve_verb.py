@@ -96,6 +96,16 @@ def test_no_line_is_wider_than_the_terminal(
 
 
 @pytest.mark.usefixtures("wide")
+def test_llama_cpp_is_planned_as_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "1xH100", "--engine", "llama.cpp", "--weights", "Q4_K_M")
+    plain = " ".join(out.split())
+    assert "weights in gguf-q4_k_m" in plain and "at most, each in a slot of --context 8192" in plain
+    words = ("deepseek-v3", "--gpus", "16xH200", "--layout", "dp=8,ep", "--launch", "llama.cpp")
+    code, out, err = _run(capsys, *words)
+    assert code == 15 and not out and "llama.cpp b4000 has no data-parallel attention (dp8)" in err
+
+
+@pytest.mark.usefixtures("wide")
 def test_curve_and_levers_are_printed_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     _, plain, _ = _run(capsys, "llama-3-8b", "--gpus", "1xH100")
     assert "Levers" not in plain and "knee" not in plain

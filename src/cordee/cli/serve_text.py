@@ -238,9 +238,11 @@ def _cache(out: Console, answer: ServingAnswer) -> None:
     title(out, "KV cache of one replica")
     shortest, longest = traffic.request_tokens, found.case.max_context_tokens
     room = {tokens: plural(held.sequences(tokens), "concurrent request") for tokens in (shortest, longest)}
+    # Without blocks that sequences share, the cache has a slot of the longest context for each.
+    slots = f", each in a slot of --context {longest}" if found.case.engine.memory.covers == "none" else ""
     lines = (
         _cache_size(held),
-        f"room for {room[shortest]} of {shortest:,} tokens; the engine runs {found.case.slots:,} at most",
+        f"room for {room[shortest]} of {shortest:,} tokens; the engine runs {found.case.slots:,} at most{slots}",
         (f"room for one sequence of {held.longest_context_tokens:,} tokens; the model has "
          f"{answer.request.shape.positions:,} positions; room for {room[longest]} of {longest:,} tokens"),
     )  # fmt: skip
