@@ -66,6 +66,19 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: 
     assert process.wait(LIMIT_S) == 137
 
 
+def test_a_notice_reaches_a_rank_behind_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))\n"
+        "pathlib.Path('up').touch()\n"
+        "time.sleep(300)\n"
+    )
+    process = pod(tmp_path, f"run: 'cd . && {sys.executable} rank.py'\ngpus: 1")
+    until((tmp_path / "up").exists, lambda: "the rank did not start")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 75
+
+
 @pytest.mark.gang
 def test_a_gang_of_pods_is_preempted_and_resumes_at_the_same_step(tmp_path: Path) -> None:
     """SIGTERM reaches one of two pods; both leave with 75, and the pods that replace them finish."""

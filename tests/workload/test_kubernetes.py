@@ -127,7 +127,11 @@ def test_the_cluster_gives_its_own_names() -> None:
     assert {"name": "checkpoints", "mountPath": "/checkpoints"} in container["volumeMounts"]
     assert {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}} in pod["volumes"]
     assert container["workingDir"] == "/code"
-    assert container["args"] == ["/bin/sh", "-c", 'python train.py --date "$$(date)"']  # Kubernetes reads $$ as $
+    assert container["args"] == [
+        "/bin/sh",
+        "-c",
+        'trap : TERM; python train.py --date "$$(date)"',
+    ]  # Kubernetes reads $$ as $
     assert env["HF_TOKEN"] == {"secretKeyRef": {"name": "llama", "key": "HF_TOKEN"}}
     assert env["OMP_NUM_THREADS"] == "4" and env["CORDEE_LAYOUT"] == "tp=8" and env["CORDEE_HANG_RESTART_S"] == "1800"
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from cordee.errors import EXIT_CHECKPOINTED, StopError
 
@@ -35,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, on_notice)
     node = int(os.environ.get("JOB_COMPLETION_INDEX", "0"))
     ranks = [
-        subprocess.Popen(given.command, env=os.environ | rank_env(node, local, gpus=given.gpus, nodes=given.nodes))
+        subprocess.Popen(
+            given.command,
+            env=os.environ | rank_env(node, local, gpus=given.gpus, nodes=given.nodes),
+            start_new_session=True,  # so that a notice reaches the rank behind a shell
+        )
         for local in range(given.gpus)
     ]
     kill_at_s = None
@@ -76,7 +81,10 @@ def exit_code(codes: Iterable[int]) -> int:
 
 def _signal(ranks: Iterable[subprocess.Popen[bytes]], number: int) -> None:
     for rank in ranks:
-        rank.send_signal(number)  # does nothing to a rank that has ended
+        if rank.returncode is not None:
+            continue
+        with suppress(ProcessLookupError):
+            os.killpg(rank.pid, number)
 
 
 if __name__ == "__main__":
