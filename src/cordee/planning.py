@@ -20,11 +20,11 @@ from cordee.plan.serving.engine import Engine, find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS, Format, default_format, find_format
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, parse_serving_layout
 from cordee.plan.serving.price.price import TokenPrices
-from cordee.plan.serving.request import STATISTICS, EngineLimits, Pricing, Slo, Traffic
+from cordee.plan.serving.request import STATISTICS, EngineLimits, LeverAssumptions, Pricing, Slo, Traffic
 from cordee.plan.settings import Settings
 from cordee.plan.training import Loss, Precision
 from cordee.plan.wanted import layout_wanted
-from cordee.units import parse_latency_s, parse_rate_per_s, parse_token_count
+from cordee.units import parse_bytes_per_s, parse_latency_s, parse_rate_per_s, parse_token_count
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
@@ -111,6 +111,9 @@ class ServingGiven(TypedDict, total=False):
     context: str | None
     max_sequences: int | None
     memory_fraction: float | None
+    acceptance: float
+    prefix: float
+    kv_bandwidth: str | None
     capacity: str
     prices: Path | None
     hours: str | None
@@ -146,6 +149,7 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
     layout, context = given.get("layout"), given.get("context")
     shape, engine = load_shape(str(model)), parse_engine(given.get("engine") or "vllm")
     ttft, tpot = given.get("ttft"), given.get("tpot")
+    bandwidth = given.get("kv_bandwidth")
     return ServingRequest(
         shape=shape,
         gpu=gpu,
@@ -174,6 +178,11 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
             api=_api_prices(given.get("api")),
         ),
         speedups=load_speedups(),
+        assumed=LeverAssumptions(
+            acceptance=given.get("acceptance", 0.7),
+            prefix_fraction=given.get("prefix", 0.5),
+            kv_bytes_per_s=None if bandwidth is None else parse_bytes_per_s(bandwidth),
+        ),
         why=given.get("why"),
         launcher=given.get("launcher"),
     )

@@ -55,6 +55,12 @@ MaxSequences = Annotated[
 MemoryFraction = Annotated[
     float | None, typer.Option(help="Fraction of a GPU's memory for the engine.", show_default="the engine's")
 ]
+Acceptance = Annotated[float, typer.Option(help="Probability that a drafted token is right, for --levers.")]
+Prefix = Annotated[float, typer.Option(help="Part of the prompts that a prefix cache would have, for --levers.")]
+KvBandwidth = Annotated[
+    str | None,
+    typer.Option(help="Bandwidth at which a GPU reads KV from the host, for --levers.", show_default="25GB/s"),
+]
 CapacityName = Annotated[str, typer.Option("--capacity", help="Capacity to price: on-demand, spot or reserved.")]
 Prices = Annotated[
     Path | None,
@@ -107,6 +113,9 @@ def plan(
     context: Context = None,
     max_sequences: MaxSequences = None,
     memory_fraction: MemoryFraction = None,
+    acceptance: Acceptance = 0.7,
+    prefix: Prefix = 0.5,
+    kv_bandwidth: KvBandwidth = None,
     capacity: CapacityName = "on-demand",
     prices: Prices = None,
     hours: Hours = None,
@@ -143,6 +152,9 @@ def plan(
         context=context,
         max_sequences=max_sequences,
         memory_fraction=memory_fraction,
+        acceptance=acceptance,
+        prefix=prefix,
+        kv_bandwidth=kv_bandwidth,
         capacity=capacity,
         prices=prices,
         hours=hours,

@@ -5,6 +5,7 @@ from operator import mul
 
 import pytest
 
+from cordee.errors import SpecError
 from cordee.hardware.catalog import Price, Source
 from cordee.hardware.kernels import Kernels
 from cordee.hardware.load import load_catalogue, load_speedups
@@ -19,7 +20,7 @@ from cordee.plan.serving.levers.levers import ASSUMED, is_measured, sequence_gpu
 from cordee.plan.serving.memory.kv import kv_bytes
 from cordee.plan.serving.performance import speed_of
 from cordee.plan.serving.price.price import TokenPrices
-from cordee.plan.serving.request import Pricing, Traffic
+from cordee.plan.serving.request import LeverAssumptions, Pricing, Traffic
 from cordee.units import parse_bytes_per_s
 from cordee.workload.load import load_shape
 from cordee.workload.requests import Request
@@ -145,6 +146,17 @@ def test_blocks_are_compared_with_runs_of_tokens_beside_the_cache() -> None:
     same = Traffic(requests=tuple(Request(index, 1000, 24) for index in range(50)), input_tokens=1000, output_tokens=24)
     (traced,) = (each for each in plan(traffic=same).levers if each.change == "blocks of 16, not runs")
     assert traced.crossover.endswith("by the trace's lengths")
+
+
+def test_the_levers_use_the_given_assumptions() -> None:
+    usual, poor = plan(), plan(assumed=LeverAssumptions(acceptance=0.2, prefix_fraction=0.1, kv_bytes_per_s=1e9))
+    for name in ("speculation", "prefix cache"):
+        (much,), (little,) = named(usual, name), named(poor, name)
+        assert much.factor is not None and little.factor is not None and much.factor > little.factor
+    assert "host memory" in named(usual, "KV offload")[0].crossover
+    assert "host memory" not in named(poor, "KV offload")[0].crossover
+    with pytest.raises(SpecError, match="acceptance"):
+        LeverAssumptions(acceptance=1.5)
 
 
 def test_electricity_is_that_of_all_hours() -> None:

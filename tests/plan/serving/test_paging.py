@@ -53,7 +53,7 @@ def test_a_request_that_no_pool_holds_is_left_out() -> None:
 
 
 def test_blocks_fill_the_pool_that_runs_of_tokens_leave_in_holes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Mooncake's trace: 10 % of the pool with the longest reserved, 56, 77 with the exact length, 96 % in blocks."""
+    """On lognormal draws with the means of Mooncake's conversations, not on its trace."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(BENCHMARKS)])
     paging = importlib.import_module("serving.paging")  # beside the package: importable only from here
     found = paging.compare(paging.sample(requests=1500))

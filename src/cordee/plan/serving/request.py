@@ -163,6 +163,30 @@ class Pricing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeverAssumptions:
+    """What no model or GPU says and the levers depend on.
+
+    Attributes:
+        acceptance: probability that a drafted token is right; a draft is a look-up in the prompt, which costs nothing.
+        prefix_fraction: part of the prompts that a prefix cache would have; a trace has its own.
+        kv_bytes_per_s: what a GPU reads of KV blocks from the host; None: 25 GB/s, over PCIe 4 x16.
+    """
+
+    acceptance: float = 0.7
+    prefix_fraction: float = 0.5
+    kv_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.acceptance <= 1:
+            raise SpecError(f"an acceptance rate of {self.acceptance:g} is not above 0 and up to 1", hint="give 0.7")
+        if not 0 < self.prefix_fraction < 1:
+            fraction = f"a prefix fraction of {self.prefix_fraction:g}"
+            raise SpecError(f"{fraction} is not between 0 and 1", hint="give the part of the prompts: 0.5")
+        if self.kv_bytes_per_s is not None and self.kv_bytes_per_s <= 0:
+            raise SpecError("a KV bandwidth of 0 reads nothing", hint="give bytes a second: 25GB/s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRequest:
     """All that a serving answer depends on.
 
@@ -172,6 +196,7 @@ class ServingRequest:
         weights: formats of the weights to try, the first one as default.
         kv: formats of the KV cache to try.
         layout: the axes that are asked for; the others are searched.
+        assumed: what the levers assume.
         speedups: measured products in formats against bf16, for the levers.
         why: a layout (`tp=2`), or a number of sequences (`128`): explain why not.
         launcher: an engine: write the settings that reproduce the plan.
@@ -190,6 +215,7 @@ class ServingRequest:
     limits: EngineLimits = EngineLimits()
     pricing: Pricing = Pricing()
     speedups: tuple[Speedups, ...] = ()
+    assumed: LeverAssumptions = LeverAssumptions()
     why: str | None = None
     launcher: str | None = None
 

@@ -21,6 +21,7 @@ from cordee.plan.serving.levers.lever import Lever
 from cordee.plan.serving.levers.mig import slices
 from cordee.plan.serving.levers.offload import (
     KV_LEVELS,
+    KvLevel,
     Offloading,
     best_levels,
     break_even_bytes_per_s,
@@ -41,8 +42,6 @@ from cordee.plan.serving.speed.throughput import saturated
 from cordee.plan.serving.why import latencies
 from cordee.units import format_bytes, format_duration, plural
 
-CACHED_FRACTION = 0.5
-ACCEPTANCE = 0.7
 GPUS_SHOWN = 3
 ASSUMED = "assumed, not measured"
 
@@ -85,7 +84,7 @@ def _levers(base: ServingCandidate, reuse: BlockReuse | None, traffic: Traffic) 
     )
     yield _lever(base, "batch", f"concurrency {at_once}, not 1", base, of=steady(base, 1), crossover=crossover)
     yield _dynamic(base, [each.output_tokens for each in traffic.requests])
-    hits = CACHED_FRACTION if reuse is None else min(0.99, reuse.hit_fraction(base.memory.kv_tokens))
+    hits = request.assumed.prefix_fraction if reuse is None else min(0.99, reuse.hit_fraction(base.memory.kv_tokens))
     cached = _loaded(replace(request, traffic=replace(request.traffic, cached_fraction=hits)), base)
     crossover = (
         "pays from the first hit" if reuse is None else f"by the trace; {reuse.hit_fraction_max:.1%} if none is evicted"
@@ -161,23 +160,24 @@ def _format_crossover(base: ServingCandidate, weights: Format) -> str:
 def _speculation(base: ServingCandidate) -> Lever:
     """Return the lever of a draft that costs nothing (a look-up in the prompt), the best one at this batch."""
     speed, traffic, found = speed_of(base.case), base.request.traffic, base.performance
+    acceptance = base.request.assumed.acceptance
     assert found is not None, "under load"
     sequences, context = round(found.sequences), mean_context(traffic)
 
     def step_s(batch: int, each: int) -> float:
         return speed.decode_s(batch, batch * context, each=each)
 
-    best = best_draft(step_s, sequences, ACCEPTANCE)
-    drafted = Speculation(max(1, best.draft_tokens), ACCEPTANCE)
+    best = best_draft(step_s, sequences, acceptance)
+    drafted = Speculation(max(1, best.draft_tokens), acceptance)
     rates = [
         saturated(speed, traffic.input_tokens, traffic.output_tokens, sequences=sequences, speculation=each)
         for each in (None, drafted)
     ]
     factor = rates[1].output_tokens_per_s / rates[0].output_tokens_per_s
-    change = f"draft of {drafted.draft_tokens}, {ACCEPTANCE:.0%} accepted"
+    change = f"draft of {drafted.draft_tokens}, {acceptance:.0%} accepted"
     needed = acceptance_needed(step_s, sequences, drafted.draft_tokens)
     least = f"pays from an acceptance rate of {needed:.0%}" if needed is not None else "slower even if all are accepted"
-    crossover = f"{speculation_curve(step_s, ACCEPTANCE)}; at batch {sequences} {least}"
+    crossover = f"{speculation_curve(step_s, acceptance)}; at batch {sequences} {least}"
     return Lever("speculation", change, factor, 1 / factor, crossover)
 
 
@@ -279,6 +279,13 @@ def _slices(base: ServingCandidate) -> Iterator[Lever]:
         yield Lever("MIG", f"{number} x {best.case.gpu.name}", rate / whole, usd, latencies(best))
 
 
+def kv_levels(request: ServingRequest) -> tuple[KvLevel, ...]:
+    """Return the levels for KV blocks, the host's memory at the bandwidth of the request."""
+    host, *others = KV_LEVELS
+    bytes_per_s = request.assumed.kv_bytes_per_s
+    return KV_LEVELS if bytes_per_s is None else (replace(host, bytes_per_s=bytes_per_s), *others)
+
+
 def sequence_gpus(layout: ServingLayout) -> int:
     """Return the GPUs that hold one sequence: a sequence lies on one data-parallel rank alone."""
     return layout.tp * layout.pp
@@ -296,7 +303,7 @@ def _offload(base: ServingCandidate) -> Lever:
         return sum(speed.prefill_s(min(chunk, tokens - past), past) for past in range(0, tokens, chunk))
 
     paying = []
-    for level in KV_LEVELS:  # each GPU has a link of its own
+    for level in kv_levels(base.request):  # each GPU has a link of its own
         linked = replace(level, bytes_per_s=level.bytes_per_s * gpus)
         shortest = shortest_restore_tokens(size, recompute_s, linked, case.max_context_tokens)
         if shortest is not None:
@@ -310,7 +317,7 @@ def _offload(base: ServingCandidate) -> Lever:
 def _idle(base: ServingCandidate, reuse: BlockReuse | None) -> Lever:
     """Return the pause after which a session that waits for its user should leave the GPU for the host's memory."""
     case, tokens = base.case, base.request.traffic.request_tokens
-    size, pool, level = kv_bytes(case, tokens, base.memory.stage), base.memory.kv_bytes, KV_LEVELS[0]
+    size, pool, level = kv_bytes(case, tokens, base.memory.stage), base.memory.kv_bytes, kv_levels(base.request)[0]
     pauses_s = () if reuse is None else session_pauses_s(reuse)
     limit_s = leave_after_s(pool, size, level.restore_s(size))
     source = ""
@@ -335,7 +342,7 @@ def _levels(base: ServingCandidate, reuse: BlockReuse) -> Iterator[Lever]:
         recompute_s=prefix / base.performance.rates.prefill_tokens_per_s,
         usd_per_replica_hour=base.usd_per_hour / base.replicas,
     )
-    plans = [plan for plan in best_levels(reuse, replica) if plan.capacity_bytes]
+    plans = [plan for plan in best_levels(reuse, replica, kv_levels(base.request)) if plan.capacity_bytes]
     for plan in plans:
         yield Lever("KV offload", f"{plan.level.name}, by the trace", None, None, str(plan))
     if not plans:
