@@ -160,7 +160,7 @@ def test_latencies_that_no_layout_keeps_name_the_nearest_and_its_price() -> None
     nearest = answer.nearest
     assert nearest.usd_per_mtok is not None and nearest.excess == min(each.excess for each in answer.late)
     message = answer.error().message
-    assert "does not keep p99 of TPOT 5 ms" in message and "times the SLO" in message and "$" in message
+    assert "does not meet p99 of TPOT 5 ms" in message and "times the SLO" in message and "$" in message
 
 
 def test_the_context_is_what_fits_unless_it_is_asked_for() -> None:

@@ -39,7 +39,7 @@ class ServingAnswer:
 
     @property
     def serving(self) -> tuple[ServingCandidate, ...]:
-        """Layouts that keep the latencies, the cheapest first."""
+        """Layouts that meet the SLO, the cheapest first."""
         return tuple(each for each in self.candidates if each.keeps_slo)
 
     @property
@@ -54,7 +54,7 @@ class ServingAnswer:
 
     @property
     def best(self) -> ServingCandidate | None:
-        """The cheapest layout that keeps the latencies."""
+        """The cheapest layout that meets the SLO."""
         return self.candidates[0] if self.candidates[0].keeps_slo else None
 
     @property
@@ -74,7 +74,7 @@ class ServingAnswer:
 
     @cached_property
     def remedies(self) -> tuple[ServiceRemedy, ...]:
-        """Changes after which a layout keeps the latencies; none where one does already."""
+        """Changes after which a layout meets the SLO; none where one does already."""
         return () if self.best is not None else remedies(self.request)
 
     @property
@@ -120,7 +120,7 @@ class ServingAnswer:
 
     @cached_property
     def curve(self) -> ServingCurve | None:
-        """Throughput against latency of the nearest layout by requests at once; None where it does not fit."""
+        """Throughput against latency of the nearest layout by concurrency; None where it does not fit."""
         return serving_curve(self.nearest) if self.fits else None
 
     @cached_property
@@ -221,7 +221,7 @@ class ServingAnswer:
 
     @property
     def summary(self) -> str:
-        """One line: layout, replicas, requests at once, latencies and price; or what is missing."""
+        """One line: layout, replicas, latencies and price; or what is missing."""
         found = self.nearest
         if not found.fits:
             short = format_gb(found.shortfall_bytes)
@@ -241,7 +241,7 @@ class ServingAnswer:
         )
 
     def error(self) -> DoesNotFitError:
-        """Return the refusal of a request in which nothing fits or keeps the latencies."""
+        """Return the refusal of a request in which nothing fits or meets the SLO."""
         found = self.nearest
         others = "; or ".join(str(each) for each in self.remedies)
         hint = "; ".join(filter(None, (self.floor, others))) or "use larger or more GPUs"
@@ -252,7 +252,7 @@ class ServingAnswer:
                 f"{format_gb(found.shortfall_bytes)} more on each GPU: {found.memory.refusal}"
             )
         else:
-            message = f"{name} on {self.where} does not keep {self.request.slo}: {self.summary}"
+            message = f"{name} on {self.where} does not meet {self.request.slo}: {self.summary}"
         return DoesNotFitError(message, hint=hint)
 
     def page(self) -> str:

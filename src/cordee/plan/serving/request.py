@@ -47,7 +47,7 @@ class Traffic:
             raise SpecError(f"a request of {lengths} is empty", hint="give at least 1 of each")
         if self.rate_per_s is not None and self.concurrency is not None:
             raise SpecError(
-                f"{self.rate_per_s:g} requests a second and {self.concurrency} at once are two kinds of load",
+                f"{self.rate_per_s:g} requests a second and a concurrency of {self.concurrency} are two kinds of load",
                 hint="give one: a rate for users who do not wait for each other, a concurrency for a fixed number",
             )
         for load in (self.rate_per_s, self.concurrency):
