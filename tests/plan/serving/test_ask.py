@@ -46,9 +46,15 @@ def check(answer: ServingAnswer) -> None:
         assert each.replicas >= 1 and each.gpus <= answer.request.gpus
         assert each.fits == (each.shortfall_bytes == 0)
         assert not each.fits or sum(each.parts.values()) <= each.case.gpu.memory_bytes * 1.1
-        if each.performance is not None and each.usd_per_mtok is not None and each.usd_per_hour is not None:
-            tokens_per_hour = 3600 * each.performance.requests_per_s * each.performance.mix.tokens
-            assert each.usd_per_mtok * tokens_per_hour / 1e6 == pytest.approx(each.usd_per_hour)
+        if each.performance is not None:
+            # Nothing is sold that the replicas cannot do, so no token costs less than where requests always wait.
+            found = each.performance
+            assert 0 < found.sequences <= max(1, each.sequences) <= each.case.slots
+            assert found.requests_per_s <= 1.1 * each.capacity_per_s
+            if each.usd_per_mtok is not None and each.usd_per_hour is not None:
+                full_mtok_per_hour = 3600 * each.capacity_per_s * found.mix.tokens / 1e6
+                assert each.usd_per_mtok >= each.usd_per_hour / full_mtok_per_hour / 1.1
+            assert each.floor.ttft_s <= found.ttft.p50 and each.floor.tpot_s <= found.tpot.p50
     prices = [each.usd_per_mtok for each in answer.serving if each.usd_per_mtok is not None]
     assert prices == pytest.approx(sorted(prices))
 
@@ -90,12 +96,18 @@ def test_a_concurrency_is_spread_over_the_replicas() -> None:
 
 
 def test_a_trace_brings_its_own_arrivals() -> None:
-    traced = tuple(Request(0.5 * index, 800, 100) for index in range(40))
-    traffic = Traffic(input_tokens=800, output_tokens=100, requests=traced)
-    answer = ask(request(gpus="2xH100", traffic=traffic, layout="tp=1"))
-    check(answer)
-    assert answer.best is not None and answer.best.performance is not None and answer.best.performance.played
-    assert answer.best.performance.requests_per_s == pytest.approx(2, rel=0.1)
+    """It is what replicas answer that counts: one replica takes 2 requests a second, 60 take more."""
+    answers = []
+    for per_s in (2, 60):
+        traced = tuple(Request(index / per_s, 800, 100) for index in range(30 * per_s))
+        traffic = Traffic(input_tokens=800, output_tokens=100, requests=traced)
+        answers.append(ask(request(gpus="8xH100", traffic=traffic, layout="tp=1")))
+    light, heavy = answers
+    check(light)
+    assert light.best is not None and light.best.performance is not None and light.best.performance.played
+    assert light.best.replicas == 1 and light.best.performance.requests_per_s == pytest.approx(2, rel=0.1)
+    assert heavy.best is not None and heavy.best.performance is not None
+    assert heavy.best.replicas > 1 and heavy.best.performance.requests_per_s == pytest.approx(60, rel=0.3)
 
 
 def test_formats_that_are_left_open_are_searched_and_named() -> None:

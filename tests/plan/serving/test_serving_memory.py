@@ -55,6 +55,8 @@ def test_parts_fill_what_the_engine_may_use(model: str, tp: int, context: int, s
     libraries = found.context_bytes - CONTEXT_BYTES  # the CUDA context itself does not count in this version
     parts = found.weights_bytes + found.activation_bytes + found.communication_bytes + libraries + found.kv_bytes
     assert parts == pytest.approx(usable, abs=2)
+    assert found.weights_bytes * tp >= 2 * found.case.shape.parameters  # not a remainder, unlike the cache
+    assert found.blocks * found.block_bytes <= max(0, found.kv_bytes)
     assert found.kv_low_bytes <= found.kv_bytes <= found.kv_high_bytes
     assert found.blocks >= 0 and found.kv_tokens >= 0 and found.longest_context_tokens >= 0
     assert (found.sequences(context) >= 1) == found.fits

@@ -143,16 +143,17 @@ def _prompt_s(traffic: Traffic, speed: Speed, others: int) -> float:
 
 
 def play(traffic: Traffic, held: ServingMemory, speed: Speed, replicas: int) -> Performance | None:
-    """Play the traffic through replicas; None if they cannot keep up with a rate, or refuse every request."""
+    """Play the traffic through replicas; None if it is more than they can answer, or they refuse every request."""
     sequences = max(1, min(speed.case.slots, held.sequences(traffic.request_tokens)))
     steady = steady_state(traffic, speed, 1, sequences)
-    if not traffic.requests:
-        assert traffic.rate_per_s is not None, "a rate or a trace is played"
-        if traffic.rate_per_s / replicas > KEEPS_UP * steady.requests_per_s:
-            return None
-        parts: Sequence[Sequence[Request]] = [_drawn(traffic, traffic.rate_per_s / replicas, steady)]
+    overloaded = traffic.offered_per_s / replicas > KEEPS_UP * steady.requests_per_s
+    # Requests that all have a slot never wait; what shared prefixes save in compute and memory only the play shows.
+    if overloaded and not traffic.has_prefixes and not 0 < len(traffic.requests) <= sequences * replicas:
+        return None
+    if traffic.requests:
+        parts: Sequence[Sequence[Request]] = route(traffic.requests, replicas)
     else:
-        parts = route(traffic.requests, replicas)
+        parts = [_drawn(traffic, traffic.offered_per_s / replicas, steady)]
     limits = replica_limits(held, prefix_caching=traffic.has_prefixes)
     served = merged([serve(part, speed, limits) for part in parts])
     if not served.outcomes:

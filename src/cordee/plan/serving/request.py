@@ -75,6 +75,14 @@ class Traffic:
         return self.input_tokens + self.output_tokens
 
     @property
+    def offered_per_s(self) -> float:
+        """Requests that arrive in a second, on average; 0 where no rate and no trace says so."""
+        if not self.requests:
+            return self.rate_per_s or 0.0
+        span_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
+        return len(self.requests) / span_s if span_s > 0 else float("inf")
+
+    @property
     def longest_tokens(self) -> int:
         """Tokens of the longest request at its end."""
         return max((each.tokens for each in self.requests), default=self.request_tokens)
