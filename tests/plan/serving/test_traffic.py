@@ -130,7 +130,7 @@ def test_why_not_so_many_counts_what_each_rank_holds() -> None:
     asked = request("deepseek-v3", "8xH200", "dp=8,ep", weights=(WEIGHTS["fp8-block"],), why="8000")
     found = ask(asked).why
     assert found is not None and found.ground == "does not fit"
-    assert "need 84.3 GB of KV cache on each GPU" in found.message
+    assert " 84.3 GB of KV cache on each GPU" in found.message
 
 
 @pytest.mark.parametrize("text", ["0", "00"])
