@@ -177,11 +177,11 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
             other_gpus=tuple(each for each in catalogue.gpus if each.name != gpu.name),
             api=_api_prices(given.get("api")),
         ),
-        speedups=load_speedups(),
         assumed=LeverAssumptions(
             acceptance=given.get("acceptance", 0.7),
             prefix_fraction=given.get("prefix", 0.5),
             kv_bytes_per_s=None if bandwidth is None else parse_bytes_per_s(bandwidth),
+            speedups=load_speedups(),
         ),
         why=given.get("why"),
         launcher=given.get("launcher"),

@@ -152,14 +152,12 @@ def plan(
         context=context,
         max_sequences=max_sequences,
         memory_fraction=memory_fraction,
-        acceptance=acceptance,
-        prefix=prefix,
-        kv_bandwidth=kv_bandwidth,
+        acceptance=acceptance, prefix=prefix, kv_bandwidth=kv_bandwidth,
         capacity=capacity,
         prices=prices,
         hours=hours,
         api=api,
-    )
+    )  # fmt: skip
     answer = ask(replace(request, why=why, launcher=launcher))
     _print(
         answer, html, model_path=model_path(model), show_all=show_all, with_curve=with_curve, with_levers=with_levers,

@@ -31,7 +31,12 @@ CATALOGUE = load_catalogue()
 def plan(model: str = "llama-3-8b", gpus: str = "1xH100", *, layout: str = "tp=1", **more: object) -> ServingAnswer:
     count, _, name = gpus.partition("x")
     pricing = Pricing(prices=CATALOGUE.prices)
-    given = {"pricing": pricing, "speedups": load_speedups(), "layout": parse_serving_layout(layout), **more}
+    given = {
+        "pricing": pricing,
+        "assumed": LeverAssumptions(speedups=load_speedups()),
+        "layout": parse_serving_layout(layout),
+        **more,
+    }
     asked = ServingRequest(
         shape=load_shape(model), gpu=CATALOGUE.find_gpu(name), gpus=int(count), engine=find_engine("vllm"), **given  # type: ignore[arg-type]
     )  # fmt: skip

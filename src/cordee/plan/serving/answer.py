@@ -137,7 +137,7 @@ class ServingAnswer:
     def borrowed(self) -> str | None:
         """Where the kernels of the nearest layout's weights were measured, if not in this engine on this GPU."""
         request, weights = self.request, self.nearest.case.weights.name
-        return borrowed_kernels(request.speedups, request.gpu.name, request.engine.name, weights)
+        return borrowed_kernels(request.assumed.speedups, request.gpu.name, request.engine.name, weights)
 
     @cached_property
     def against_api(self) -> BreakEven | None:

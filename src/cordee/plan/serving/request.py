@@ -172,17 +172,19 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverAssumptions:
-    """What no model or GPU says and the levers depend on.
+    """Figures on which the levers depend and which no model or GPU gives.
 
     Attributes:
         acceptance: probability that a drafted token is right; a draft is a look-up in the prompt, which costs nothing.
         prefix_fraction: part of the prompts that a prefix cache would have; a trace has its own.
         kv_bytes_per_s: what a GPU reads of KV blocks from the host; None: 25 GB/s, over PCIe 4 x16.
+        speedups: measured products in formats against bf16.
     """
 
     acceptance: float = 0.7
     prefix_fraction: float = 0.5
     kv_bytes_per_s: float | None = None
+    speedups: tuple[Speedups, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.acceptance <= 1:
@@ -204,8 +206,7 @@ class ServingRequest:
         weights: formats of the weights to try, the first one as default.
         kv: formats of the KV cache to try.
         layout: the axes that are asked for; the others are searched.
-        assumed: what the levers assume.
-        speedups: measured products in formats against bf16, for the levers.
+        assumed: figures for the levers.
         why: a layout (`tp=2`), or a number of sequences (`128`): explain why not.
         launcher: an engine: write the settings that reproduce the plan.
     """
@@ -222,7 +223,6 @@ class ServingRequest:
     layout: ServingLayoutWanted = ANY_SERVING_LAYOUT
     limits: EngineLimits = EngineLimits()
     pricing: Pricing = Pricing()
-    speedups: tuple[Speedups, ...] = ()
     assumed: LeverAssumptions = LeverAssumptions()
     why: str | None = None
     launcher: str | None = None

@@ -142,12 +142,12 @@ def _dynamic(base: ServingCandidate, lengths: Sequence[int]) -> Lever:
 def _format_crossover(base: ServingCandidate, weights: Format) -> str:
     """Return the batches at which a format of the weights loses: as measured on this GPU, else by the step times."""
     request = base.request
-    rows = find_crossovers(request.speedups, request.gpu.name, weights.name)
+    rows = find_crossovers(request.assumed.speedups, request.gpu.name, weights.name)
     named = [row for row in rows if request.engine.name in row.where] or list(rows)
     if named:
         row = named[-1]
         slower = f"slower {', '.join(map(str, row.losing))}" if row.losing else "never slower"
-        borrowed = borrowed_kernels(request.speedups, request.gpu.name, request.engine.name, weights.name)
+        borrowed = borrowed_kernels(request.assumed.speedups, request.gpu.name, request.engine.name, weights.name)
         return "; ".join(filter(None, (f"{slower} ({borrowed or f'products on {row.where}'})", row.remark)))
     plain, other = speed_of(base.case), speed_of(replace(base.case, weights=weights))
     context = mean_context(request.traffic)
