@@ -56,6 +56,12 @@ def test_a_slice_is_compared_on_the_grids_of_its_gpu() -> None:
     assert bare.nearest.performance.requests_per_s < 0.9 * answer.nearest.performance.requests_per_s
 
 
+def test_a_replica_never_spans_slices() -> None:
+    """Ranks in different slices have no link: NCCL does not support it."""
+    answer = plan("deepseek-v3", "16xH200", layout="pp=2,dp=8", weights=(WEIGHTS["fp8-block"],))
+    assert named(answer, "MIG") == []
+
+
 def test_gpus_without_measured_kernels_are_marked_and_come_after_the_measured() -> None:
     pricing = Pricing(prices=CATALOGUE.prices, other_gpus=tuple(g for g in CATALOGUE.gpus if g.name != "H100"))
     answer = plan(pricing=pricing)

@@ -265,11 +265,11 @@ def _slices(base: ServingCandidate) -> Iterator[Lever]:
         pricing = replace(request.pricing, prices=prices)
         # A slice keeps the grids of its GPU: parts of a roofline, so that both rest on one measurement.
         sliced = replace(
-            request, gpu=part, gpus=number * request.gpus, pricing=pricing, layout=ServingLayoutWanted(1, 1)
+            request, gpu=part, gpus=number * request.gpus, pricing=pricing, layout=ServingLayoutWanted(tp=1, pp=1, dp=1)
         )
         best = min(judge_all(sliced), key=rank)
         if best.keeps_slo and best.performance is not None:
-            found.append((best.performance.requests_per_s / number / request.gpus * number, number, best))
+            found.append((best.performance.requests_per_s / request.gpus, number, best))
     if found:
         rate, number, best = max(found, key=lambda each: each[0])
         whole = base.performance.requests_per_s / base.gpus if base.performance else 1.0
