@@ -132,7 +132,9 @@ class EngineLimits:
 
     def __post_init__(self) -> None:
         if self.max_sequences is not None and self.max_sequences < 1:
-            raise SpecError(f"{self.max_sequences} sequences at once serve nobody", hint="give at least 1")
+            raise SpecError(
+                f"a limit of {self.max_sequences} concurrent sequences serves no request", hint="give at least 1"
+            )
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             fraction = f"a memory fraction of {self.memory_fraction:g}"
             raise SpecError(f"{fraction} is not between 0 and 1", hint="give the part that the engine may use: 0.9")

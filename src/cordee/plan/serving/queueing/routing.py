@@ -1,7 +1,8 @@
 """The replica that gets a request of a trace: where the beginning of its prompt has been computed, within its load.
 
-The hash of the first two blocks finds 99.6 % of the hits of one common cache on Mooncake's conversations, and 2.3 times
-those of requests in turn. The bound on the load keeps a prefix that all have from filling one replica.
+Without a bound on the load, the hash of the first two blocks found 99.6 % of the hits of one common cache on Mooncake's
+conversations (4 replicas of 7,500 blocks), and 2.3 times those of requests in turn. The bound, not measured on that
+trace, keeps a prefix that all have from filling one replica.
 """
 
 from collections.abc import Sequence
