@@ -188,7 +188,7 @@ BAD = [
     (["llama-3-8b", "--gpus", "1xH100", "--input", "9000"], 12, "do not go into a context of 8,192", "shorter"),
     (["llama-3-8b", "--gpus", "1xH100", "--engine", "vllm", "--launch", "sglang"], 15, "not for sglang", "--engine"),
     (["llama-3-8b", "--gpus", "1xH100", "--api", "cheap"], 12, "--api cheap is not a price list", "0.5,0.05,1.5"),
-    (["llama-3-8b", "--gpus", "1xH100", "--max-sequences", "0"], 12, "0 sequences at once", "at least 1"),
+    (["llama-3-8b", "--gpus", "1xH100", "--max-sequences", "0"], 12, "a limit of 0 concurrent sequences", "at least 1"),
     (["llama-3-8b", "--gpus", "1xH100", "--memory-fraction", "90"], 12, "is not between 0 and 1", "0.9"),
     (["llama-3-405b", "--gpus", "1xH100", "--launch", "vllm"], 21, "not even for one request", "--gpus"),
 ]  # fmt: skip
