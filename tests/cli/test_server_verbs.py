@@ -21,7 +21,7 @@ from cordee import errors
 from cordee.cli.rehearse import VariantView
 from cordee.client import Client
 from cordee.control.admission import admit
-from cordee.control.store import SqlStore
+from cordee.control.store.sql import SqlStore
 from cordee.errors import CordeeError
 from cordee.events import Event, JobSubmitted, Node
 from cordee.hardware.load import load_catalogue

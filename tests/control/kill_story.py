@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import psutil
 
 from cordee.client import Client
-from cordee.control.store import SqlStore
+from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NoServerError
 from cordee.events import AttemptPlaced, JobEnded, NodeUp, NoticeGiven

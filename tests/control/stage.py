@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cordee.control.ports import Pending, Report
-from cordee.control.store import SqlStore
+from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.events import Event, Job, Node, NodeUp, Outcome, RanksEnded, Tier
 from cordee.ids import JobId

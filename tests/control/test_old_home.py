@@ -12,7 +12,7 @@ import pytest
 
 from cordee.client import Client, JobDetailView
 from cordee.control.spawn import is_owned, start_server
-from cordee.control.store import SqlStore
+from cordee.control.store.sql import SqlStore
 from cordee.events import NoticeGiven, NoticeReason, Outcome, RanksEnded
 from cordee.ids import JobId
 

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from cordee.control import tables
-from cordee.control.store import SqlStore
+from cordee.control.store import tables
+from cordee.control.store.sql import SqlStore
 from cordee.errors import StoreError
 from cordee.events import (
     AttemptEnded,
@@ -88,7 +88,7 @@ def test_the_log_comes_back_as_it_was_written(store: SqlStore, tmp_path: Path) -
 
 
 def test_a_long_log_is_read_in_pages(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cordee.control.store._PAGE", 4)
+    monkeypatch.setattr("cordee.control.store.sql._PAGE", 4)
     events = [ServerUp(at_us=i) for i in range(12)]
     store.commit(events)
     assert [event for _, event in store.events()] == events

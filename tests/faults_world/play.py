@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from cordee.control.ports import Store
-from cordee.control.store import SqlStore
+from cordee.control.store.sql import SqlStore
 from faults_world.faults import FAULTS
 from faults_world.world import FaultWorld
 

@@ -29,7 +29,7 @@ from cordee.control.executors.local import LocalExecutor
 from cordee.control.home import Home
 from cordee.control.prices import Priced
 from cordee.control.service import Service
-from cordee.control.store import SqlStore
+from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import CordeeError, InputError, ServerError, StoreError
 from cordee.hardware.catalog import Catalogue

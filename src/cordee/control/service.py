@@ -38,7 +38,7 @@ from cordee.answers import (
 from cordee.control.admission import Admitted, admit
 from cordee.control.ports import Clock
 from cordee.control.rehearse import forecast_of, rehearse
-from cordee.control.store import SqlStore
+from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError, SpecError
 from cordee.events import Lease, Queue

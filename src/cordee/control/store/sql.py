@@ -17,8 +17,8 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
-from cordee.control import tables
 from cordee.control.ports import Command, Pending
+from cordee.control.store import tables
 from cordee.errors import StoreError
 from cordee.event_json import decode
 from cordee.events import Event, NodeUp

@@ -1,0 +1,1 @@
+"""The log in a database: the schema and its migrations, commits, queries."""
