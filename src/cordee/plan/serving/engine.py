@@ -93,6 +93,7 @@ class Engine:
         memory: what it holds beside weights and KV.
         axes: axes of a layout that it has beside tp.
         apart: pairs of axes that it does not combine.
+        shares_kv_reads: the query heads of a group read a KV head once in decode; otherwise each reads it for itself.
         weights: names of the formats of weights that it serves.
         kv: names of the formats of the KV cache that it has.
     """
@@ -109,6 +110,7 @@ class Engine:
     memory: MemoryRule = field(default_factory=MemoryRule)
     axes: tuple[str, ...] = ("pp", "dp", "ep")
     apart: tuple[tuple[str, str], ...] = ()
+    shares_kv_reads: bool = True
     weights: tuple[str, ...] = HUGGING_FACE
     kv: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
 
@@ -156,6 +158,14 @@ _V1_FUSED = replace(
     communication_bytes=(round(1.82 * GiB), round(1.89 * GiB)),
 )  # fmt: skip
 
+# Before 0.10 each query head of TensorRT-LLM reads the keys and values of its group, unless TRTLLM_ENABLE_XQA is set
+# (docs/source/blogs/XQA-kernel.md: a Llama 70B then has 2.4 times the throughput). Attention copies and experts on
+# their own GPUs came with 1.0.
+_TENSORRT_LLM_GROUPED = Engine(
+    "tensorrt-llm", "0.10", 64, 0.9, 256, 8192, chunked_prefill=False, memory=MemoryRule(covers="free"), axes=("pp",),
+    weights=("bf16", "fp16", "fp8", "int8", "int8-wo", "int4"), kv=("bf16", "fp16", "fp8", "int8"),
+)  # fmt: skip
+
 # Pipeline stages came with 0.5.1, experts on their own GPUs and data-parallel attention with 0.8.
 _OLDEST = Engine("vllm", "0.2.5", 16, 0.9, 256, 2560, chunked_prefill=False, memory=_V0_RESERVED, axes=(),
                  weights=_UNTIL_0_5)  # fmt: skip
@@ -185,6 +195,8 @@ ENGINES = (
         memory=replace(_V1_FUSED, graphs="before", spread=0.3, spread_bytes=GiB // 3),
     ),
     Engine("sglang", "0.4", 1, 0.88, 256, 8192, memory=MemoryRule(covers="static")),
+    replace(_TENSORRT_LLM_GROUPED, version="0.5", shares_kv_reads=False),
+    _TENSORRT_LLM_GROUPED,
     Engine(
         # Data-parallel attention takes all GPUs of tensor parallelism (enable_attention_dp).
         "tensorrt-llm", "1.0", 32, 0.9, 256, 8192, memory=MemoryRule(covers="free"), apart=(("tp", "dp"),),

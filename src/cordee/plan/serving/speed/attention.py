@@ -6,7 +6,7 @@ one shared latent vector in decode, and with unpacked keys and values in prefill
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cordee.hardware.catalog import Gpu
 from cordee.plan.serving.formats import Format
@@ -59,10 +59,19 @@ def prefill_attention(shape: ModelShape, tp: int, kind: LayerKind = "full") -> A
     return Attention(heads, kv_heads, dim, dim, 2 * kv_heads * dim, window=seen)
 
 
-def decode_attention(shape: ModelShape, tp: int, kind: LayerKind = "full") -> Attention:
-    """Return the attention of single tokens: heads share the latent vector where there is one."""
+def decode_attention(
+    shape: ModelShape, tp: int, kind: LayerKind = "full", *, shares_kv_reads: bool = True
+) -> Attention:
+    """Return the attention of single tokens: heads share the latent vector where there is one.
+
+    Without `shares_kv_reads` each query head reads the keys and values of its group for itself.
+    """
     if shape.latent is None:
-        return prefill_attention(shape, tp, kind)
+        found = prefill_attention(shape, tp, kind)
+        if shares_kv_reads:
+            return found
+        read = found.kv_elements * found.heads // found.kv_heads
+        return replace(found, kv_heads=found.heads, kv_elements=read)
     rank, rope = shape.latent.kv_rank, shape.latent.rope_dim
     return Attention(-(-shape.heads // tp), 1, rank + rope, rank, rank + rope, True)
 
