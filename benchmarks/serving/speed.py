@@ -27,6 +27,7 @@ from cordee.plan.serving.speed.speed import Speed
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 from cordee.workload.requests import Request
+from serving import latency
 from serving.models import find_shape
 
 COLUMNS = {"source", "model", "gpu", "engine", "precision", "parallelism", "isl", "osl", "metric", "value"}
@@ -79,11 +80,13 @@ class Judged:
         return math.nan if self.predicted is None else self.predicted / self.row.value - 1
 
     @property
-    def tpot(self) -> tuple[float, float] | None:
-        """The seconds of one token of a static batch, its prompts included: measured and predicted."""
-        if self.row.batch is None or self.predicted is None:
+    def tpot(self) -> latency.Latency | None:
+        """The seconds of one token of a static batch, its prompts included."""
+        row = self.row
+        if row.batch is None or self.predicted is None:
             return None
-        return self.row.batch / self.row.value, self.row.batch / self.predicted
+        rates = (row.value, self.predicted, self.ideal)
+        return latency.Latency(row.source, row.name, *(row.batch / rate for rate in rates))
 
     @property
     def refusal(self) -> str | None:
@@ -97,9 +100,12 @@ def report(path: Path) -> dict[str, Any]:
     """Return the errors by source, the constant line beside them, and what was not judged."""
     with path.open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    judged, left, bounds = [], defaultdict[str, int](int), []
+    judged, left, bounds, firsts = [], defaultdict[str, int](int), [], []
     for line in lines:
         row = read(line)
+        if isinstance(row, latency.Latency):
+            firsts.append(row)
+            continue
         if isinstance(row, Row):
             judged.append(Judged(row, predict(row), ideal_tokens_per_s(row)))
         elif row == "a workload's name in place of lengths":
@@ -110,8 +116,8 @@ def report(path: Path) -> dict[str, Any]:
     possible = [each for each in judged if each.row.value <= each.ideal]
     return {
         "rows": len(lines),
-        "ttft": {"judged": 0, "why": "no row has a TTFT with its tokens in and out"},
-        "tpot": {name: tpot_summary(rows) for name, rows in by_source(possible).items() if tpot_summary(rows)},
+        "ttft": latency.summary(firsts),
+        "tpot": latency.summary([each.tpot for each in possible if each.tpot is not None]),
         "feasibility": feasibility(judged),
         "sources": {name: summary(rows) for name, rows in by_source(possible).items()},
         "bounds": bounds_summary(bounds),
@@ -119,15 +125,6 @@ def report(path: Path) -> dict[str, Any]:
         "peers": PEERS,
         "cells": [cell(each) for each in possible],
     }
-
-
-def tpot_summary(rows: Sequence[Judged]) -> dict[str, Any]:
-    """Return the errors in percent of the time per token of static batches; empty without such rows."""
-    errors = [100 * (each.tpot[1] / each.tpot[0] - 1) for each in rows if each.tpot is not None]
-    if not errors:
-        return {}
-    sizes = [abs(error) for error in errors]
-    return {"rows": len(errors), "mean": mean(sizes), "median": median(sizes), "worst": max(errors, key=abs)}
 
 
 def feasibility(judged: Sequence[Judged]) -> dict[str, Any]:
@@ -186,10 +183,11 @@ def best_constant(pairs: Sequence[tuple[float, float]]) -> float:
     return min(candidates, key=lambda fraction: sum(abs(fraction * ideal / value - 1) for ideal, value in pairs))
 
 
-def read(line: dict[str, str]) -> Row | str:
+def read(line: dict[str, str]) -> Row | latency.Latency | str:
     """Return a row, or why it is not judged."""
     metric = THROUGHPUT.fullmatch(line["metric"])
-    if metric is None:
+    first = latency.METRIC.fullmatch(line["metric"]) is not None and line["isl"].isdigit()
+    if metric is None and not first:
         workload = re.match(r"(e2e|ttft|itl)_", line["metric"])
         return "a workload's name in place of lengths" if workload else f"metric {line['metric']}"
     if not (line["isl"].isdigit() and line["osl"].isdigit()):
@@ -198,11 +196,15 @@ def read(line: dict[str, str]) -> Row | str:
     if shape is None or gpu is None:
         return f"unknown {'model ' + line['model'] if shape is None else 'GPU ' + line['gpu']}"
     batch = re.search(r"batch=(\d+)", line["precision"])
+    if batch and shape.experts is not None:  # gptSessionBenchmark fills its prompts with the padding token
+        return "experts under a prompt of one repeated token"
     name = f"{line['model']} {line['gpu']} {line['parallelism']} {line['precision']} {line['isl']}/{line['osl']}"
     try:
         case = read_case(line, shape, gpu)
     except CordeeError as error:
         return str(error).splitlines()[0]
+    if metric is None:
+        return latency.first_token(line, name, case) or "a TTFT without its batch"
     value = float(line["value"].replace(",", "")) * (case.layout.gpus if "per_gpu" in line["metric"] else 1)
     return Row(
         line["source"],
@@ -221,6 +223,9 @@ def older_shape(name: str) -> ModelShape | None:
     llama = re.fullmatch(r"llama-(7|13|70)b", name.lower())
     if llama:
         return load_shape(f"llama-2-{llama[1]}b")
+    if name.lower() == "falcon-180b":
+        # tiiuae/falcon-180B, config.json; attention and feed-forward block in parallel
+        return ModelShape("falcon-180b", "falcon", 80, 14848, 232, 8, 64, 59392, 65024, 2048, gated=False, norm="layer")
     if name.lower().startswith("gpt-j"):
         # EleutherAI/gpt-j-6b, config.json
         return ModelShape("gpt-j-6b", "gptj", 28, 4096, 16, 16, 256, 16384, 50400, 2048, gated=False, norm="layer")
@@ -241,10 +246,13 @@ def read_case(line: dict[str, str], shape: ModelShape, gpu: Gpu) -> ServingCase:
     TensorRT-LLM's tables run models with experts with data-parallel attention, and its benchmark leaves 5 % of the free
     memory (perf-overview.md, "Running the benchmark").
     """
-    name = line["engine"].split()[0].lower()
-    engine = find_engine(name)
+    name, *stated = line["engine"].lower().split()
+    version = next((word for word in stated if re.fullmatch(r"\d+(\.\d+)+", word)), None)
+    engine = find_engine(name, version)
+    if "TRTLLM_ENABLE_XQA=1" in (line.get("note") or ""):  # an option until 0.9, later the default
+        engine = replace(engine, shares_kv_reads=True)
     vendor = engine.name == "tensorrt-llm"
-    layout = read_layout(line["parallelism"], spreads=vendor and shape.experts is not None)
+    layout = read_layout(line["parallelism"], spreads="dp" in engine.axes and vendor and shape.experts is not None)
     precision = line["precision"].split()[0].lower() if line["precision"] else "fp16"
     weights = {"fp4": "nvfp4", "fp8": "fp8", "fp16": "fp16", "bf16": "bf16"}.get(precision, precision)
     if shape.name.startswith("gpt-oss"):
@@ -377,10 +385,10 @@ def cell(each: Judged) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     """Print the tables."""
-    print(f"TTFT: not judged, {found['ttft']['why']}")
-    for name, row in found["tpot"].items():
-        errors = f"mean {row['mean']:.1f}, median {row['median']:.1f}, worst {row['worst']:+.1f} %"
-        print(f"time per token of {row['rows']} static batches, prompts included: {errors} ({name})")
+    latency.show(found["ttft"], "TTFT")
+    if not found["ttft"]:
+        print("TTFT: no row states it with its tokens and its batch")
+    latency.show(found["tpot"], "time per token, prompts included,")
     able = found["feasibility"]
     print(f"feasible: {able['feasible']} of {able['rows']} rows, {able['wrongly_refused']} wrongly refused; ", end="")
     print(f"{able['impossible']} above the roofline, {able['below_what_is_claimed']} of these not expected either\n")
