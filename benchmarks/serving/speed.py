@@ -250,7 +250,7 @@ def read_case(line: dict[str, str], shape: ModelShape, gpu: Gpu) -> ServingCase:
     version = next((word for word in stated if re.fullmatch(r"\d+(\.\d+)+", word)), None)
     engine = find_engine(name, version)
     if "TRTLLM_ENABLE_XQA=1" in (line.get("note") or ""):  # an option until 0.9, later the default
-        engine = replace(engine, shares_kv_reads=True)
+        engine = replace(engine, grouped_reads=True)
     vendor = engine.name == "tensorrt-llm"
     layout = read_layout(line["parallelism"], spreads="dp" in engine.axes and vendor and shape.experts is not None)
     precision = line["precision"].split()[0].lower() if line["precision"] else "fp16"

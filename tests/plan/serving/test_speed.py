@@ -94,12 +94,12 @@ def test_attention_by_hand() -> None:
     assert decode_roofline_s(H100, answers, KV["bf16"], 64, 64_000) == pytest.approx(read)
 
 
-def test_query_heads_that_do_not_share_their_reads_take_the_time_of_as_many_kv_heads() -> None:
+def test_reads_by_each_query_head_take_the_time_of_as_many_kv_heads() -> None:
     """TensorRT-LLM 0.5: 8 query heads of a Llama 70B read one KV head 8 times; a model with MHA reads as before."""
     grouped, many = load_shape("llama-2-70b"), load_shape("llama-2-7b")
-    shared, alone = (decode_attention(grouped, 4, shares_kv_reads=each) for each in (True, False))
-    assert alone.kv_elements == 8 * shared.kv_elements and alone.pair_flop == shared.pair_flop
-    assert decode_attention(many, 1, shares_kv_reads=False) == decode_attention(many, 1)
+    together, alone = (decode_attention(grouped, 4, grouped_reads=each) for each in (True, False))
+    assert alone.kv_elements == 8 * together.kv_elements and alone.pair_flop == together.pair_flop
+    assert decode_attention(many, 1, grouped_reads=False) == decode_attention(many, 1)
     plan = case("llama-2-70b", weights="fp8", tp=4)
     old, new = (Speed(replace(plan, engine=find_engine("tensorrt-llm", version))) for version in ("0.5", "0.10"))
     assert old.decode_s(64, 64 * 3072) > 1.5 * new.decode_s(64, 64 * 3072)

@@ -93,7 +93,7 @@ class Engine:
         memory: what it holds beside weights and KV.
         axes: axes of a layout that it has beside tp.
         apart: pairs of axes that it does not combine.
-        shares_kv_reads: the query heads of a group read a KV head once in decode; otherwise each reads it for itself.
+        grouped_reads: the query heads of a group read a KV head once in decode; otherwise each reads it for itself.
         weights: names of the formats of weights that it serves.
         kv: names of the formats of the KV cache that it has.
     """
@@ -110,7 +110,7 @@ class Engine:
     memory: MemoryRule = field(default_factory=MemoryRule)
     axes: tuple[str, ...] = ("pp", "dp", "ep")
     apart: tuple[tuple[str, str], ...] = ()
-    shares_kv_reads: bool = True
+    grouped_reads: bool = True
     weights: tuple[str, ...] = HUGGING_FACE
     kv: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
 
@@ -195,7 +195,7 @@ ENGINES = (
         memory=replace(_V1_FUSED, graphs="before", spread=0.3, spread_bytes=GiB // 3),
     ),
     Engine("sglang", "0.4", 1, 0.88, 256, 8192, memory=MemoryRule(covers="static")),
-    replace(_TENSORRT_LLM_GROUPED, version="0.5", shares_kv_reads=False),
+    replace(_TENSORRT_LLM_GROUPED, version="0.5", grouped_reads=False),
     _TENSORRT_LLM_GROUPED,
     Engine(
         # Data-parallel attention takes all GPUs of tensor parallelism (enable_attention_dp).

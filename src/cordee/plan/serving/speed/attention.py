@@ -59,16 +59,14 @@ def prefill_attention(shape: ModelShape, tp: int, kind: LayerKind = "full") -> A
     return Attention(heads, kv_heads, dim, dim, 2 * kv_heads * dim, window=seen)
 
 
-def decode_attention(
-    shape: ModelShape, tp: int, kind: LayerKind = "full", *, shares_kv_reads: bool = True
-) -> Attention:
+def decode_attention(shape: ModelShape, tp: int, kind: LayerKind = "full", *, grouped_reads: bool = True) -> Attention:
     """Return the attention of single tokens: heads share the latent vector where there is one.
 
-    Without `shares_kv_reads` each query head reads the keys and values of its group for itself.
+    Without `grouped_reads` each query head reads the keys and values of its group for itself.
     """
     if shape.latent is None:
         found = prefill_attention(shape, tp, kind)
-        if shares_kv_reads:
+        if grouped_reads:
             return found
         read = found.kv_elements * found.heads // found.kv_heads
         return replace(found, kv_heads=found.heads, kv_elements=read)

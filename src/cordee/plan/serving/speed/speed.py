@@ -101,7 +101,7 @@ class Speed:
                 seconds += layers * self._recurrent_s(sum(new for new, _ in chunks), per_group)
                 continue
             seconds += layers * prefill_attention_s(case.gpu, prefill_attention(case.shape, tp, kind), case.kv, chunks)
-            answers = decode_attention(case.shape, tp, kind, shares_kv_reads=case.engine.shares_kv_reads)
+            answers = decode_attention(case.shape, tp, kind, grouped_reads=case.engine.grouped_reads)
             seconds += layers * decode_attention_s(case.gpu, answers, case.kv, per_group, context, each=each)
         return seconds
 
