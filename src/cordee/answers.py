@@ -20,7 +20,11 @@ class View(BaseModel):
 
 
 class HealthView(View):
-    """The server itself. `problem` is the error that keeps it from working, such as a full disk."""
+    """The server itself.
+
+    `problem` is the error that keeps it from working, such as a full disk; `listens` is the URL for other machines, and
+    `fingerprint` that of its certificate unless an authority signed it.
+    """
 
     version: str
     pid: int
@@ -29,6 +33,8 @@ class HealthView(View):
     live_attempts: int
     log_number: int
     problem: str | None = None
+    listens: str | None = None
+    fingerprint: str | None = None
 
 
 class FailureView(View):
@@ -285,11 +291,15 @@ class CostView(View):
 
 
 class Submission(View):
-    """A client's request to queue a job. The client makes the id, so that sending it again changes nothing."""
+    """A client's request to queue a job. The client makes the id, so that sending it again changes nothing.
+
+    `secrets` are the values of the spec's secrets, which a client on another machine sends over TLS.
+    """
 
     job_id: str
     spec: dict[str, Any]
     unprotected: bool = False
+    secrets: dict[str, Annotated[str, Field(max_length=65_536)]] = Field(default_factory=dict, repr=False)
 
 
 class VictimView(View):

@@ -1,6 +1,6 @@
 """The Python client of the HTTP API; `answers.py` defines its answers.
 
-`Client()` finds the server of a home, and raises the server's errors as the same classes of `cordee.errors`.
+`Client()` finds the server, on this machine or another, and raises its errors as the same classes of `cordee.errors`.
 """
 
 import json
@@ -29,21 +29,26 @@ from cordee.answers import (
     Submitted,
     WhyView,
 )
-from cordee.errors import CordeeError, NoServerError, ServerError, SpecError, TokenError, find_error
+from cordee.errors import CertificateError, CordeeError, InputError, NoServerError, ServerError, SpecError, find_error
 from cordee.event_json import decode
 from cordee.events import Event, Queue
 from cordee.ids import JobId
 from cordee.ids import job_id as new_job_id
+from cordee.servers import (
+    ServerAddress,
+    default_home,
+    find_server,
+    fingerprint_of_environment,
+    home_token,
+    is_private,
+    write_private,
+)
+from cordee.tls import client_context
 
 if TYPE_CHECKING:
     import httpx
 
 T = TypeVar("T")
-
-
-def default_home() -> Path:
-    """Return the default home: CORDEE_HOME, else `~/.cordee`."""
-    return Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser()
 
 
 def as_body(error: CordeeError) -> dict[str, Any]:
@@ -62,10 +67,24 @@ def from_body(body: Any) -> CordeeError | None:
 class Client:
     """A connection to one server. Its methods raise only subclasses of `CordeeError`."""
 
-    def __init__(self, home: Path | None = None, *, url: str | None = None, token: str | None = None) -> None:
-        """Connect to the server of a home, or to the one at `url`.
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
+        """Connect to the server of a home, or to the one at `url`; by default, to that of `servers.find_server`.
 
         The token identifies the user: `token`, else CORDEE_TOKEN, else the home's own token.
+
+        Args:
+            home: folder of a server on this machine, or one that `cordee connect` has connected to a remote one.
+            url: of the server's API.
+            token: of the user.
+            fingerprint: SHA-256 of the certificate of the server at `url`; by default CORDEE_FINGERPRINT, and without
+                one the system's authorities decide.
 
         Raises:
             NoServerError: no server runs for the home.
@@ -73,14 +92,28 @@ class Client:
         """
         import httpx
 
-        self.home = (home or default_home()).absolute()
-        self.url = url or _announced(self.home)
-        token = token or os.environ.get("CORDEE_TOKEN") or _token(self.home)
-        headers = {"Authorization": f"Bearer {token}"}
-        # Without TLS the server is on this machine: no proxy from the environment is wanted, and loading the system's
-        # certificates would take longer than most requests.
+        if url is None:
+            self.address = find_server(home)
+        else:
+            token = token or os.environ.get("CORDEE_TOKEN") or home_token((home or default_home()).absolute())
+            pinned = fingerprint or fingerprint_of_environment()
+            self.address = ServerAddress(url, token, pinned, home and home.absolute())
+        headers = {"Authorization": f"Bearer {token or self.address.token}"}
+        # Without TLS no proxy from the environment is wanted, and loading the system's certificates would take longer
+        # than most requests.
         tls = self.url.startswith("https:")
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=tls, verify=tls)
+        verify = client_context(self.address.fingerprint) if tls else False
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=tls, verify=verify)
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the server's API."""
+        return self.address.url
+
+    @property
+    def home(self) -> Path | None:
+        """Return the server's folder; None if it is on another machine."""
+        return self.address.home
 
     def __enter__(self) -> "Client":
         return self
@@ -106,8 +139,8 @@ class Client:
     ) -> Submitted:
         """Queue a job.
 
-        The secrets that the spec names are copied from `environ` into the home, where the job's agent finds them;
-        they are never sent.
+        The secrets that the spec names are read from `environ`. If the server's home is on this machine they are
+        copied into it and not sent; a remote server gets them over TLS and keeps them encrypted until the job ends.
 
         Args:
             spec: a JobSpec as JSON-ready data.
@@ -118,12 +151,22 @@ class Client:
         Raises:
             AdmissionError: the job was refused, and nothing was queued.
             SpecError: a secret is not in the environment.
+            InputError: a secret would be sent unencrypted.
         """
         job_id = job_id or new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
         sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
         self.check_secrets(sent.spec.get("secrets") or (), environ)
-        with _secrets_kept(self.home / "secrets", spec.get("secrets") or (), environ):
+        names = sent.spec.get("secrets") or ()
+        if self.home is None:
+            if names and not is_private(self.url):
+                raise InputError(
+                    f"the secret {names[0]} would cross the network unencrypted, to {self.url}",
+                    hint="use the server's https URL, which `cordee up --listen` prints",
+                )
+            sent = sent.model_copy(update={"secrets": {name: environ[name] for name in names}})
             return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json"))
+        with _secrets_kept(self.home / "secrets", names, environ):
+            return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json", exclude={"secrets"}))
 
     def rehearse(self, spec: Mapping[str, Any], *, unprotected: bool = False, draws: int = 0) -> RehearsalView:
         """Return the consequences of submitting a job now; with draws, also forecast its start and end. Queue nothing.
@@ -251,8 +294,15 @@ def _transport(url: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise CertificateError(
+                f"the certificate of {url} is not trusted: {error}",
+                hint="a self-made one is accepted by its fingerprint (CORDEE_FINGERPRINT, or `cordee connect URL TOKEN "
+                "--fingerprint F`), one of your own authority by SSL_CERT_FILE",
+            ) from error
         raise NoServerError(
-            f"no server answers at {url}: {error or type(error).__name__}", hint="start one with `cordee up`"
+            f"no server answers at {url}: {error or type(error).__name__}",
+            hint="start one with `cordee up`; for one on another machine, check that its port is open",
         ) from error
 
 
@@ -264,34 +314,12 @@ def _error(answer: "httpx.Response") -> CordeeError:
     return found or ServerError(f"the server answered {answer.status_code} to {answer.request.url.path}")
 
 
-def _announced(home: Path) -> str:
-    try:
-        url = json.loads((home / "server.json").read_text()).get("url")
-    except FileNotFoundError:
-        raise NoServerError(f"no server runs on {home}", hint="start one with `cordee up`") from None
-    except (OSError, ValueError, AttributeError) as error:
-        raise NoServerError(f"{home / 'server.json'} cannot be read: {error}", hint="start a server again") from error
-    if url is None:
-        raise NoServerError(f"the server on {home} is starting and takes no jobs yet", hint="ask again in a moment")
-    return str(url)
-
-
-def _token(home: Path) -> str:
-    try:
-        return (home / "token").read_text().strip()
-    except OSError as error:
-        raise TokenError(
-            f"the token {home / 'token'} cannot be read: {error.strerror}",
-            hint="it belongs to the user who started the server",
-        ) from error
-
-
 @contextmanager
 def _secrets_kept(folder: Path, names: Any, environ: Mapping[str, str]) -> Iterator[None]:
     """Write the named secrets for the agent; restore the folder if the job is refused."""
     before = {name: (folder / name).read_bytes() if (folder / name).exists() else None for name in names}
     for name in names:
-        _write_private(folder / name, environ[name].encode())
+        write_private(folder / name, environ[name].encode())
     try:
         yield
     except CordeeError:
@@ -299,14 +327,5 @@ def _secrets_kept(folder: Path, names: Any, environ: Mapping[str, str]) -> Itera
             if old is None:
                 (folder / name).unlink(missing_ok=True)
             else:
-                _write_private(folder / name, old)
+                write_private(folder / name, old)
         raise
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-    new.replace(path)

@@ -20,7 +20,10 @@
     │   ├── TokenError             32     wrong or missing token
     │   ├── HomeInUseError         33     a second server on the same home
     │   ├── HomeUnsuitableError    34     a home on a network file system, or not writable
-    │   └── NotFoundError          35     no such job, node or log
+    │   ├── NotFoundError          35     no such job, node or log
+    │   ├── CertificateError       36     the server's certificate is not the expected one
+    │   ├── ForbiddenError         37     a token that is good for something else
+    │   └── NameTakenError         38     another machine joined as this node
     ├── StoreError                 40   the database cannot be read or written
     ├── CheckpointError            50   a checkpoint cannot be written or read
     │   ├── FencedError            51     a newer attempt owns the log
@@ -168,6 +171,24 @@ class NotFoundError(ServerError):
     """The job, attempt, node or log does not exist."""
 
     exit_code = 35
+
+
+class CertificateError(ServerError):
+    """The server's certificate is not the expected one, or cannot be used."""
+
+    exit_code = 36
+
+
+class ForbiddenError(ServerError):
+    """The token is valid, but not for this."""
+
+    exit_code = 37
+
+
+class NameTakenError(ServerError):
+    """Another machine is the node of this name."""
+
+    exit_code = 38
 
 
 class StoreError(CordeeError):

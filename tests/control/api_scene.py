@@ -7,8 +7,9 @@ from typing import Any
 from stage import Scene
 
 from cordee.client import Client
+from cordee.control.listen import Listener
 from cordee.control.server import _Http
-from cordee.control.service import Service
+from cordee.control.service import PublicAddress, Service
 from cordee.hardware.load import load_catalogue
 
 TOKEN, OTHER = "the-token-of-this-home", "the-token-of-somebody-else"
@@ -20,7 +21,7 @@ SPEC: dict[str, Any] = {"run": ["true"], "gpus": 4, "name": "gpt"}
 class Api:
     """A server without its control loop: a test turns it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, public: Listener | None = None) -> None:
         self.scene = Scene(folder)
         self.service = Service(
             control=self.scene.control,
@@ -30,10 +31,11 @@ class Api:
             catalogue=load_catalogue(),
             wake=lambda: None,
             owners={TOKEN: "ada", OTHER: "bob"},
+            public=None if public is None else PublicAddress(public.url, public.fingerprint),
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._http = _Http(self.service, listener)
+        self._http = _Http(self.service, listener, public)
         self._http.begin()
         self.client = Client(folder, url=self.url, token=TOKEN)
 

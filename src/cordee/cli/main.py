@@ -34,6 +34,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Cluster": {
         "up": ("cordee.cli.operate", "Start a server; jobs of an earlier one continue."),
+        "connect": ("cordee.cli.connect", "Use a server on another machine."),
         "down": ("cordee.cli.operate", "Checkpoint and requeue all jobs, then end the server."),
         "nodes": ("cordee.cli.nodes", "List nodes, their jobs and prices; cordon, drain, uncordon."),
         "queues": ("cordee.cli.queues", "Show or set the tree of queues: quotas, usage and borrowing."),
@@ -67,7 +68,8 @@ EXAMPLES = {
     "nodes": "cordee nodes drain node7 --why 'disk errors'",
     "queues": "cordee queues set queues.yaml",
     "cost": "cordee cost --by user",
-    "up": "cordee up --slots 4 --price-as H100",
+    "up": "cordee up --listen 0.0.0.0:8470",
+    "connect": "cordee connect https://head:8470 TOKEN --fingerprint SHA256",
     "down": "cordee down --yes",
     "simulate": "cordee simulate jobs.csv.gz --cluster 80x8xH100 --policy cordee,fifo,easy --html compare.html",
     "replay": "cordee replay ~/.cordee --policy fifo",

@@ -30,24 +30,36 @@ def up(
         str | None,
         typer.Option(help="GPU whose price is charged for each slot, or none.", show_default="as before, else none"),
     ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address at which other machines reach the server, over TLS, such as 0.0.0.0:8470; or off.",
+            show_default="as before, else off",
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM certificate for --listen.", show_default="a self-made one")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Start a server; jobs of an earlier one continue."""
-    from cordee.control.spawn import check_installed, start_server
+    from cordee.control.spawn import check_installed, check_not_connected, start_server
 
     folder = terminal.folder(home)
     if foreground:
         check_installed()
-        from cordee.control.server import serve
+        check_not_connected(folder)
+        from cordee.control.server import Options, serve
 
-        serve(
-            folder, slots=slots, price_as=price_as, on_ready=lambda url: print(f"the server runs at {url}", flush=True)
-        )
+        options = Options(slots, price_as, listen, certificate, key)
+        serve(folder, options, on_ready=lambda url: print(f"the server runs at {url}", flush=True))
         return
     with terminal.waiting(f"starting a server on {folder}"):
-        health = start_server(folder, slots=slots, price_as=price_as)
+        health = start_server(folder, slots=slots, price_as=price_as, listen=listen, certificate=certificate, key=key)
     if as_json:
         terminal.print_json(health)
         return
@@ -63,8 +75,18 @@ def up(
                 "run `cordee down`, then `cordee up`"
             )
             terminal.stderr().print(note, highlight=False)
+    if health.listens is not None:
+        _say_how_to_connect(health)
     if live:
         print(f"{plural(len(live), 'job continues', 'jobs continue')}: cordee jobs")
+
+
+def _say_how_to_connect(health: HealthView) -> None:
+    """Print the commands with which other machines use the server and join it."""
+    pinned = f" --fingerprint {health.fingerprint}" if health.fingerprint else ""
+    print(f"other machines reach it at {health.listens}; on them, with a token of {health.home}/tokens:")
+    print(f"  cordee connect {health.listens} TOKEN{pinned}")
+    print("to add a node: cordee nodes token")
 
 
 def down(*, yes: terminal.Yes = False, home: Home = None, as_json: Json = False) -> None:
@@ -84,7 +106,7 @@ def down(*, yes: terminal.Yes = False, home: Home = None, as_json: Json = False)
                 wait.now(_leaving(last))
                 time.sleep(_LOOK_S)
             wait.now("the server is ending")
-            while is_owned(client.home):
+            while client.home is not None and is_owned(client.home):
                 time.sleep(_LOOK_S)
     if as_json:
         terminal.print_json(last)

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from cordee.client import Client, default_home
+from cordee.cli import terminal
 from cordee.errors import DoesNotFitError, InputError, NoServerError, SpecError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Request, Settings, ask
@@ -74,8 +74,8 @@ def planned_job(name: str, home: Path | None) -> ProfiledJob:
     Raises:
         InputError: the job is not known, names no model, or has run on no GPU of a known kind.
     """
-    folder = (home or default_home()).expanduser().absolute()
-    job_id, spec, layout, kind, gpus = _from_server(name, folder) or _from_home(name, folder)
+    folder = terminal.folder(home)
+    job_id, spec, layout, kind, gpus = _from_server(name, home) or _from_home(name, folder)
     model, kind = spec.model, kind or spec.gpu
     if model is None:
         raise InputError(f"job {name} names no model, so it has no plan", hint="add a model section to its YAML")
@@ -113,9 +113,9 @@ def find_profiles(job: ProfiledJob) -> list[Path]:
 Known = tuple[str, JobSpec, str | None, str | None, int]
 
 
-def _from_server(name: str, folder: Path) -> Known | None:
+def _from_server(name: str, home: Path | None) -> Known | None:
     try:
-        with Client(folder) as client:
+        with terminal.connect(home) as client:
             job = client.job(name)
     except NoServerError:
         return None

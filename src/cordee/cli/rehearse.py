@@ -47,14 +47,14 @@ class Given(NamedTuple):
     unprotected: bool
 
 
-def dry_run(spec_of: SpecOf, given: Given, *, home: Path, as_json: bool) -> None:
+def dry_run(spec_of: SpecOf, given: Given, *, home: Path | None, as_json: bool) -> None:
     """Rehearse the job, or each combination of what the flags list."""
     lists: list[list[str | None]] = [[None] if text is None else [*text.split(",")] for text in given[:3]]
     specs = [spec_of(*each) for each in product(*lists)]
     unprotected = given.unprotected
     if len(specs) > VARIANTS_MAX:
         raise InputError(f"{len(specs)} variants are too many", hint=f"{VARIANTS_MAX} at most")
-    with Client(home) as client:
+    with terminal.connect(home) as client:
         if len(specs) == 1:
             answer = _ask(client, specs[0], unprotected)
             terminal.print_json(answer) if as_json else _show(answer)

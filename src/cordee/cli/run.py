@@ -14,6 +14,7 @@ from cordee.cli.jobs import follow_to_end
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, SpecError
+from cordee.servers import is_remote
 from cordee.units import format_micro_usd, plural
 from cordee.workload.planned import PlannedJob, read_plan
 from cordee.workload.spec import JobSpec, parse_spec
@@ -126,11 +127,11 @@ def run(
     spec_of = _spec_of(what, gpus, flags | {"env": env, "secret": secret}, dry_run=dry_run)
     if dry_run:
         given = rehearse.Given(gpus, tier, queue, unprotected)
-        rehearse.dry_run(spec_of, given, home=terminal.folder(home), as_json=as_json)
+        rehearse.dry_run(spec_of, given, home=home, as_json=as_json)
         return
     spec = spec_of(gpus, tier, queue)
     ask = terminal.may_ask() and not yes and not as_json
-    submit(spec, terminal.folder(home), unprotected=unprotected, follow=follow, slots=slots, ask=ask, as_json=as_json)
+    submit(spec, home, unprotected=unprotected, follow=follow, slots=slots, ask=ask, as_json=as_json)
 
 
 def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_run: bool) -> rehearse.SpecOf:
@@ -157,7 +158,7 @@ def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_ru
 
 
 def submit(
-    spec: JobSpec, home: Path, *, unprotected: bool, follow: bool, slots: str | None, ask: bool, as_json: bool
+    spec: JobSpec, home: Path | None, *, unprotected: bool, follow: bool, slots: str | None, ask: bool, as_json: bool
 ) -> None:
     """Check what can be checked here, start a server if none runs, queue the job and print its id."""
     from cordee.control.admission import check_program
@@ -170,10 +171,10 @@ def submit(
     check_program(here)
     Client.check_secrets(here.secrets, os.environ)
     console = terminal.stderr()
-    if running(home) is None:
-        with terminal.waiting(f"starting a server on {home}"):
-            ensure_server(home, slots=slots)
-    with Client(home) as client:
+    if not is_remote(home) and running(folder := terminal.folder(home)) is None:
+        with terminal.waiting(f"starting a server on {folder}"):
+            ensure_server(folder, slots=slots)
+    with terminal.connect(home) as client:
         if ask:
             _consent(client.rehearse(here.model_dump(mode="json"), unprotected=unprotected))
         made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.client import Client, default_home
+from cordee.client import Client
+from cordee.servers import default_home
 from cordee.units import US_PER_S, format_duration
 from cordee.workload.load import model_names
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
 Home = Annotated[
-    Path | None, typer.Option("--home", help="Folder of the server.", show_default="CORDEE_HOME, ~/.cordee")
+    Path | None, typer.Option("--home", help="Folder of the server.", show_default="CORDEE_URL, CORDEE_HOME, ~/.cordee")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
@@ -58,8 +59,8 @@ _COLOURS = {
 
 
 def connect(home: Path | None) -> Client:
-    """Return a client of the home's server."""
-    return Client(folder(home))
+    """Return a client of the home's server; without a home, of the server of CORDEE_URL or of the default home."""
+    return Client(None if home is None else folder(home))
 
 
 def warn(client: Client) -> None:

@@ -50,6 +50,8 @@ DRAWS_MAX = 1_000
 # The most specific class decides; an error that is not listed is the server's own failure.
 _STATUS: tuple[tuple[type[CordeeError], int], ...] = (
     (errors.TokenError, 401),
+    (errors.ForbiddenError, 403),
+    (errors.NameTakenError, 409),
     (errors.NotFoundError, 404),
     (errors.InputError, 422),
     (errors.AdmissionError, 409),
@@ -88,6 +90,7 @@ _REFUSALS: dict[int | str, dict[str, object]] = {
     for code, description in (
         (400, "The body is not JSON."),
         (401, "The token is missing or wrong."),
+        (403, "The token is good for something else."),
         (404, "There is no such job, attempt, rank or node."),
         (405, "The path has no such method."),
         (409, "The job was refused: nothing was queued."),

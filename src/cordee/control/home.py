@@ -130,8 +130,8 @@ class Home:
         return {str(name): str(value) for name, value in options.items()}
 
     def keep_settings(self, options: dict[str, str]) -> None:
-        """Keep the options of this `up`."""
-        self._replace(self.path / "settings.json", json.dumps(options) + "\n")
+        """Keep these options of this `up`, and the others as they were."""
+        self._replace(self.path / "settings.json", json.dumps(self.settings() | options) + "\n")
 
     def announce(self, facts: dict[str, object]) -> None:
         """Publish the server's address in `server.json`, which is complete whenever it exists."""

@@ -27,8 +27,9 @@ from cordee.control.api import create_app, local_owner
 from cordee.control.collector import collected_when_idle
 from cordee.control.executors.local import LocalExecutor
 from cordee.control.home import Home
+from cordee.control.listen import Listener
 from cordee.control.prices import Priced
-from cordee.control.service import Service
+from cordee.control.service import PublicAddress, Service
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import CordeeError, InputError, ServerError, StoreError
@@ -50,9 +51,9 @@ class SystemClock:
 
 
 class _Http(uvicorn.Server):
-    """uvicorn in its own thread; the main thread handles signals."""
+    """uvicorn in its own thread, on loopback and on the port for other machines; the main thread handles signals."""
 
-    def __init__(self, service: Service, listener: socket.socket) -> None:
+    def __init__(self, service: Service, listener: socket.socket, public: Listener | None = None) -> None:
         config = uvicorn.Config(
             create_app(service),
             log_config=None,
@@ -61,11 +62,16 @@ class _Http(uvicorn.Server):
             timeout_graceful_shutdown=_LET_GO_S,
         )
         super().__init__(config)
+        self._public = public
         self.answers = threading.Event()
         self._thread = threading.Thread(target=self.run, args=([listener],), name="http", daemon=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._public is not None:
+            loopback, self.config.ssl = self.servers, self._public.context
+            await super().startup([self._public.socket])
+            self.servers += loopback
         self.answers.set()
 
     def begin(self) -> None:
@@ -109,8 +115,8 @@ class Offer:
 class Server:
     """The parts of one server process, from start to end."""
 
-    def __init__(self, home: Home, offer: Offer) -> None:
-        self._home = home
+    def __init__(self, home: Home, offer: Offer, public: Listener | None = None) -> None:
+        self._home, self._public = home, public
         self._log = structlog.get_logger()
         self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may call its put
         self._signal: int | None = None
@@ -132,6 +138,7 @@ class Server:
             catalogue=catalogue,
             wake=self._wake,
             owners=owners,
+            public=None if public is None else PublicAddress(public.url, public.fingerprint),
         )
 
     def run(self, on_ready: Callable[[str], None]) -> None:
@@ -139,7 +146,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = socket.create_server(("127.0.0.1", 0))
-        http = _Http(self.service, listener)
+        http = _Http(self.service, listener, self._public)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         host, port = self._executor.listen()
         facts = {"pid": os.getpid(), "agents": {"host": host, "port": port}}
@@ -258,7 +265,18 @@ def _log_to(path: Path) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
-def serve(path: Path, *, slots: str | None, price_as: str | None, on_ready: Callable[[str], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `cordee up`; None: as for the last one."""
+
+    slots: str | None = None
+    price_as: str | None = None
+    listen: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> None:
     """Own a home and serve in this process until a signal or a shutdown.
 
     Raises:
@@ -268,7 +286,9 @@ def serve(path: Path, *, slots: str | None, price_as: str | None, on_ready: Call
     home.lock()
     _log_to(home.path / "server.log")
     try:
-        Server(home, Offer.of(home, slots, price_as)).run(on_ready)
+        offer = Offer.of(home, options.slots, options.price_as)
+        public = Listener.of(home, options.listen, options.certificate, options.key)
+        Server(home, offer, public).run(on_ready)
     except CordeeError:
         raise
     except Exception:
@@ -282,14 +302,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--slots")
     parser.add_argument("--price-as")
-    args = parser.parse_args(argv)
+    parser.add_argument("--listen")
+    parser.add_argument("--certificate", type=Path)
+    parser.add_argument("--key", type=Path)
+    given = vars(parser.parse_args(argv))
     try:
-        serve(
-            args.home,
-            slots=args.slots,
-            price_as=args.price_as,
-            on_ready=lambda url: _report_to_parent({"ready": url}),
-        )
+        serve(given.pop("home"), Options(**given), on_ready=lambda url: _report_to_parent({"ready": url}))
     except CordeeError as error:
         _report_to_parent(as_body(error))
         return error.exit_code

@@ -53,6 +53,14 @@ from cordee.schedule.state.state import State
 from cordee.workload.spec import JobSpec
 
 
+@dataclass(frozen=True, slots=True)
+class PublicAddress:
+    """Where other machines reach the server; `fingerprint` is None if an authority signed its certificate."""
+
+    url: str
+    fingerprint: str | None
+
+
 @dataclass(slots=True)
 class Service:
     """The requests that clients make, over the server's parts.
@@ -65,6 +73,7 @@ class Service:
         catalogue: GPUs and prices.
         wake: wakes the control loop.
         owners: the owner of each token.
+        public: where other machines reach the server; None: they do not.
         problem: the error that keeps the control loop from working now; None: it works.
         closing: the server is about to exit, so streams that follow something end.
         forecasting: a lock; forecasts run one after the other, so that they use at most one processor.
@@ -77,6 +86,7 @@ class Service:
     catalogue: Catalogue
     wake: Callable[[], None]
     owners: Mapping[str, str]
+    public: PublicAddress | None = None
     problem: str | None = None
     closing: bool = field(default=False)
     forecasting: threading.Lock = field(default_factory=threading.Lock)
@@ -92,6 +102,8 @@ class Service:
                 live_attempts=len(self.control.state.attempts),
                 log_number=self.control.number,
                 problem=self.problem,
+                listens=None if self.public is None else self.public.url,
+                fingerprint=None if self.public is None else self.public.fingerprint,
             )
 
     def submit(self, submission: Submission, owner: str) -> Submitted:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from cordee.answers import HealthView
 from cordee.client import Client, from_body
-from cordee.errors import HomeInUseError, MissingExtraError, NoServerError
+from cordee.errors import HomeInUseError, HomeUnsuitableError, MissingExtraError, NoServerError
+from cordee.servers import read_remote
 
-_NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "alembic", "structlog", "blake3", "xxhash")
+_NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "alembic", "structlog", "cryptography", "blake3", "xxhash")
 _RIVAL_WAIT_S = 20.0
 
 
@@ -35,13 +36,34 @@ def check_installed() -> None:
         )
 
 
-def start_server(home: Path, *, slots: str | None = None, price_as: str | None = None) -> HealthView:
+def check_not_connected(home: Path) -> None:
+    """Raise HomeUnsuitableError if the home is connected to a server on another machine."""
+    remote = read_remote(home)
+    if remote is not None:
+        raise HomeUnsuitableError(
+            f"{home} is connected to the server at {remote.url}",
+            hint="choose another folder with --home, or run `cordee connect --forget` first",
+        )
+
+
+def start_server(
+    home: Path,
+    *,
+    slots: str | None = None,
+    price_as: str | None = None,
+    listen: str | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+) -> HealthView:
     """Start a server that outlives this process, and wait until it takes jobs.
 
     Args:
         home: the folder that it will own.
         slots: number of CPU slots to offer in place of GPUs; `auto`: look for GPUs; None: as the last time.
         price_as: charge each slot at this GPU's price; `none`: slots cost nothing; None: as the last time.
+        listen: HOST:PORT at which other machines reach it; `off`: they do not; None: as the last time.
+        certificate: PEM file for TLS; None: as the last time or, with `listen`, a self-made one.
+        key: PEM file of its key.
 
     Raises:
         HomeInUseError: a server runs there already.
@@ -49,9 +71,11 @@ def start_server(home: Path, *, slots: str | None = None, price_as: str | None =
         MissingExtraError: the server's libraries are not installed.
     """
     check_installed()
+    check_not_connected(home)
     argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home.absolute())]
-    argv += ["--slots", slots] if slots is not None else []
-    argv += ["--price-as", price_as] if price_as is not None else []
+    options = {"slots": slots, "price-as": price_as, "listen": listen, "certificate": certificate, "key": key}
+    for name, value in options.items():
+        argv += [] if value is None else [f"--{name}", str(value.absolute() if isinstance(value, Path) else value)]
     with tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True, cwd="/"

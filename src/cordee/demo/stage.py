@@ -31,6 +31,7 @@ class Stage:
     """A running server, and its log so far."""
 
     def __init__(self, client: Client, screen: Screen, ranks: int) -> None:
+        assert client.home is not None, "the demo starts a server on this machine"
         self.client, self.ranks = client, ranks
         self.home = client.home
         self.events: list[Event] = []

@@ -1,0 +1,179 @@
+"""Where a server is and what it asks for: its URL, a token, the fingerprint of its certificate.
+
+A home is the folder of a server on this machine, or holds `remote.json`, which names one on another machine.
+"""
+
+import ipaddress
+import json
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cordee.errors import HomeUnsuitableError, InputError, NoServerError, TokenError
+from cordee.tls import parse_fingerprint
+
+_REMOTE = "remote.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """How to reach a server.
+
+    Attributes:
+        url: of its API.
+        token: identifies the user.
+        fingerprint: of its certificate; None: an authority that the system trusts has signed it, or it has none.
+        home: its folder, if that is on this machine; secrets then go there and not over the network.
+    """
+
+    url: str
+    token: str = field(repr=False)
+    fingerprint: str | None = None
+    home: Path | None = None
+
+
+def default_home() -> Path:
+    """Return the default home: CORDEE_HOME, else `~/.cordee`."""
+    return Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser()
+
+
+def find_server(home: Path | None = None) -> ServerAddress:
+    """Return the server of a home; without one, that of CORDEE_URL, else that of the default home.
+
+    CORDEE_TOKEN replaces the token of a home.
+
+    Raises:
+        NoServerError: no server runs for the home.
+        TokenError: there is no token, or it cannot be read.
+    """
+    token = os.environ.get("CORDEE_TOKEN")
+    url = os.environ.get("CORDEE_URL")
+    if home is None and url:
+        if not token:
+            raise TokenError(f"CORDEE_URL names {url}, but no token is set", hint="export CORDEE_TOKEN")
+        return ServerAddress(check_url(url), token, fingerprint_of_environment())
+    home = (home or default_home()).absolute()
+    remote = read_remote(home)
+    if remote is not None:
+        return ServerAddress(remote.url, token or remote.token, remote.fingerprint)
+    found = _announced(home)
+    return ServerAddress(found, token or home_token(home), home=home)
+
+
+def is_remote(home: Path | None) -> bool:
+    """Return whether `find_server` looks on another machine."""
+    elsewhere = home is None and bool(os.environ.get("CORDEE_URL"))
+    return elsewhere or ((home or default_home()) / _REMOTE).exists()
+
+
+def fingerprint_of_environment() -> str | None:
+    """Return the fingerprint in CORDEE_FINGERPRINT."""
+    text = os.environ.get("CORDEE_FINGERPRINT")
+    return parse_fingerprint(text) if text else None
+
+
+def check_url(url: str) -> str:
+    """Return the URL of an API without a slash at its end.
+
+    Raises:
+        InputError: it is not a URL of a server.
+    """
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.path in ("", "/")
+        good = good and not parts.query and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise InputError(
+            f"{url!r} is not the URL of a server", hint="write https://HOST:PORT, as `cordee up` prints it"
+        )
+    return url.rstrip("/")
+
+
+def is_private(url: str) -> bool:
+    """Return whether nobody else can read what is sent there: it is encrypted, or stays on this machine.
+
+    >>> is_private("https://gpu-1:8470"), is_private("http://127.0.0.1:8470"), is_private("http://10.0.0.5:8470")
+    (True, True, False)
+    """
+    parts = urlsplit(url)
+    return parts.scheme == "https" or is_loopback(parts.hostname or "")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether this host is this machine's loopback."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_remote(home: Path) -> ServerAddress | None:
+    """Return the remote server to which a home is connected; None: it is not.
+
+    Raises:
+        HomeUnsuitableError: its file cannot be read.
+    """
+    path = home / _REMOTE
+    try:
+        found = json.loads(path.read_text())
+        return ServerAddress(str(found["url"]), str(found["token"]), found.get("fingerprint"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HomeUnsuitableError(f"{path} cannot be read: {error}", hint="run `cordee connect` again") from error
+
+
+def keep_remote(home: Path, address: ServerAddress) -> None:
+    """Connect a home to a remote server."""
+    body = {"url": address.url, "token": address.token, "fingerprint": address.fingerprint}
+    write_private(home / _REMOTE, (json.dumps(body) + "\n").encode())
+
+
+def forget_remote(home: Path) -> bool:
+    """Disconnect a home from its remote server; return whether it was connected."""
+    try:
+        (home / _REMOTE).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def home_token(home: Path) -> str:
+    """Return the token of a home on this machine.
+
+    Raises:
+        TokenError: it cannot be read.
+    """
+    try:
+        return (home / "token").read_text().strip()
+    except OSError as error:
+        raise TokenError(
+            f"the token {home / 'token'} cannot be read: {error.strerror}",
+            hint="it belongs to the user who started the server",
+        ) from error
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file atomically, readable by its owner only."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+    new.replace(path)
+
+
+def _announced(home: Path) -> str:
+    try:
+        url = json.loads((home / "server.json").read_text()).get("url")
+    except FileNotFoundError:
+        raise NoServerError(f"no server runs on {home}", hint="start one with `cordee up`") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise NoServerError(f"{home / 'server.json'} cannot be read: {error}", hint="start a server again") from error
+    if url is None:
+        raise NoServerError(f"the server on {home} is starting and takes no jobs yet", hint="ask again in a moment")
+    return str(url)
