@@ -21,6 +21,7 @@ class MetadataService:
         action, rebalance: AWS; None answers 404.
         preempted, maintenance: Google.
         events, name: Azure.
+        life_cycle, group, partition; preemptible, physical_host; priority: the machine, in each cloud's words.
         status: answer everything with this, if it is set.
         asked: the paths, in order.
     """
@@ -32,6 +33,10 @@ class MetadataService:
         self.preempted, self.maintenance = "FALSE", "NONE"
         self.events: list[dict[str, Any]] = []
         self.name = "trainer_3"
+        self.life_cycle, self.preemptible, self.priority = "on-demand", "FALSE", "Regular"
+        self.group: str | None = None
+        self.partition: str | None = None
+        self.physical_host: str | None = None
         self.status: int | None = None
         self.tokens: set[str] = set()
         self.asked: list[str] = []
@@ -100,13 +105,23 @@ class MetadataService:
         if headers.get("X-aws-ec2-metadata-token") not in self.tokens:
             return 401, ""
         paths = {"spot/instance-action": self.action, "events/recommendations/rebalance": self.rebalance}
-        found = paths.get(path.removeprefix("/latest/meta-data/"))
+        key = path.removeprefix("/latest/meta-data/")
+        texts = {
+            "instance-life-cycle": self.life_cycle,
+            "placement/group-name": self.group,
+            "placement/partition-number": self.partition,
+        }
+        if texts.get(key) is not None:
+            return 200, str(texts[key])
+        found = paths.get(key)
         return (404, "<html>404 - Not Found</html>") if found is None else (200, json.dumps(found))
 
     def _gcp(self, key: str, query: dict[str, str], headers: Any) -> tuple[int, str, dict[str, str]]:
         if headers.get("Metadata-Flavor") != "Google":
             return 403, "", {}
-        name = {"preempted": "preempted", "maintenance-event": "maintenance"}[key]
+        if key == "physical_host" and self.physical_host is None:
+            return 404, "", {}
+        name = {"maintenance-event": "maintenance"}.get(key, key)
 
         def etag() -> str:
             return hashlib.sha256(getattr(self, name).encode()).hexdigest()[:16]
@@ -122,6 +137,8 @@ class MetadataService:
             return 400, "Bad Request"
         if path == "/metadata/instance/compute/name" and query.get("format") == "text" and "api-version" in query:
             return 200, self.name
+        if path == "/metadata/instance/compute/priority" and query.get("format") == "text":
+            return 200, self.priority
         if path == "/metadata/scheduledevents" and query.get("api-version") == "2020-07-01":
             return 200, json.dumps({"DocumentIncarnation": len(self.events), "Events": self.events})
         return 404, ""

@@ -27,6 +27,7 @@ RECORDS = {
     "Layout": "the axes of a layout, as its text names them",
     "LayoutWanted": "the axes of a layout, each of them open or given",
     "ModelShape": "the keys of a config.json",
+    "NodeView": "one answer of the API",
     "ServingGiven": "the flags of `cordee serve plan`",
     "Policy": "one value for each question that schedulers answer differently",
     "RehearsalView": "one answer of the API",

@@ -165,7 +165,9 @@ class WhyView(View):
 class NodeView(View):
     """A node.
 
-    `used` names the attempt that holds each GPU; `unavailable` are GPUs with processes that are not Cordee's.
+    `used` names the attempt that holds each GPU; `unavailable` are GPUs that cannot be leased, each with its reason in
+    `unavailable_why`. `domain` is block, rack and an island that spans nodes, outermost first, where they are known;
+    `island_gpus` is 0 where an island is the whole node. `down_why` says why the node is down.
     `cordoned_by` is the operator who took the node out of use; with `drains` its attempts got notice too.
     """
 
@@ -181,6 +183,14 @@ class NodeView(View):
     cordoned_by: str | None = None
     cordon_why: str = ""
     drains: bool = False
+    down_why: str = ""
+    unavailable_why: list[str] = []
+    domain: list[str] = []
+    island_gpus: int = 0
+    capacity: str = "on-demand"
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+    software: list[str] = []
 
 
 class NodeOrder(View):

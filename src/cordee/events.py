@@ -70,6 +70,9 @@ class Behind(StrEnum):
     OVER = "over"  # it no longer holds them up
 
 
+NO_PRICE = "no price is known"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A machine with GPUs (or CPU slots, then `gpu_name` is `slot`) under one agent."""
@@ -80,10 +83,12 @@ class Node:
     gpus: int
     capacity: Capacity = Capacity.ON_DEMAND
     micro_usd_per_gpu_hour: int = 0
-    price_source: str = "no price is known"
-    domain: tuple[str, ...] = ()  # outermost first: block, rack
+    price_source: str = NO_PRICE
+    domain: tuple[str, ...] = ()  # outermost first: block, rack, and an island that spans nodes
     island_gpus: int = 0  # GPUs in one NVLink island; 0 is the whole node
-    unavailable: tuple[int, ...] = ()  # GPUs in use by processes that are not Cordee's
+    unavailable: tuple[int, ...] = ()  # GPUs that cannot be leased
+    unavailable_why: tuple[str, ...] = ()  # the reason of each; () if none is known
+    software: tuple[str, ...] = ()  # names and versions, such as "cordee 0.1.0"
     cpu_milli: int | None = None  # thousandths of a CPU core; None: not counted
     memory_bytes: int | None = None  # of the host; None: not counted
 

@@ -1,4 +1,7 @@
-"""GPUs as NVML reports them; the driver is a stub in C, the binding and everything above it are real."""
+"""GPUs as NVML reports them; the driver's table of functions is a stub in C, the binding and all above it are real.
+
+No GPU was there to compare with: the meaning of the counters and links is that of NVIDIA's pages.
+"""
 
 import os
 import shutil
@@ -40,6 +43,51 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *count, proc *out)
       found++; }
     fclose(f); }
   *count = found; return found > room ? 7 : 0; }
+int nvmlSystemGetDriverVersion(char *b, unsigned n) { snprintf(b, n, "580.95.05"); return 0; }
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, sub; char text[32]; } pci;
+int nvmlDeviceGetPciInfo_v3(void *h, pci *p) { memset(p, 0, sizeof *p); p->bus = 16 + (long)h; return 0; }
+/* The file holds lines "gpu link remote"; the remote is another GPU, or 99 for a switch. */
+static int remote(void *h, unsigned link) {
+  long gpu; unsigned l; int other, found = -1;
+  const char *name = getenv("STUB_LINKS"); FILE *f = name ? fopen(name, "r") : 0;
+  if (f) { while (fscanf(f, "%ld %u %d", &gpu, &l, &other) == 3) if (gpu + 1 == (long)h && l == link) found = other;
+    fclose(f); }
+  return found; }
+int nvmlDeviceGetNvLinkState(void *h, unsigned link, unsigned *on) {
+  if (link > 17) return 2;
+  *on = remote(h, link) >= 0; return 0; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *h, unsigned link, unsigned *kind) {
+  *kind = remote(h, link) == 99 ? 2 : 0; return 0; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *h, unsigned link, pci *p) {
+  memset(p, 0, sizeof *p); p->bus = 17 + remote(h, link); return 0; }
+typedef struct {
+  unsigned version; unsigned char uuid[16]; int status; unsigned clique; unsigned char state; unsigned mask; } fabric;
+int nvmlDeviceGetGpuFabricInfoV(void *h, fabric *f) {
+  const char *clique = getenv("STUB_CLIQUE");
+  f->state = 3; f->status = 0; f->clique = clique ? atoi(clique) : 0;
+  memset(f->uuid, clique ? 0xab : 0, 16); return 0; }
+/* The file holds lines "gpu counter value". */
+static long counter(void *h, const char *wanted) {
+  long gpu, value, found = 0; char name[32];
+  const char *path = getenv("STUB_HEALTH"); FILE *f = path ? fopen(path, "r") : 0;
+  if (f) { while (fscanf(f, "%ld %31s %ld", &gpu, name, &value) == 3)
+      if (gpu + 1 == (long)h && !strcmp(name, wanted)) found = value;
+    fclose(f); }
+  return found; }
+int nvmlDeviceGetTotalEccErrors(void *h, int kind, int life, unsigned long long *n) {
+  if (counter(h, "lost")) return 15;
+  *n = kind == 1 && life == 0 ? counter(h, "ecc") : 0; return 0; }
+int nvmlDeviceGetRemappedRows(void *h, unsigned *corr, unsigned *unc, unsigned *pending, unsigned *failed) {
+  *corr = 0; *unc = counter(h, "rows"); *pending = counter(h, "row_pending"); *failed = counter(h, "row_failed");
+  return counter(h, "no_rows") ? 3 : 0; }
+int nvmlDeviceGetRetiredPages(void *h, int cause, unsigned *n, unsigned long long *pages) {
+  unsigned long long i, found = cause == 1 ? counter(h, "pages") : 0;
+  if (!pages) { *n = found; return found ? 7 : 0; }
+  for (i = 0; i < found; i++) pages[i] = i;
+  *n = found; return 0; }
+int nvmlDeviceGetRetiredPagesPendingStatus(void *h, int *on) { *on = counter(h, "page_pending"); return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *bits) {
+  *bits = counter(h, "clocks"); return 0; }
 """
 
 
@@ -87,6 +135,58 @@ def test_gpus_in_use_by_others_are_unavailable(machine, stub, monkeypatch):
     node = world.until(lambda: last_node(world))
     assert (node.gpu_name, node.gpus) == ("NVIDIA H100 80GB HBM3", 3)
     assert node.unavailable == (0, 2), "0 is in use, 2 is of another kind"
+    assert node.unavailable_why == ("in use by a process that is not Cordee's", "of another kind: NVIDIA A10")
+    assert "driver 580.95.05" in node.software
+
+
+def in_driver(code):
+    """Run code in a process that finds the stub; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"from cordee.agent.gpus import discover\nfound = discover(None)\n{code}"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+def test_a_sick_gpu_is_unavailable_with_its_reason(stub, tmp_path, monkeypatch):
+    counters = [
+        *("0 no_rows 1", "0 pages 60", "1 ecc 4", "2 row_pending 1", "3 rows 9", "3 row_failed 1", "3 row_pending 1"),
+        *("4 pages 61", "5 page_pending 1", "6 clocks 64", "7 lost 1", "8 clocks 36"),
+    ]
+    (tmp_path / "health").write_text("\n".join(counters))
+    monkeypatch.setenv("STUB_HEALTH", str(tmp_path / "health"))
+    monkeypatch.setenv("STUB_GPUS", "9")
+    lines = in_driver("for index, why in found.look(()).items(): print(index, why)")
+    assert lines == [
+        "1 4 uncorrectable memory errors since its last reset; reset it: nvidia-smi --gpu-reset",
+        "2 a remapped row waits for a reset; reset it: nvidia-smi --gpu-reset",
+        "3 9 rows remapped after uncorrectable errors, and one more could not be: replace it",
+        "4 61 retired pages of memory, more than 60: replace it",
+        "5 a retired page of memory waits for a reset; reset it: nvidia-smi --gpu-reset",
+        "6 too hot: the hardware has lowered its clocks",
+        "7 lost: the driver cannot reach it; restart the node",
+    ], "60 retired pages, missing counters and clocks lowered by power or by the driver are no sickness"
+
+
+@pytest.mark.parametrize(
+    ("links", "clique", "islands"),
+    [
+        ("", None, "0 "),
+        ("0 0 1\n1 0 0\n2 5 3\n3 17 2", None, "2 "),
+        ("\n".join(f"{gpu} {link} 99" for gpu in range(4) for link in (0, 1)), None, "0 "),
+        ("0 0 99\n1 0 99", None, "1 "),
+        ("0 0 2\n2 0 0\n1 0 3\n3 0 1", None, "1 "),
+        ("\n".join(f"{gpu} 0 99" for gpu in range(4)), "5", f"0 {'ab' * 16}.5"),
+    ],
+    ids=["no links", "pairs", "switches", "half", "crossed", "fabric over nodes"],
+)
+def test_islands_follow_the_links(stub, tmp_path, monkeypatch, links, clique, islands):
+    (tmp_path / "links").write_text(links)
+    monkeypatch.setenv("STUB_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("STUB_GPUS", "4")
+    if clique:
+        monkeypatch.setenv("STUB_CLIQUE", clique)
+    assert in_driver("print(found.islands, found.fabric)") == [islands]
 
 
 def test_a_change_is_reported_and_our_own_ranks_are_no_strangers(machine, stub, monkeypatch):

@@ -1,5 +1,6 @@
 """`cordee nodes` on a real server: a node is cordoned, drained of a job that saves, and put back into use."""
 
+import io
 import json
 import sys
 import time
@@ -9,10 +10,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 from pydantic import TypeAdapter
+from rich.console import Console
 
 from cordee.answers import JobDetailView, NodeView
 from cordee.cli.main import main
-from cordee.cli.nodes import node_state
+from cordee.cli.nodes import detail, node_state, show
 from cordee.client import Client
 from cordee.control.spawn import is_owned, start_server
 from cordee.errors import InputError, NotFoundError
@@ -141,3 +143,60 @@ NODE = NodeView(
 )
 def test_the_state_of_a_node_in_words(changes: dict[str, object], state: str) -> None:
     assert node_state(NODE.model_copy(update=changes)) == state
+
+
+def test_a_name_shows_the_node(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(client, "local") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("local: up\n  GPUs        2 x slot, 2 free\n  host        ")
+    assert "\n  software    cordee " in out and "\n  capacity    on-demand\n" in out
+    assert code_of(client, "local", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["memory_bytes"] > 0
+    assert code_of(client, "lokal") == NotFoundError.exit_code
+    assert "there is no node 'lokal'\nhint: known nodes: local" in capsys.readouterr().err
+
+
+SICK = NODE.model_copy(
+    update={
+        "name": "gpu-3",
+        "used": {0: "gpt.1", 1: "gpt.1"},
+        "unavailable": [4, 5, 7],
+        "unavailable_why": ["in use", "too hot", "in use"],
+        "domain": ["b1", "r7"],
+        "island_gpus": 4,
+        "cpu_milli": 95_500,
+        "memory_bytes": 2 * 10**12,
+        "software": ["cordee 0.1.0", "driver 580"],
+        "capacity": "spot",
+        "price_source": "no price is known",
+    }
+)
+
+
+def test_the_detail_says_where_a_node_is_and_what_is_wrong_with_it() -> None:
+    assert list(detail(SICK)) == [
+        "gpu-3: up",
+        "  GPUs        8 x H100, 3 free",
+        "  held        0-1 by gpt.1",
+        "  unavailable GPUs 4,7 in use; GPU 5 too hot",
+        "  place       block b1, rack r7, islands of 4 GPUs",
+        "  host        95.5 CPU, 2 TB",
+        "  capacity    spot",
+        "  price       no price is known",
+        "  software    cordee 0.1.0, driver 580",
+    ]
+    spans = SICK.model_copy(update={"domain": ["b1", "r7", "nvl0"], "island_gpus": 72, "up": False, "down_why": "gone"})
+    assert "  place       block b1, rack r7, island nvl0 of 72 GPUs" in (lines := list(detail(spans)))
+    assert lines[0] == "gpu-3: down: gone"
+    assert "  place       rack r7, islands of 4 GPUs" in list(detail(SICK.model_copy(update={"domain": ["r7"]})))
+
+
+def test_the_list_fits_80_columns_with_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    monkeypatch.setattr("cordee.cli.terminal.stdout", lambda: screen)
+    show([SICK.model_copy(update={"micro_usd_per_gpu_hour": 2_990_000, "gpu_name": "NVIDIA H100 80GB HBM3"})])
+    lines = screen.file.getvalue().splitlines()
+    assert max(map(len, lines[:8])) <= 80
+    text = "\n".join(lines)
+    assert all(part in text for part in ("b1/r7", "gpt.1 (2),", "95.5 CPU", "$2.99/GPU-h", "others (3)"))
+    assert "gpu-3: GPUs 4,7 in use; GPU 5 too hot" in text

@@ -277,7 +277,7 @@ def test_a_profile_is_compared_with_the_plan_that_the_server_keeps(
 
 def test_nodes_and_their_price(verb: Verb) -> None:
     out = verb("nodes")
-    assert re.search(r"local +up +2 x slot +2 +– +\$2.99/GPU-h", out)
+    assert re.search(r"local +up +2 x slot +2 +– +[\d.]+ CPU, [\d.]+ GB +\$2.99/GPU-h", out)
     assert "price: each CPU slot accounted as one H100 on-demand: " in out
 
 

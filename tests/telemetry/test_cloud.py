@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from cordee.agent.reclaim import Reclaims
 from cordee.errors import InputError
+from cordee.hardware.labels import check_labels
 from cordee.telemetry.cloud import Aws, Azure, Cloud, CloudWatch, Gcp, Hint, Http, Reclaim, cloud_here, detect
 from metadata_service import MetadataService
 
@@ -201,7 +202,49 @@ def test_an_agent_lives_with_what_it_cannot_read(
 ) -> None:
     monkeypatch.setenv("CORDEE_CLOUD", "oracle")
     reclaims = Reclaims(lambda: None)
-    reclaims.start(lambda reclaim: None, lambda reclaim: None, lambda hint: None)
+    reclaims.start(lambda reclaim: None, lambda reclaim: None, lambda hint: None, lambda labels: None)
     reclaims.take_in()
     reclaims.close()
     assert "CORDEE_CLOUD=oracle is not known" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cloud", "values", "labels"),
+    [
+        (Aws(), {}, {"capacity": "on-demand"}),
+        (
+            Aws(),
+            {"life_cycle": "spot", "group": "train", "partition": "3"},
+            {"capacity": "spot", "rack": "train-3"},
+        ),
+        (Gcp(), {}, {"capacity": "on-demand"}),
+        (
+            Gcp(),
+            {"preemptible": "TRUE", "physical_host": "/c4/7f0a/91bb"},
+            {"capacity": "spot", "block": "c4", "rack": "7f0a"},
+        ),
+        (Azure(), {"priority": "Regular"}, {"capacity": "on-demand"}),
+        (Azure(), {"priority": "Spot"}, {"capacity": "spot"}),
+    ],
+)
+def test_the_cloud_says_how_and_where_it_runs_the_machine(
+    service: MetadataService, cloud: Cloud, values: dict[str, str], labels: dict[str, str]
+) -> None:
+    service.set(**values)
+    assert cloud.labels(Http(service.url)) == labels
+    check_labels(labels)
+
+
+def test_an_agents_labels_arrive_once_on_its_loop(service: MetadataService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORDEE_CLOUD", "aws")
+    monkeypatch.setenv("CORDEE_CLOUD_URL", service.url)
+    service.set(life_cycle="spot")
+    woken: queue.Queue[None] = queue.Queue()
+    found: list[Mapping[str, str]] = []
+    reclaims = Reclaims(lambda: woken.put(None))
+    reclaims.start(lambda reclaim: None, lambda reclaim: None, lambda hint: None, found.append)
+    woken.get(timeout=30)
+    assert found == []
+    reclaims.take_in()
+    reclaims.close()
+    assert found == [{"capacity": "spot"}]

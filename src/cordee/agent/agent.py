@@ -10,10 +10,12 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from cordee.agent import process, wire
+from cordee.agent.facts import Facts, labels_of
 from cordee.agent.gpus import Devices, lock_file
 from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
@@ -30,7 +32,6 @@ from cordee.events import (
     AttemptPlaced,
     Event,
     KillOrdered,
-    Node,
     NodeReclaimed,
     NodeUp,
     NoticeGiven,
@@ -62,7 +63,8 @@ class NodeAgent:
     """
 
     def __init__(self, home: Path, node: str, epoch: int, devices: Devices) -> None:
-        self._home, self._node, self._epoch, self._devices = home, node, epoch, devices
+        self._home, self._node, self._epoch = home, node, epoch
+        self._facts = Facts(node, devices, labels_of(self._folder))
         self._journal = Journal(home, node)
         self._selector = selectors.DefaultSelector()
         self._link = Link(home, node, epoch, self._selector)
@@ -88,7 +90,7 @@ class NodeAgent:
         self._take_over()
         self._report_node()
         reclaims = Reclaims(self._wakeup.wake)
-        reclaims.start(self._reclaimed, self._withdrawn, self._hinted)
+        reclaims.start(self._reclaimed, self._withdrawn, self._hinted, self._located)
         while not (self._leaving and not self._groups):
             for key, _ in self._selector.select(self._timeout_s()):
                 key.data()
@@ -130,8 +132,8 @@ class NodeAgent:
             due.append(self._next_dial_s)
         elif self._groups:
             due.append(self._next_follow_s)
-        if self._devices.real:
-            due.append(self._devices.next_s)
+        if self._facts.devices.real:
+            due.append(self._facts.devices.next_s)
         return max(0.0, min(due) - now_s) if due else None
 
     def _step(self) -> None:
@@ -148,7 +150,7 @@ class NodeAgent:
         if self._link.channel is None and now_s >= self._next_dial_s:
             self._next_dial_s = now_s + DIAL_S
             self._dial()
-        if self._devices.real and now_s >= self._devices.next_s:
+        if self._facts.devices.real and now_s >= self._facts.devices.next_s:
             self._report_node()
         if now_s >= self._next_follow_s:
             self._next_follow_s = now_s + FOLLOW_S
@@ -202,19 +204,11 @@ class NodeAgent:
         self._report(ended)
 
     def _report_node(self) -> None:
-        """Report the node's GPUs when they are new or have changed."""
+        """Report the node when it is new or has changed."""
         ours = {each.pid for group in self._groups.values() for each in group.processes()}
-        unavailable = self._devices.look(ours)
-        if unavailable is None:
-            return
-        node = Node(
-            name=self._node,
-            epoch=self._epoch,
-            gpu_name=self._devices.gpu_name,
-            gpus=self._devices.count,
-            unavailable=unavailable,
-        )
-        self._report(NodeUp(at_us=_now_us(), node=node))
+        node = self._facts.changed(self._epoch, ours)
+        if node is not None:
+            self._report(NodeUp(at_us=_now_us(), node=node))
 
     # -- the cloud -----------------------------------------------------------------------------------------
 
@@ -241,6 +235,11 @@ class NodeAgent:
         _log.warning("the cloud says: %s", hint.why)
         for group in self._groups.values():
             write_hint(group.folder / "spool", _now_us(), hint.why)
+
+    def _located(self, labels: Mapping[str, str]) -> None:
+        """Report where and how the cloud runs this machine."""
+        self._facts.learn(labels)
+        self._report_node()
 
     # -- the server ----------------------------------------------------------------------------------------
 
@@ -353,8 +352,8 @@ class NodeAgent:
                 folder=folder,
                 base_env=without_secrets(self._home, os.environ),
                 secrets=secrets,
-                real_gpus=self._devices.real,
-                gpus=self._devices.count,
+                real_gpus=self._facts.devices.real,
+                gpus=self._facts.devices.count,
             )
         except Exception as error:  # an error in one job's spec must not end the node's other rank groups
             why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"

@@ -1,7 +1,7 @@
 """GPUs as NVML reports them, or CPU slots in their place; marks those that other processes use.
 
-A GPU is unavailable if a process that is not Cordee's uses it, if another server's agent has locked it, or if this
-agent's own CUDA_VISIBLE_DEVICES leaves it out.
+A GPU is unavailable if it is sick (`health.py`), if a process that is not Cordee's uses it, if another server's agent
+has locked it, or if this agent's own CUDA_VISIBLE_DEVICES leaves it out.
 """
 
 import ctypes
@@ -13,10 +13,13 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
+from cordee.agent.health import sickness
+from cordee.agent.nvlink import fabric_of, island_gpus
 from cordee.errors import MissingExtraError
 
 SLOT = "slot"
 LOOK_S = 2.0  # between two checks of the processes on the GPUs
+HEALTH_S = 30.0  # between two checks of their health: a change is an event in the log, and temperatures flap
 
 
 class Devices:
@@ -27,6 +30,9 @@ class Devices:
         count: the number of GPUs or slots.
         says: one sentence that names their source.
         real: whether they are GPUs, not slots.
+        islands: GPUs of one NVLink island; 0: all of them.
+        fabric: identity of an island that spans nodes; "" without one.
+        driver: the driver's version; "" for slots.
         next_s: monotonic time of the next `look`, since other processes may take and release them.
     """
 
@@ -35,21 +41,22 @@ class Devices:
         self.count = count
         self.says = says
         self.real = False
+        self.islands = 0
+        self.fabric = ""
+        self.driver = ""
         self.next_s = 0.0
-        self._seen: tuple[int, ...] | None = None  # the unavailable ones at the last look
 
-    def unavailable(self, is_ours: Callable[[int], bool]) -> tuple[int, ...]:
-        """Return the indices of GPUs in use by others; `is_ours` says whether this agent started a pid."""
-        return ()
+    def unavailable(self, is_ours: Callable[[int], bool]) -> dict[int, str]:
+        """Return why GPUs cannot be leased, by index; `is_ours` says whether this agent started a pid."""
+        return {}
 
     def release(self) -> None:
         """Release the locks that `unavailable` took."""
 
-    def look(self, ours: Container[int]) -> tuple[int, ...] | None:
-        """Return the indices of unavailable GPUs, or None if they have not changed; `ours` are the agent's own pids."""
+    def look(self, ours: Container[int]) -> dict[int, str]:
+        """Return why GPUs cannot be leased, by index; `ours` are the agent's own pids."""
         self.next_s = time.monotonic() + LOOK_S
-        before, self._seen = self._seen, self.unavailable(ours.__contains__)
-        return None if before == self._seen else self._seen
+        return self.unavailable(ours.__contains__)
 
 
 class _NvmlDevices(Devices):
@@ -60,26 +67,40 @@ class _NvmlDevices(Devices):
         self._names = [_text(nvml.nvmlDeviceGetName(handle)) for handle in self._handles]
         self._locks: dict[str, int] = {}
         self._visible = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), self._uuids)
+        self._sick: dict[int, str] = {}
+        self._health_s = 0.0  # monotonic time of the next check
         common = Counter(self._names).most_common(1)[0][0]
         super().__init__(common, len(self._handles), f"{len(self._handles)} GPUs ({common}), from NVML")
         self.real = True
+        self.islands, self.fabric = island_gpus(nvml, self._handles), fabric_of(nvml, self._handles)
+        self.driver = _text(nvml.nvmlSystemGetDriverVersion())
 
-    def unavailable(self, is_ours: Callable[[int], bool]) -> tuple[int, ...]:
-        return tuple(index for index in range(self.count) if not self._free(index, is_ours))
+    def unavailable(self, is_ours: Callable[[int], bool]) -> dict[int, str]:
+        if time.monotonic() >= self._health_s:
+            self._health_s = time.monotonic() + HEALTH_S
+            found = [(index, sickness(self._nvml, handle)) for index, handle in enumerate(self._handles)]
+            self._sick = {index: why for index, why in found if why is not None}
+        reasons = ((index, self._reason(index, is_ours)) for index in range(self.count))
+        return {index: why for index, why in reasons if why is not None}
 
-    def _free(self, index: int, is_ours: Callable[[int], bool]) -> bool:
+    def _reason(self, index: int, is_ours: Callable[[int], bool]) -> str | None:
+        """Return why a GPU cannot be leased; None if it can."""
         # A node has one GPU name: estimates would not hold for other models in the same machine.
-        if index not in self._visible or self._names[index] != self.gpu_name:
-            return False
+        if self._names[index] != self.gpu_name:
+            return f"of another kind: {self._names[index]}"
+        if index not in self._visible:
+            return "left out by the agent's CUDA_VISIBLE_DEVICES"
+        if index in self._sick:
+            return self._sick[index]
         if not self._locked(self._uuids[index]):
-            return False
+            return "offered by another server's agent"
         try:
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[index])
         except self._nvml.NVMLError_NotSupported:
-            return True
-        except self._nvml.NVMLError:
-            return False  # for instance a lost GPU
-        return all(is_ours(process.pid) for process in running)
+            return None
+        except self._nvml.NVMLError as error:
+            return f"its processes cannot be read: {error}"  # for instance a lost GPU
+        return None if all(is_ours(process.pid) for process in running) else "in use by a process that is not Cordee's"
 
     def release(self) -> None:
         while self._locks:

@@ -2,7 +2,7 @@
 
 import logging
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from cordee.errors import InputError
@@ -28,8 +28,9 @@ class Reclaims:
         reclaimed: Callable[[Reclaim], None],
         withdrawn: Callable[[Reclaim], None],
         hinted: Callable[[Hint], None],
+        located: Callable[[Mapping[str, str]], None],
     ) -> None:
-        """Start polling; `take_in` calls the three callbacks.
+        """Start polling; `take_in` calls the callbacks, `located` once with the labels of this machine.
 
         A variable that cannot be read is only logged, so that the agent still runs.
         """
@@ -44,6 +45,7 @@ class Reclaims:
                 on_reclaim=lambda reclaim: self._put(partial(reclaimed, reclaim)),
                 on_withdrawn=lambda reclaim: self._put(partial(withdrawn, reclaim)),
                 on_hint=lambda hint: self._put(partial(hinted, hint)),
+                on_labels=lambda labels: self._put(partial(located, labels)),
             )
 
     def take_in(self) -> None:

@@ -1,4 +1,4 @@
-"""Prices of a node's GPUs: the catalogue's for their kind, written on the node when its agent reports it.
+"""Prices of a node's GPUs: its label's or the catalogue's, written on the node when its agent reports it.
 
 A price travels in the log with the node, so that the ledger of last month does not change with this month's prices.
 """
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cordee.control.ports import Executor, Pending, Report
 from cordee.errors import CatalogueError
-from cordee.events import Node, NodeUp
+from cordee.events import NO_PRICE, Node, NodeUp
 from cordee.hardware.catalog import Catalogue
 from cordee.units import MICRO_USD
 
@@ -16,13 +16,15 @@ SLOT = "slot"
 
 
 def priced(node: Node, catalogue: Catalogue, slots_as: str | None = None) -> Node:
-    """Return the node with its price and the source of that price.
+    """Return the node with its price and the source of that price; a price that its agent reports stands.
 
     Args:
         node: as its agent reports it.
         catalogue: prices; the user's own override the built-in ones.
         slots_as: charge CPU slots at this GPU's price; None: they cost nothing.
     """
+    if node.price_source != NO_PRICE:
+        return node
     kind = slots_as if node.gpu_name == SLOT else node.gpu_name
     if kind is None:
         return replace(node, micro_usd_per_gpu_hour=0, price_source="CPU slots are not billed")

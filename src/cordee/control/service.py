@@ -374,6 +374,7 @@ def _node_view(record: NodeRecord, used: dict[int, str]) -> NodeView:
     return NodeView.of(
         record.node,
         up=record.up,
+        down_why="" if record.up else record.why,
         used=dict(sorted(used.items())),
         cordoned_by=record.cordoned_by,
         cordon_why=record.cordon_why,

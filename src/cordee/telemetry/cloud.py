@@ -8,6 +8,8 @@ Sources, read in November 2026:
   announced, 2 minutes before; ask every 5 s), rebalance-recommendations.html, instance-metadata-v2-how-it-works.html.
 - Google: cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption, .../compute/docs/instances/spot
   (30 s), .../docs/metadata/querying-metadata#waitforchange, .../docs/metadata/getting-live-migration-notice.
+- Labels of the machine: AWS `instance-life-cycle`, `placement/partition-number` (instancedata-data-categories.html);
+  Google `scheduling/preemptible`, `attributes/physical_host`; Azure `compute/priority`.
 - Azure: learn.microsoft.com/azure/virtual-machines/linux/scheduled-events (version 2020-07-01, ask every second, a
   preemption at least 30 s before, the first answer after up to 2 minutes).
 """
@@ -130,6 +132,10 @@ class Cloud:
     every_s = 5.0
     patience_s = _READ_S
 
+    def labels(self, service: Http) -> dict[str, str]:
+        """Return capacity, block and rack of this machine, as far as the service states them; raise as `look` does."""
+        raise NotImplementedError
+
     def look(self, service: Http) -> list[Announcement]:
         """Return all current announcements.
 
@@ -150,6 +156,17 @@ class Aws(Cloud):
     def __init__(self) -> None:
         self._token = ""
 
+    def labels(self, service: Http) -> dict[str, str]:
+        """Return the capacity; a rack is not stated, a partition of a placement group stands for one."""
+        spot = self._ask(service, "/latest/meta-data/instance-life-cycle").good().text.strip() == "spot"
+        group, partition = (
+            self._ask(service, f"/latest/meta-data/placement/{key}") for key in ("group-name", "partition-number")
+        )
+        found = {"capacity": "spot" if spot else "on-demand"}
+        if partition.status == 200 and group.status == 200:
+            found["rack"] = f"{group.text.strip()}-{partition.text.strip()}"
+        return found
+
     def look(self, service: Http) -> list[Announcement]:
         """Return a spot interruption, or the advice to rebalance."""
         found: list[Announcement] = []
@@ -160,12 +177,16 @@ class Aws(Cloud):
             found.append(Hint(why=f"rebalance recommendation of {answer['noticeTime']}"))
         return found
 
-    def _get(self, service: Http, path: str) -> dict[str, Any] | None:
+    def _ask(self, service: Http, path: str) -> MetadataAnswer:
         answer = service.ask(path, {"X-aws-ec2-metadata-token": self._token}) if self._token else None
         if answer is None or answer.status == 401:  # none yet, or too old
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_S)}
             self._token = service.ask("/latest/api/token", ttl, method="PUT").good().text
             answer = service.ask(path, {"X-aws-ec2-metadata-token": self._token})
+        return answer
+
+    def _get(self, service: Http, path: str) -> dict[str, Any] | None:
+        answer = self._ask(service, path)
         if answer.status == 404:
             return None
         body = json.loads(answer.good().text)
@@ -184,6 +205,15 @@ class Gcp(Cloud):
         self._notice_s, self._wait_s = notice_s, wait_s
         self._etag = ""
         self._deadline_us: int | None = None
+
+    def labels(self, service: Http) -> dict[str, str]:
+        """Return the capacity, and where the machine is placed compactly its cluster as block and its rack."""
+        mine = {"Metadata-Flavor": "Google"}
+        spot = service.ask("/computeMetadata/v1/instance/scheduling/preemptible", mine).good().text.strip().upper()
+        found = {"capacity": "spot" if spot == "TRUE" else "on-demand"}
+        host = service.ask("/computeMetadata/v1/instance/attributes/physical_host", mine)
+        parts = host.text.strip().strip("/").split("/") if host.status == 200 else []
+        return {**found, "block": parts[0], "rack": parts[1]} if len(parts) == 3 and all(parts) else found
 
     def look(self, service: Http) -> list[Announcement]:
         """Return a preemption, or maintenance that ends the machine; Google gives no time for either."""
@@ -216,6 +246,12 @@ class Azure(Cloud):
 
     def __init__(self) -> None:
         self._me = ""
+
+    def labels(self, service: Http) -> dict[str, str]:
+        """Return the capacity; Azure states no rack."""
+        text = {"api-version": "2021-02-01", "format": "text"}
+        priority = service.ask("/metadata/instance/compute/priority", {"Metadata": "true"}, text).good().text.strip()
+        return {"capacity": "spot" if priority.lower() == "spot" else "on-demand"}
 
     def look(self, service: Http) -> list[Announcement]:
         """Return preemptions and deletions, which end the work, and reboots, announced 10 minutes before."""
@@ -286,6 +322,7 @@ class CloudWatch:
     Args:
         on_reclaim: called on that thread, and again if the deadline changes.
         on_withdrawn: called when the service no longer announces the reclaim.
+        on_labels: called once, with the labels of this machine; None: they are not asked for.
     """
 
     def __init__(
@@ -295,11 +332,13 @@ class CloudWatch:
         on_reclaim: Callable[[Reclaim], None],
         on_hint: Callable[[Hint], None] = lambda hint: None,
         on_withdrawn: Callable[[Reclaim], None] = lambda reclaim: None,
+        on_labels: Callable[[dict[str, str]], None] | None = None,
         url: str | None = None,
     ) -> None:
         self._cloud = cloud
         self._service = Http(url or os.environ.get("CORDEE_CLOUD_URL") or METADATA_URL, cloud.patience_s)
         self._on_reclaim, self._on_hint, self._on_withdrawn = on_reclaim, on_hint, on_withdrawn
+        self._on_labels = on_labels
         self._ended = threading.Event()
         self._reclaim: Reclaim | None = None
         self._hinted: set[Hint] = set()
@@ -323,7 +362,17 @@ class CloudWatch:
                 self._note(None)
                 self._pass_on(found)
                 self._service.patience_s = _READ_S
+                self._pass_labels_on()
             self._ended.wait(self._cloud.every_s)
+
+    def _pass_labels_on(self) -> None:
+        on_labels, self._on_labels = self._on_labels, None
+        if on_labels is None:
+            return
+        try:
+            on_labels(self._cloud.labels(self._service))
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            log.warning("%s does not say where this machine stands: %s", self._cloud.name, error)
 
     def _note(self, error: Exception | None) -> None:
         answered = error is None
