@@ -312,6 +312,18 @@ class Submission(View):
     secrets: dict[str, Annotated[str, Field(max_length=65_536)]] = Field(default_factory=dict, repr=False)
 
 
+class FileDigests(View):
+    """Contents of submitted files, by digest: the ones that a client has, or those of them that the server lacks."""
+
+    digests: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]], Field(max_length=100_000)]
+
+
+class FilesReceived(View):
+    """The number of contents in a pack that were stored."""
+
+    received: int
+
+
 class VictimView(View):
     """A job that would be preempted, the reason, and its expected loss."""
 

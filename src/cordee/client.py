@@ -17,6 +17,8 @@ from pydantic import TypeAdapter
 
 from cordee.answers import (
     CostView,
+    FileDigests,
+    FilesReceived,
     HealthView,
     JobDetailView,
     JobView,
@@ -178,6 +180,20 @@ class Client:
         sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
         body = sent.model_dump(mode="json")
         return self._ask(RehearsalView, "POST", "/v1/rehearse", json=body, params={"draws": draws})
+
+    def missing_files(self, digests: Iterable[str]) -> list[str]:
+        """Return the digests of submitted files whose content the server lacks."""
+        body = FileDigests(digests=list(digests)).model_dump()
+        return self._ask(FileDigests, "POST", "/v1/files/missing", json=body).digests
+
+    def send_files(self, packed: bytes) -> int:
+        """Send a pack of submitted files, and return their number.
+
+        Raises:
+            StoreError: the server's disk is full.
+        """
+        kind = {"Content-Type": "application/octet-stream"}
+        return self._ask(FilesReceived, "PUT", "/v1/files", content=packed, headers=kind).received
 
     @staticmethod
     def check_secrets(names: Iterable[str], environ: Mapping[str, str]) -> None:

@@ -55,6 +55,8 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "get /health": "HealthView",
         "post /jobs": "Submitted",
         "post /rehearse": "RehearsalView",
+        "post /files/missing": "FileDigests",
+        "put /files": "FilesReceived",
         "get /jobs": "JobView",
         "get /jobs/{ref}": "JobDetailView",
         "post /jobs/{ref}/stop": "JobView",

@@ -11,6 +11,7 @@ from rich.console import Console
 from cordee.answers import RehearsalView, Submitted
 from cordee.cli import rehearse, terminal
 from cordee.cli.jobs import follow_to_end
+from cordee.cli.ship import names_program, send_files, ships
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, SpecError
@@ -73,6 +74,14 @@ DryRun = Annotated[
         "--gpus, --tier and --queue may be lists, whose variants are compared.",
     ),
 ]
+Ship = Annotated[
+    bool | None,
+    typer.Option(
+        "--ship/--live",
+        help="Run a copy of this folder's files as they are now, on each node; or the folder itself, as it will be.",
+        show_default="--ship for a server on another machine, else --live",
+    ),
+]
 Slots = Annotated[
     str | None, typer.Option(help="Number of CPU slots to use instead of GPUs, if a server has to be started.")
 ]
@@ -101,6 +110,7 @@ def run(
     unprotected: Unprotected = False,
     follow: Follow = False,
     dry_run: DryRun = False,
+    ship: Ship = None,
     slots: Slots = None,
     yes: terminal.Yes = False,
     home: Home = None,
@@ -131,7 +141,16 @@ def run(
         return
     spec = spec_of(gpus, tier, queue)
     ask = terminal.may_ask() and not yes and not as_json
-    submit(spec, home, unprotected=unprotected, follow=follow, slots=slots, ask=ask, as_json=as_json)
+    submit(
+        spec,
+        home,
+        unprotected=unprotected,
+        follow=follow,
+        ship=ship,
+        slots=slots,
+        ask=ask,
+        as_json=as_json,
+    )
 
 
 def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_run: bool) -> rehearse.SpecOf:
@@ -158,9 +177,17 @@ def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_ru
 
 
 def submit(
-    spec: JobSpec, home: Path | None, *, unprotected: bool, follow: bool, slots: str | None, ask: bool, as_json: bool
+    spec: JobSpec,
+    home: Path | None,
+    *,
+    unprotected: bool,
+    follow: bool,
+    ship: bool | None,
+    slots: str | None,
+    ask: bool,
+    as_json: bool,
 ) -> None:
-    """Check what can be checked here, start a server if none runs, queue the job and print its id."""
+    """Check what can be checked here, start a server if none runs, send the files, queue the job and print its id."""
     from cordee.control.admission import check_program
     from cordee.control.spawn import ensure_server, running
 
@@ -168,15 +195,19 @@ def submit(
     # Ranks find the programs and libraries of this shell, whichever shell started the server.
     found_here = {name: os.environ[name] for name in FOUND_BY if name in os.environ}
     here = here.model_copy(update={"env": found_here | here.env})
-    check_program(here)
+    remote = is_remote(home)
+    if not (remote and names_program(here)):  # the node has it, or says that it has not
+        check_program(here)
     Client.check_secrets(here.secrets, os.environ)
     console = terminal.stderr()
-    if not is_remote(home) and running(folder := terminal.folder(home)) is None:
+    if not remote and running(folder := terminal.folder(home)) is None:
         with terminal.waiting(f"starting a server on {folder}"):
             ensure_server(folder, slots=slots)
     with terminal.connect(home) as client:
         if ask:
             _consent(client.rehearse(here.model_dump(mode="json"), unprotected=unprotected))
+        if ships(ship, remote=remote):
+            here = send_files(client, here, remote=remote)
         made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
         if as_json:
             terminal.print_json(made)

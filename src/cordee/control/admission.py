@@ -84,7 +84,8 @@ def admit(
         CatalogueError, LayoutError, ShapeError: its model or GPU is unknown, or its layout does not divide.
     """
     quotas = quotas or Quotas()
-    check_program(spec)
+    if spec.files is None:  # otherwise its folder need not be on this machine
+        check_program(spec)
     if spec.checkpoint.to is not None:
         check_destination(spec.checkpoint.to)
     _check_queue(spec, quotas)

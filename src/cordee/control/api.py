@@ -12,7 +12,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
@@ -24,6 +24,8 @@ from cordee.account.ledger import By
 from cordee.answers import (
     CostView,
     ErrorView,
+    FileDigests,
+    FilesReceived,
     HealthView,
     JobDetailView,
     JobView,
@@ -38,6 +40,7 @@ from cordee.answers import (
 )
 from cordee.client import as_body
 from cordee.control import logs
+from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.service import Service
 from cordee.errors import CordeeError, InputError, NotFoundError, TokenError
 from cordee.event_json import encode
@@ -136,6 +139,19 @@ def rehearse(submission: Submission, service: Asked, owner: Owner, draws: Draws 
     return service.rehearse(submission, owner, draws)
 
 
+@router.post("/files/missing")
+def missing_files(files: FileDigests, service: Asked) -> FileDigests:
+    """Return those contents of submitted files that must be sent before a job can name them."""
+    return FileDigests(digests=service.files.missing(files.digests))
+
+
+@router.put("/files")
+async def add_files(request: Request, service: Asked) -> FilesReceived:
+    """Store a pack of contents: records `<BLAKE3 in hex> <bytes>`, a newline, the content."""
+    packed = await body_of(request, PACK_BYTES_MAX)
+    return FilesReceived(received=await asyncio.to_thread(service.add_files, packed))
+
+
 @router.get("/jobs")
 def jobs(service: Asked) -> list[JobView]:
     """Return every job, newest first."""
@@ -160,8 +176,13 @@ def why(ref: str, service: Asked, draws: Draws = 0) -> WhyView:
     return service.why(ref, draws)
 
 
-@router.get("/jobs/{ref}/logs", response_class=StreamingResponse)
+@router.get(
+    "/jobs/{ref}/logs",
+    response_class=StreamingResponse,
+    responses={206: {"description": "The bytes of one log that the header Range names."}, 416: {"model": str}},
+)
 def read_logs(
+    request: Request,
     service: Asked,
     ref: str,
     *,
@@ -169,14 +190,19 @@ def read_logs(
     rank: Annotated[int | None, Query(ge=0, le=COUNT_MAX)] = None,
     tail: Annotated[int | None, Query(ge=0, le=COUNT_MAX)] = None,
     follow: bool = False,
-) -> StreamingResponse:
-    """Return the output of one attempt, by default the newest; with follow, from it to the job's end."""
+) -> Response:
+    """Return the output of one attempt, by default the newest; with follow, from it to the job's end.
+
+    The header Range asks for bytes of one rank's log as they are, without labels.
+    """
     job = service.job(ref)
     _check_rank(job, None if follow else epoch, rank)
 
     def files(which: int) -> list[Path]:
         return logs.log_files(service.home, job.job_id, which, rank)
 
+    if "range" in request.headers:
+        return _one_log(files(epoch or job.epoch), whole=tail is None and not follow)
     if follow:
         several = rank is None and job.gpus > 1
         followed = logs.follow(files, lambda: service.progress(job.job_id), epoch, several)
@@ -237,6 +263,30 @@ def events(service: Asked, after: Count = 0, follow: bool = False) -> StreamingR
 def down(service: Asked) -> HealthView:
     """Give every attempt notice, and end when all have left."""
     return service.down()
+
+
+def _one_log(found: Sequence[Path], *, whole: bool) -> FileResponse:
+    """Return the answer to a request for a range of bytes."""
+    if len(found) != 1 or not whole:
+        raise InputError(
+            f"Range needs one log without tail and follow, and {len(found)} match", hint="say which: ?rank=0&epoch=1"
+        )
+    return FileResponse(found[0], media_type="text/plain; charset=utf-8")
+
+
+async def body_of(request: Request, bytes_max: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        InputError: it has more bytes.
+    """
+    parts, length = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        length += len(part)
+        if length > bytes_max:
+            raise InputError(f"the body has more than {bytes_max:,} bytes", hint="send it in parts")
+    return b"".join(parts)
 
 
 def _check_rank(job: JobDetailView, epoch: int | None, rank: int | None) -> None:

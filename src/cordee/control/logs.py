@@ -1,4 +1,4 @@
-"""The output of ranks, read from their agents' folders, merged and labelled.
+"""The output of ranks, in the folders of agents on this machine or received from others, merged and labelled.
 
 The agents mask the values of secrets before a line reaches the disk.
 """
@@ -94,7 +94,9 @@ async def follow(
 
 
 def _label(path: Path, *, several: bool) -> str:
-    return f"[{path.stem}] " if several else ""
+    """Return the rank of a log's lines, or the node if a launcher starts its ranks."""
+    name = path.parent.parent.name if path.stem == "node" else path.stem
+    return f"[{name}] " if several else ""
 
 
 def _number(path: Path) -> int:

@@ -36,6 +36,7 @@ from cordee.answers import (
     WhyView,
 )
 from cordee.control.admission import Admitted, admit
+from cordee.control.files import JobFiles
 from cordee.control.ports import Clock
 from cordee.control.rehearse import forecast_of, rehearse
 from cordee.control.store.sql import SqlStore
@@ -76,6 +77,7 @@ class Service:
         public: where other machines reach the server; None: they do not.
         problem: the error that keeps the control loop from working now; None: it works.
         closing: the server is about to exit, so streams that follow something end.
+        files: the submitted files of jobs.
         forecasting: a lock; forecasts run one after the other, so that they use at most one processor.
     """
 
@@ -89,7 +91,11 @@ class Service:
     public: PublicAddress | None = None
     problem: str | None = None
     closing: bool = field(default=False)
+    files: JobFiles = field(init=False)
     forecasting: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.files = JobFiles(self.home)
 
     def health(self) -> HealthView:
         """Describe the server itself."""
@@ -112,6 +118,7 @@ class Service:
         for name in spec.secrets:
             if not (self.home / "secrets" / name).is_file():
                 raise SpecError(f"the secret {name} is not in the server's home", hint="submit with `cordee run`")
+        self.files.check(spec)
         job_id = JobId(submission.job_id)
         with self.control.changed:
             admitted = None
@@ -125,6 +132,11 @@ class Service:
             notes=list(admitted.notes) if admitted else [],
             micro_usd_per_hour=admitted.micro_usd_per_hour if admitted else 0,
         )
+
+    def add_files(self, packed: bytes) -> int:
+        """Store submitted files for jobs to come, and remove those that no job needs; return their number."""
+        self.files.collect(self.store.jobs())
+        return self.files.add(packed)
 
     def rehearse(self, submission: Submission, owner: str, draws: int) -> RehearsalView:
         """Return the consequences of `submit`, or raise its error, and queue nothing."""

@@ -140,7 +140,8 @@ def _split(listed: bytes | None) -> set[str]:
         return {path.decode() for path in (listed or b"").split(b"\0") if path}
     except UnicodeDecodeError as error:
         raise InputError(
-            f"a file has a name that is not UTF-8: {error.object!r:.200}", hint=f"rename it, or name it in {IGNORE_FILE}"
+            f"a file has a name that is not UTF-8: {error.object!r:.200}",
+            hint=f"rename it, or name it in {IGNORE_FILE}",
         ) from None
 
 
@@ -172,7 +173,9 @@ def _commit(root: Path) -> tuple[str | None, bytes]:
 
 def _git(command: Iterable[str], *, may_fail: bool = False) -> bytes | None:
     try:
-        done = subprocess.run([*command], capture_output=True, timeout=_GIT_S_MAX, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [*command], capture_output=True, check=False, timeout=_GIT_S_MAX, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         raise InputError(f"git did not answer within {_GIT_S_MAX} s", hint="submit from a smaller folder") from None
     if done.returncode == 0:

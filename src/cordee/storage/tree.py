@@ -5,7 +5,7 @@ A tree is a blob itself, whose digest the job holds. `content.py` stores the blo
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -107,13 +107,6 @@ class Tree:
             path.write_bytes(read(file.content))
             if file.kind == "program":
                 path.chmod(path.stat().st_mode | 0o111)
-
-    def new_files(self, copy: Path) -> Iterator[Path]:
-        """Yield the files of a copy that were not submitted, without Python's caches."""
-        submitted = {file.path for file in self.files}
-        for path in copy.rglob("*"):
-            if not path.is_dir() and path.suffix != ".pyc" and path.relative_to(copy).as_posix() not in submitted:
-                yield path
 
 
 def digest_of(data: bytes) -> str:

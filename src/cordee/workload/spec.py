@@ -149,6 +149,7 @@ class JobSpec(_Section):
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     cwd: str | None = None  # the folder to run in; None: the one that it is submitted from
+    files: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # digest of the tree of submitted files
 
     @model_validator(mode="after")
     def _check(self) -> "JobSpec":
@@ -263,13 +264,13 @@ _SECTIONS: dict[str, type[_Section]] = {
     "model": ModelSpec,
 }
 _WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()}
-_IN_GPUS = ("gpu", "gpu_milli")  # `gpus: 64xH100` and `gpus: 0.5` say these
+_NOT_WRITTEN = ("gpu", "gpu_milli", "files")  # `gpus: 64xH100` and `gpus: 0.5` say the first two; `--ship` the third
 
 
 def _keys(section: str | None) -> list[str]:
     """Return the keys that people may write in a section (None: at the top)."""
     fields = JobSpec.model_fields if section is None else _SECTIONS[section].model_fields
-    return [_WRITTEN_AS.get(field, field) for field in fields if section is not None or field not in _IN_GPUS]
+    return [_WRITTEN_AS.get(field, field) for field in fields if section is not None or field not in _NOT_WRITTEN]
 
 
 def _flag_place(flag: str) -> tuple[str | None, str]:

@@ -1,0 +1,152 @@
+"""The files of jobs in the server's home, from their upload to the end of the last job that needs them.
+
+The home's disk has the log of the cluster too: what clients and agents send leaves a part of it free.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cordee.errors import DestinationError, InputError, NotFoundError, SpecError, StoreError
+from cordee.storage.content import Contents, pack, unpack
+from cordee.storage.destination import is_remote, level_urls
+from cordee.storage.folder import FILES_MAX, LIMIT_BYTES
+from cordee.storage.sealed import Damaged
+from cordee.storage.tree import Tree
+from cordee.units import GiB, MiB, format_bytes, plural
+from cordee.workload.spec import JobSpec
+
+FOLDER = "files"
+PACK_BYTES_MAX = LIMIT_BYTES + MiB  # a content that is larger than a pack travels alone
+_COLLECT_EVERY_S = 3600.0
+_RESERVE_BYTES_MAX, _RESERVE_FRACTION = GiB, 0.05
+
+
+def check_room(folder: Path, n_bytes: int) -> None:
+    """Check that the disk of a folder keeps its reserve when so many bytes are written.
+
+    Raises:
+        StoreError: it does not; nothing was written.
+    """
+    usage = shutil.disk_usage(folder)
+    reserve = min(_RESERVE_BYTES_MAX, int(usage.total * _RESERVE_FRACTION))
+    if usage.free < n_bytes + reserve:
+        raise StoreError(
+            f"the server's disk has {format_bytes(usage.free)} left, of which {format_bytes(reserve)} are kept for its "
+            f"log: {format_bytes(n_bytes)} were not stored",
+            hint=f"free space on the disk of {folder}",
+        )
+
+
+class JobFiles:
+    """Contents and trees of submitted files, in the folder `files` of a home."""
+
+    def __init__(self, home: Path) -> None:
+        self._folder = home / FOLDER
+        self._contents = Contents(self._folder)
+        self._lock = threading.Lock()  # between the check of a submission and the collection of contents
+        self._next_collect_s = 0.0
+
+    def missing(self, digests: Sequence[str]) -> list[str]:
+        """Return the digests whose content must be sent; the others are kept for as long as a new upload is."""
+        with self._lock:
+            return self._contents.missing(digests)
+
+    def add(self, packed: bytes) -> int:
+        """Store the contents of a pack durably, and return their number.
+
+        Raises:
+            InputError: the pack is damaged.
+            StoreError: the disk is full.
+        """
+        check_room(self._folder, len(packed))
+        try:
+            return self._contents.add(unpack(packed), durable=True)
+        except DestinationError as error:
+            raise StoreError(error.message, hint=f"free space on the disk of {self._folder}") from error
+
+    def check(self, spec: JobSpec) -> None:
+        """Check that the files of a job are here, and that its checkpoints do not lie in a copy of them.
+
+        Raises:
+            SpecError: they are not, or they do.
+        """
+        if spec.files is None:
+            return
+        for to in (spec.checkpoint.to, spec.checkpoint.base):
+            for place in level_urls(to) if to else ():
+                if not (is_remote(place) or "://" in place or Path(place).expanduser().is_absolute()):
+                    raise SpecError(
+                        f"checkpoint.to: {place} would lie in the copy of the submitted files, which is removed after "
+                        "each attempt",
+                        hint="give the absolute path of a folder that every node sees, or a URL such as s3://bucket/run",
+                    )
+        with self._lock:
+            absent = [spec.files] if self._contents.missing([spec.files]) else self._absent(spec.files)
+        if absent:
+            raise SpecError(
+                f"{plural(len(absent), 'content')} of the job's files are not on the server: {absent[0]}",
+                hint="submit with `cordee run`, which sends them",
+            )
+
+    def _absent(self, digest: str) -> list[str]:
+        tree = self.tree(digest)
+        if tree.size_bytes > LIMIT_BYTES or len(tree.files) > FILES_MAX:
+            raise SpecError(f"the job's files have {format_bytes(tree.size_bytes)}, over {format_bytes(LIMIT_BYTES)}")
+        return self._contents.missing(tree.digests)
+
+    def tree(self, digest: str) -> Tree:
+        """Return the tree of this digest.
+
+        Raises:
+            NotFoundError: it is not here.
+            InputError: it is no tree.
+        """
+        return _decoded(digest, self._read(digest))
+
+    def pack(self, digest: str, wanted: Iterable[str]) -> bytes:
+        """Return a pack of contents of one tree, or of the tree itself.
+
+        Raises:
+            NotFoundError: the tree does not have them, or they are not here any more.
+        """
+        of_tree = {digest, *self.tree(digest).digests}
+        foreign = [each for each in wanted if each not in of_tree]
+        if foreign:
+            raise NotFoundError(f"the job's files have no content {foreign[0]}")
+        return pack(wanted, self._read)
+
+    def _read(self, digest: str) -> bytes:
+        try:
+            return self._contents.get(digest)
+        except Damaged as error:
+            raise NotFoundError(f"the job's files are not complete: {error}", hint="submit the job again") from None
+
+    def collect(self, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Remove the contents that no unfinished job needs and nobody used for a week; look once an hour.
+
+        Args:
+            rows: of all jobs.
+        """
+        if time.monotonic() < self._next_collect_s:
+            return 0
+        self._next_collect_s = time.monotonic() + _COLLECT_EVERY_S
+        trees = {JobSpec.model_validate_json(row["spec"]).files for row in rows if row["ended_us"] is None}
+        with self._lock:
+            needed = set[str]()
+            for digest in filter(None, trees):
+                try:
+                    tree = self.tree(digest)
+                except (NotFoundError, InputError):
+                    continue  # its job cannot start any more, and says so
+                needed |= {digest, *tree.digests} | ({tree.diff} if tree.diff else set())
+            return self._contents.collect(needed)
+
+
+@lru_cache(maxsize=16)
+def _decoded(digest: str, data: bytes) -> Tree:
+    return Tree.decode(data)

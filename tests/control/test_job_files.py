@@ -1,0 +1,183 @@
+"""Files of jobs on the server: sent once, checked, kept while a job needs them; and ranges of a log."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from api_scene import SPEC, TOKEN, Api
+
+from cordee.cli.ship import send_files, ships
+from cordee.control import files as job_files
+from cordee.errors import InputError, SpecError, StoreError
+from cordee.storage.content import pack
+from cordee.storage.tree import Tree, TreeFile, digest_of
+from cordee.workload.spec import JobSpec
+
+
+@pytest.fixture
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "train.py").write_text("print(1)")
+    (folder / "lib").mkdir()
+    (folder / "lib" / "model.py").write_text("layers = 2")
+    return folder
+
+
+def spec_in(folder: Path, **more: object) -> JobSpec:
+    path = os.environ["PATH"]
+    return JobSpec.model_validate(
+        SPEC | {"run": ["python3", "train.py"], "cwd": str(folder), "env": {"PATH": path}} | more
+    )
+
+
+def test_a_job_holds_the_tree_of_its_files_and_they_are_sent_once(
+    api: Api, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = send_files(api.client, spec_in(project), remote=True)
+    assert sent.files is not None
+    tree = api.service.files.tree(sent.files)
+    assert [file.path for file in tree.files] == ["lib/model.py", "train.py"]
+    assert tree.root == str(project) and tree.program is not None and tree.program.endswith("/python3")
+    made = api.client.submit(sent.model_dump(mode="json"))
+    assert api.client.job(made.job.job_id).spec["files"] == sent.files
+    packs: list[bytes] = []
+    monkeypatch.setattr(api.client, "send_files", packs.append)
+    assert send_files(api.client, spec_in(project), remote=True).files == sent.files and not packs
+    (project / "train.py").write_text("print(2)")
+    assert send_files(api.client, spec_in(project), remote=True).files != sent.files
+    assert [len(each.split(b"\nprint(2)")) for each in packs] == [2], "the new tree and the script, in one pack"
+
+
+def test_a_job_without_its_files_on_the_server_is_refused(api: Api) -> None:
+    def submit(files: str) -> None:
+        api.client.submit(SPEC | {"files": files})
+
+    with pytest.raises(SpecError, match="1 content of the job's files are not on the server"):
+        submit("a" * 64)
+    tree = Tree(root="/x", files=(TreeFile("a", "file", 1, "b" * 64), TreeFile("c", "file", 1, "c" * 64))).encode()
+    api.client.send_files(pack([digest_of(tree)], lambda _: tree))
+    with pytest.raises(SpecError, match="2 contents"):
+        submit(digest_of(tree))
+    api.client.send_files(pack([digest_of(b"x")], lambda _: b"x"))
+    with pytest.raises(InputError, match="not a tree of files"):
+        submit(digest_of(b"x"))
+    assert not api.client.jobs()
+
+
+def test_damaged_packs_are_refused(api: Api) -> None:
+    good = pack([digest_of(b"x")], lambda _: b"x")
+    for damaged in (good[:-1], b"x" + good, good.replace(b"\nx", b"\ny")):
+        with pytest.raises(InputError, match=r"cut off or damaged|do not have the digest"):
+            api.client.send_files(damaged)
+    named = httpx.post(
+        f"{api.url}/v1/files/missing", json={"digests": ["../../x"]}, headers={"Authorization": f"Bearer {TOKEN}"}
+    )
+    assert named.status_code == 422
+    assert api.client.missing_files([digest_of(b"x")]) == [digest_of(b"x")]
+
+
+def test_relative_checkpoints_lie_in_the_submitters_folder_or_are_refused(api: Api, project: Path) -> None:
+    (project / "ckpt").mkdir()
+    (project / "ckpt" / "large").write_text("not sent")
+    spec = spec_in(project, checkpoint={"to": "ckpt,s3://bucket/x every 10"})
+    local = send_files(api.client, spec, remote=False)
+    assert local.checkpoint.to == f"{project}/ckpt,s3://bucket/x every 10"
+    assert local.files is not None
+    assert "ckpt/large" not in [file.path for file in api.service.files.tree(local.files).files]
+    remote = send_files(api.client, spec, remote=True)
+    with pytest.raises(SpecError, match="ckpt would lie in the copy of the submitted files") as refused:
+        api.client.submit(remote.model_dump(mode="json"))
+    assert "s3://bucket/run" in (refused.value.hint or "")
+
+
+def test_a_file_above_the_folder_is_refused(api: Api, project: Path) -> None:
+    with pytest.raises(SpecError, match=r"\.\./train.py is outside"):
+        send_files(api.client, spec_in(project / "lib", run="python ../train.py"), remote=True)
+    with pytest.raises(SpecError, match="the server is on another machine"):
+        ships(False, remote=True)
+    assert ships(None, remote=True) and ships(True, remote=False)
+
+
+def test_folders_of_editable_installs_are_recorded(api: Api, project: Path) -> None:
+    site = project / ".venv" / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "_project.pth").write_text(f"{project}/lib\n/elsewhere\nimport x\n")
+    (project / ".venv" / "bin").mkdir()
+    python = project / ".venv" / "bin" / "python3"
+    python.symlink_to("/bin/sh")
+    spec = spec_in(project, env={"PATH": f"{project}/.venv/bin:/bin"})
+    files = send_files(api.client, spec, remote=True).files
+    assert files is not None
+    tree = api.service.files.tree(files)
+    assert tree.import_paths == ("lib",) and tree.program == str(python)
+    assert all(not file.path.startswith(".venv") for file in tree.files)
+
+
+def test_contents_stay_while_a_job_needs_them(api: Api, project: Path) -> None:
+    sent = send_files(api.client, spec_in(project), remote=True)
+    made = api.client.submit(sent.model_dump(mode="json"))
+    api.client.send_files(pack([digest_of(b"left over")], lambda _: b"left over"))
+
+    def collect() -> int:
+        for path in (api.service.home / "files").glob("??/*"):
+            os.utime(path, (0, 0))
+        api.service.files._next_collect_s = 0.0
+        return api.service.files.collect(api.service.store.jobs())
+
+    assert collect() == 1, "the content that no job names"
+    api.client.stop(made.job.job_id, now=True)
+    api.scene.control.tick()
+    assert api.client.job(made.job.job_id).state == "stopped"
+    assert collect() == 3
+    assert api.service.files.collect(api.service.store.jobs()) == 0, "once an hour"
+
+
+@pytest.fixture
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", folder], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("a small disk needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_refuses_files_and_keeps_a_reserve_for_the_log(small_disk: Path) -> None:
+    api = Api(small_disk)
+    try:
+        data = os.urandom(7_000_000)
+        assert api.client.send_files(pack([digest_of(data)], lambda _: data)) == 1
+        large = os.urandom(13_500_000)
+        with pytest.raises(StoreError) as refused:
+            api.client.send_files(pack([digest_of(large)], lambda _: large))
+        assert "are kept for its log: 13.5 MB were not stored" in refused.value.message
+        made = api.client.submit(SPEC)
+        assert api.client.job(made.job.job_id).state == "queued"
+        with pytest.raises(StoreError):
+            job_files.check_room(small_disk, 20_000_000)
+    finally:
+        api.close()
+
+
+def test_a_range_of_one_log(api: Api) -> None:
+    made = api.client.submit(SPEC)
+    url = f"{api.url}/v1/jobs/{made.job.job_id}/logs"
+    logs = api.service.home / "attempts" / made.job.job_id / "0" / "n0" / "logs"
+    logs.mkdir(parents=True)
+    for rank in range(2):
+        (logs / f"rank{rank}.log").write_bytes(f"rank {rank}: 0123456789\n".encode())
+
+    def get(rank: int | None, wanted: str, **more: str) -> httpx.Response:
+        params = more | ({} if rank is None else {"rank": str(rank)})
+        return httpx.get(url, params=params, headers={"Authorization": f"Bearer {TOKEN}", "Range": wanted})
+
+    part = get(1, "bytes=5-12")
+    assert (part.status_code, part.content) == (206, b"1: 01234")
+    assert part.headers["Content-Range"] == "bytes 5-12/19"
+    assert get(1, "bytes=-3").content == b"89\n"
+    assert get(1, "bytes=100-").status_code == 416
+    for refused in (get(None, "bytes=0-"), get(1, "bytes=0-", follow="true"), get(1, "bytes=0-", tail="3")):
+        assert refused.status_code == 422 and "Range needs one log" in refused.text
