@@ -1,0 +1,224 @@
+"""Ray's driver against a real cluster: what it reserves, what it starts, and what survives the death of each part."""
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'cordee[ray]'")
+
+from ray_world import RayWorld
+
+# It stands in for an agent: it takes the folder's lock and writes down what it was given.
+AGENT = """
+import fcntl, json, os, sys, time
+folder = sys.argv[1]
+lock = open(folder + "/lock", "w")
+given = {"nice": os.nice(0), "parent": os.getppid(), "pid": os.getpid(), "environ": dict(os.environ),
+         "oom_score_adj": open("/proc/self/oom_score_adj").read().strip()}
+open(folder + "/given.json", "w").write(json.dumps(given))
+fcntl.flock(lock, fcntl.LOCK_EX)
+time.sleep(3600)
+"""
+PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
+
+
+class DriverWorld:
+    """A driver's process, and the facts that it reports."""
+
+    def __init__(self, world: RayWorld) -> None:
+        self._folder = world.folder
+        with (world.folder / "driver.log").open("ab") as errors:
+            self.process = self._spawn(world.address, errors)
+        self._facts: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _spawn(self, address: str, errors: BinaryIO) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-W", "ignore", "-m", "cordee.control.engines.ray_driver"]
+        return subprocess.Popen(
+            [*argv, "--address", address, "--namespace", "test"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            bufsize=1,
+        )
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._facts.put(json.loads(line))
+        self._facts.put(None)
+
+    def say(self, **command: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+
+    def next(self, name: str, timeout_s: float = 60.0) -> Any:
+        """Return the next fact of this name; the others are dropped."""
+        deadline = time.monotonic() + timeout_s
+        while (fact := self._facts.get(timeout=max(0.01, deadline - time.monotonic()))) is not None:
+            if name in fact:
+                return fact[name]
+        raise AssertionError(f"the driver ended: {(self._folder / 'driver.log').read_text()[-2000:]}")
+
+    def nodes(self, names: set[str]) -> dict[str, str]:
+        """Wait until just these nodes have CPUs; return their ids by name."""
+        while True:
+            found = {node["name"]: node["id"] for node in self.next("nodes") if node["cpus"]}
+            if found.keys() == names:
+                return found
+
+    def start(self, name: str, node_id: str, args: tuple[str, ...] = ("-c", AGENT, "{folder}")) -> None:
+        folder = str(self._folder / "agents" / name)
+        hold = {"id": node_id, "resources": {"CPU": 2}}
+        self.say(start=hold | {"folder": folder, "config": {"node": name}, "args": args})
+
+    def started(self, count: int) -> list[dict[str, Any]]:
+        return [self.next("started") for _ in range(count)]
+
+    def end(self, *, kill: bool = False) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        if kill:
+            self.process.kill()
+        self.process.stdin.close()
+        self.process.wait(30)
+        self._reader.join()
+        self.process.stdout.close()
+
+
+def given(world: RayWorld, name: str) -> dict[str, Any]:
+    return dict(json.loads((world.folder / "agents" / name / "given.json").read_text()))
+
+
+@contextlib.contextmanager
+def cluster(names: tuple[str, ...], settings: dict[str, str]) -> Iterator[tuple[RayWorld, Callable[[], DriverWorld]]]:
+    """Start a cluster; yield it, and a function that starts a driver."""
+    with contextlib.ExitStack() as stack:
+        # A short path: it holds Unix sockets.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cordee-", ignore_cleanup_errors=True))
+        world = RayWorld(Path(folder), settings)
+        stack.callback(world.stop)
+        world.start_head()
+        for name in names:
+            world.start_node(name)
+
+        def connect() -> DriverWorld:
+            driver = DriverWorld(world)
+            stack.callback(driver.end, kill=True)
+            return driver
+
+        yield world, connect
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_an_agent_inherits_nothing_of_its_ray_worker_and_outlives_driver_and_raylet() -> None:
+    with cluster(("n1", "n2"), PATIENT) as (world, connect):
+        driver = connect()
+        ids = driver.nodes({"n1", "n2"})
+        driver.start("n1", ids["n1"])
+        (fact,) = driver.started(1)
+        facts = given(world, "n1")
+        assert fact["started"] and fact["nice"] == facts["nice"] == 0
+        assert facts["oom_score_adj"] == "0"
+        assert facts["parent"] == 1
+        assert not [name for name in facts["environ"] if name.startswith("RAY_") or name == "OMP_NUM_THREADS"]
+        # The next driver finds its group and its agent.
+        driver.end()
+        again = connect()
+        again.nodes({"n1", "n2"})
+        again.start("n1", ids["n1"])
+        assert again.next("started")["started"] is False
+        # An agent that cannot start: the message has its last words.
+        again.start("n2", ids["n2"], ("-m", "cordee.no_such_module"))
+        assert "No module named cordee.no_such_module" in again.next("failed")["why"]
+        world.raylet("n1").kill()
+        assert again.next("gone")["id"] == ids["n1"]
+        assert is_running(facts["pid"])
+
+
+def test_rays_own_job_and_ours_never_have_the_same_slots() -> None:
+    import ray
+
+    class Holder:
+        def here(self) -> bool:
+            return True
+
+    with cluster(("n1",), PATIENT) as (world, connect):
+        ray.init(address=world.address, log_to_driver=False, logging_level="ERROR")
+        try:
+            holder = ray.remote(num_cpus=1)(Holder).remote()
+            ray.get(holder.here.remote(), timeout=60)
+            driver = connect()
+            ids = driver.nodes({"n1"})
+            driver.start("n1", ids["n1"])
+            assert driver.next("waiting") == {"id": ids["n1"]}
+            ray.kill(holder)
+            assert driver.next("reserved") == {"id": ids["n1"]}
+            assert driver.next("started")["started"]
+            late = ray.remote(num_cpus=1)(Holder).remote()
+            assert ray.wait([late.here.remote()], timeout=3)[0] == []
+            driver.say(leave=True)
+            driver.end()
+            ray.get(late.here.remote(), timeout=60)
+        finally:
+            ray.shutdown()
+
+
+def test_a_head_with_rocksdb_dies_and_comes_back_with_all_that_it_knew(tmp_path: Path) -> None:
+    persistent = PATIENT | {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(tmp_path)}
+    with cluster(("n1", "n2"), persistent) as (world, connect):
+        driver = connect()
+        ids = driver.nodes({"n1", "n2"})
+        for name, node_id in ids.items():
+            driver.start(name, node_id)
+        driver.started(2)
+        pids = [given(world, name)["pid"] for name in ids]
+        world.kill_gcs()
+        world.start_head()
+        driver.end(kill=True)
+        again = connect()
+        assert again.nodes({"n1", "n2"}) == ids
+        for name, node_id in ids.items():
+            again.start(name, node_id)
+        assert [fact["started"] for fact in again.started(2)] == [False, False]
+        assert [given(world, name)["pid"] for name in ids] == pids
+        assert all(is_running(pid) for pid in pids)
+
+
+def test_a_head_without_persistence_loses_its_nodes_and_groups_and_no_agent() -> None:
+    with cluster(("n1",), PATIENT) as (world, connect):
+        driver = connect()
+        ids = driver.nodes({"n1"})
+        driver.start("n1", ids["n1"])
+        driver.started(1)
+        pid = given(world, "n1")["pid"]
+        raylet = world.raylet("n1")
+        world.kill_gcs()
+        world.start_head()
+        driver.end(kill=True)
+        raylet.wait(120)  # it is told that the cluster is another one, and ends
+        assert is_running(pid)
+        again = connect()
+        again.next("cluster")
+        world.start_node("n1")
+        new = again.nodes({"n1"})
+        assert new != ids
+        again.start("n1", new["n1"])
+        assert again.next("started")["started"] is False
+        assert given(world, "n1")["pid"] == pid
