@@ -275,17 +275,24 @@ def trees(draw):
     ]
 
 
-def keeps_the_rules_of_queues(up, submitted, broken, deaf, breaks, tree, which):
-    """Draw nodes, jobs and faults as above, a tree of queues, and the queue of each job."""
+def world_of_queues(up, submitted, broken, deaf, breaks, tree, which):
+    """Return a world of these draws that was not played yet."""
     asked = [
         replace(each, job=replace(each.job, queue=which[index], owner="ann" if index % 2 else "bob"))
         for index, each in enumerate(submitted)
     ]
     world = World(*up, QueuesSet(at_us=0, queues=tuple(tree)), broken=broken, deaf=deaf).later(*asked)
-    world.checks += [check_now, limits_hold]
     for fault in breaks:
         break_in(world, *fault)
+    return world
+
+
+def keeps_the_rules_of_queues(up, submitted, broken, deaf, breaks, tree, which):
+    """Draw nodes, jobs and faults as above, a tree of queues, and the queue of each job."""
+    world = world_of_queues(up, submitted, broken, deaf, breaks, tree, which)
+    world.checks += [check_now, limits_hold]
     world.play()
+
     check_log(world.log)
     the_log_keeps_the_rules(world)
     assert not world.errors and not world.state.attempts

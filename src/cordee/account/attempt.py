@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cordee.account.split import MILLI, Class, Split, rounded
 from cordee.account.timeline import Segment, Timeline
-from cordee.events import AttemptPlaced, Job, Node, NoticeGiven, NoticeReason, Outcome
+from cordee.events import AttemptPlaced, Job, Lease, Node, NoticeGiven, NoticeReason, Outcome
 from cordee.ids import JobId
 from cordee.units import US_PER_HOUR
 
@@ -13,9 +14,17 @@ _CHARGED = frozenset(NoticeReason) - {NoticeReason.QUOTA}
 """The job that gains by these pays; a queue that takes back what it lent does not: the borrower knew."""
 
 
+class Charged(NamedTuple):
+    """The job that is charged with another one's losses."""
+
+    job_id: JobId
+    owner: str
+    queue: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One attempt's account. `cause` says why its losses were lost, `for_job` which job is charged with them."""
+    """One attempt's account. `cause` says why its losses were lost, and `charged` which job pays for them."""
 
     job_id: JobId
     epoch: int
@@ -28,11 +37,16 @@ class AttemptRow:
     gpu_us: Split
     micro_usd: Split
     cause: str | None
-    for_job: JobId | None
+    charged: Charged | None
     steps: int
     steps_repeated: int  # done before by an attempt of this job that did not keep them
     tokens: int  # of steps that are not lost
     price_sources: tuple[str, ...]
+
+    @property
+    def for_job(self) -> JobId | None:
+        """Return the job that is charged with its losses."""
+        return None if self.charged is None else self.charged.job_id
 
 
 class OpenAttempt:
@@ -42,14 +56,25 @@ class OpenAttempt:
         "epoch", "freed_us", "job", "leases", "notice", "placed_us", "prices", "sources", "steps_repeated", "stopped",
         "timeline",
     )  # fmt: skip
+    epoch: int
+    freed_us: dict[str, int]
+    job: Job
+    leases: dict[str, Lease]
+    notice: NoticeGiven | None
+    placed_us: int
+    prices: dict[str, int]
+    sources: tuple[str, ...]
+    steps_repeated: int
+    stopped: bool
+    timeline: Timeline
 
     def __init__(self, job: Job, event: AttemptPlaced, nodes: Mapping[str, Node], timeline: Timeline) -> None:
         self.job, self.epoch, self.placed_us, self.timeline = job, event.epoch, timeline.placed_us, timeline
         self.leases = {lease.node: lease for lease in event.leases}
         self.prices = {name: nodes[name].micro_usd_per_gpu_hour for name in self.leases}
         self.sources = tuple(sorted({nodes[name].price_source for name in self.leases}))
-        self.freed_us: dict[str, int] = {}
-        self.notice: NoticeGiven | None = None
+        self.freed_us = {}
+        self.notice = None
         self.stopped = False
         self.steps_repeated = 0
 
@@ -58,8 +83,8 @@ class OpenAttempt:
         end_us = max(self.freed_us.get(name, max(now_us, self.placed_us)) for name in self.leases)
         return self.timeline.conclude(outcome).segments(end_us)
 
-    def row(self, now_us: int, outcome: Outcome | None) -> AttemptRow:
-        """Return the account until its GPUs were free, or until now."""
+    def row(self, now_us: int, outcome: Outcome | None, jobs: Mapping[JobId, Job]) -> AttemptRow:
+        """Return the account until its GPUs were free, or until now; `jobs` are those that may be charged."""
         held: dict[int, list[int]] = {}  # end: thousandths of GPUs, and the same times their price
         for name, lease in self.leases.items():
             sums = held.setdefault(self.freed_us.get(name, max(now_us, self.placed_us)), [0, 0])
@@ -87,12 +112,19 @@ class OpenAttempt:
             gpu_us=split,
             micro_usd=rounded(cost, MILLI * US_PER_HOUR),
             cause=cause,
-            for_job=self.notice.for_job if cause and self.notice and self.notice.reason in _CHARGED else None,
+            charged=self._charged(jobs) if cause else None,
             steps=self.timeline.steps,
             steps_repeated=self.steps_repeated,
             tokens=concluded.tokens,
             price_sources=self.sources,
         )
+
+    def _charged(self, jobs: Mapping[JobId, Job]) -> Charged | None:
+        job_id = self.notice.for_job if self.notice is not None and self.notice.reason in _CHARGED else None
+        if job_id is None:
+            return None
+        job = jobs.get(job_id)
+        return Charged(job_id, job.owner, job.queue) if job is not None else Charged(job_id, job_id, job_id)
 
     def _cause(self, outcome: Outcome) -> str:
         if self.notice is not None:

@@ -13,12 +13,19 @@ class IdleGpus:
     GPUs of a node that is down, and those that foreign processes use, count only while they are leased.
     """
 
+    at_us: int
+    nodes: dict[str, Node]
+    _up: dict[str, bool]
+    _leased: dict[str, dict[int, int]]  # node: thousandths of each GPU
+    _idle: dict[str, tuple[int, int]]  # node: thousandths of GPUs, and the same times their price
+    _milli: int
+    _rate: int
+    _milli_us: int
+    _cost: int
+
     def __init__(self) -> None:
         self.at_us = 0
-        self.nodes: dict[str, Node] = {}
-        self._up: dict[str, bool] = {}
-        self._leased: dict[str, dict[int, int]] = {}  # node: thousandths of each GPU
-        self._idle: dict[str, tuple[int, int]] = {}  # node: thousandths of GPUs, and the same times their price
+        self.nodes, self._up, self._leased, self._idle = {}, {}, {}, {}
         self._milli = self._rate = 0
         self._milli_us = self._cost = 0
 

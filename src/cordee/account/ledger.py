@@ -9,11 +9,11 @@ own, by their node's clock, and do not move the ledger's. Useful time is provisi
 none covers is lost if the attempt ends otherwise than finished, and the job that gained by the notice is charged.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from cordee.account.attempt import AttemptRow, OpenAttempt
+from cordee.account.attempt import AttemptRow, Charged, OpenAttempt
 from cordee.account.idle import IdleGpus
 from cordee.account.split import Split
 from cordee.account.timeline import Segment, Timeline
@@ -71,10 +71,23 @@ class Totals:
     idle_micro_usd: int
 
 
+class SavedLedger(NamedTuple):
+    """The saved form of a ledger that is not detailed."""
+
+    at_us: int
+    jobs: dict[JobId, Job]
+    high: dict[JobId, int]
+    open: dict[JobId, OpenAttempt]
+    epochs: dict[JobId, int]
+    closed: list[AttemptRow]
+    retired: dict[tuple[str, str], CostRow]
+    idle: IdleGpus
+
+
 class Ledger:
     """A fold over the log. With `detailed` it keeps each attempt's segments, which a picture needs."""
 
-    def __init__(self, *, detailed: bool = False) -> None:
+    def __init__(self, *, detailed: bool = False, idle: IdleGpus | None = None) -> None:
         self.at_us = 0
         self._detailed = detailed
         self._jobs: dict[JobId, Job] = {}
@@ -82,8 +95,9 @@ class Ledger:
         self._open: dict[JobId, OpenAttempt] = {}
         self._epochs: dict[JobId, int] = {}
         self._closed: list[AttemptRow] = []
+        self._retired: dict[tuple[str, str], CostRow] = {}  # sums of retired jobs by owner and queue
         self._segments: dict[tuple[JobId, int], tuple[Segment, ...]] = {}
-        self._idle = IdleGpus()
+        self._idle = idle or IdleGpus()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
             StopRequested: self._stop_requested,
@@ -99,6 +113,19 @@ class Ledger:
             AttemptEnded: self._attempt_ended,
         }
 
+    def saved(self) -> SavedLedger:
+        """Return the saved form; it shares this object's values, so encode it before the next change."""
+        assert not self._detailed, "segments are not saved"
+        lists = (self._jobs, self._high, self._open, self._epochs, self._closed, self._retired)
+        return SavedLedger(self.at_us, *lists, self._idle)
+
+    @classmethod
+    def restored(cls, saved: SavedLedger) -> "Ledger":
+        """Return the ledger that was saved."""
+        new = cls(idle=saved.idle)
+        new.at_us, new._jobs, new._high, new._open, new._epochs, new._closed, new._retired, _ = saved
+        return new
+
     def apply(self, event: Event) -> None:
         """Fold one event. A stale one (of another epoch, or of a lease or attempt that ended) changes nothing."""
         kind = type(event)
@@ -109,10 +136,27 @@ class Ledger:
         if handler is not None:
             handler(event)
 
+    def retire(self, job_ids: Iterable[JobId]) -> dict[JobId, list[AttemptRow]]:
+        """Keep only sums of jobs that have ended, and return the rows of their attempts."""
+        gone: dict[JobId, list[AttemptRow]] = {job_id: [] for job_id in job_ids}
+        by_key: dict[tuple[str, str], tuple[list[AttemptRow], list[AttemptRow]]] = {}
+        for row in (row for row in self._closed if row.job_id in gone):
+            gone[row.job_id].append(row)
+            by_key.setdefault((row.owner, row.queue), ([], []))[0].append(row)
+            if row.charged is not None:
+                by_key.setdefault((row.charged.owner, row.charged.queue), ([], []))[1].append(row)
+        self._closed = [row for row in self._closed if row.job_id not in gone]
+        for key, (rows, charged) in by_key.items():
+            self._retired[key] = _sum("", rows, charged, [self._retired[key]] if key in self._retired else [])
+        for job_id in gone:
+            for known in (self._jobs, self._high, self._epochs):
+                known.pop(job_id, None)
+        return gone
+
     def rows(self, now_us: int) -> tuple[AttemptRow, ...]:
         """Return a row for each attempt: closed ones in the order they closed, then live ones until now."""
         now_us = max(now_us, self.at_us)
-        return (*self._closed, *(self._open[job_id].row(now_us, None) for job_id in sorted(self._open)))
+        return (*self._closed, *(self._open[job_id].row(now_us, None, self._jobs) for job_id in sorted(self._open)))
 
     def segments(self, now_us: int) -> dict[tuple[JobId, int], tuple[Segment, ...]]:
         """Return the segments of each attempt by job and epoch, live ones until now; only of a detailed ledger."""
@@ -121,22 +165,28 @@ class Ledger:
         live = {(job_id, each.epoch): each.segments(now_us, None) for job_id, each in self._open.items()}
         return self._segments | live
 
-    def cost(self, by: By, now_us: int) -> tuple[CostRow, ...]:
-        """Return the rows of each job, user, queue or attempt summed, in the order of their keys."""
-        key = self._key(by)
+    def cost(self, by: By, now_us: int, retired_rows: Iterable[AttemptRow] = ()) -> tuple[CostRow, ...]:
+        """Return the rows of each job, user, queue or attempt summed, in the order of their keys.
+
+        By job and by attempt, the rows of retired jobs count only if they are passed in; the other sums include them.
+        """
+        key = _KEYS[by]
         groups: dict[str, list[AttemptRow]] = {}
         charged: dict[str, list[AttemptRow]] = {}
-        for row in self.rows(now_us):
+        for row in (*self.rows(now_us), *(retired_rows if by in ("job", "epoch") else ())):
             groups.setdefault(key(row), []).append(row)
-            if row.for_job is not None and by != "epoch":
-                charged.setdefault(self._gainer(by, row.for_job), []).append(row)
-        keys = sorted(groups.keys() | charged.keys())
-        return tuple(_sum(key, groups.get(key, []), charged.get(key, [])) for key in keys)
+            if row.charged is not None and by != "epoch":
+                charged.setdefault(_payer(by, row.charged), []).append(row)
+        retired: dict[str, list[CostRow]] = {}
+        for (owner, queue), sums in self._retired.items() if by in ("user", "queue") else ():
+            retired.setdefault(owner if by == "user" else queue, []).append(sums)
+        keys = sorted(groups.keys() | charged.keys() | retired.keys())
+        return tuple(_sum(key, groups.get(key, ()), charged.get(key, ()), retired.get(key, ())) for key in keys)
 
     def totals(self, now_us: int) -> Totals:
         """Return held and idle time of the whole cluster until now."""
         now_us = max(now_us, self.at_us)
-        rows = self.rows(now_us)
+        rows: Sequence[AttemptRow | CostRow] = (*self.rows(now_us), *self._retired.values())
         idle_gpu_us, idle_micro_usd = self._idle.until(now_us)
         return Totals(
             gpu_us=sum((row.gpu_us for row in rows), Split()),
@@ -208,27 +258,22 @@ class Ledger:
     def _attempt_ended(self, event: AttemptEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and len(attempt.freed_us) == len(attempt.leases):
-            self._closed.append(attempt.row(self.at_us, event.outcome))
+            self._closed.append(attempt.row(self.at_us, event.outcome, self._jobs))
             if self._detailed:
                 self._segments[event.job_id, event.epoch] = attempt.segments(self.at_us, event.outcome)
             del self._open[event.job_id]
 
-    # -- keys ------------------------------------------------------------------------------------------------
 
-    def _key(self, by: By) -> Callable[[AttemptRow], str]:
-        keys: dict[By, Callable[[AttemptRow], str]] = {
-            "job": lambda row: row.job_id,
-            "user": lambda row: row.owner,
-            "queue": lambda row: row.queue,
-            "epoch": lambda row: attempt_name(row.job_id, row.epoch),
-        }
-        return keys[by]
+_KEYS: Mapping[By, Callable[[AttemptRow], str]] = {
+    "job": lambda row: row.job_id,
+    "user": lambda row: row.owner,
+    "queue": lambda row: row.queue,
+    "epoch": lambda row: attempt_name(row.job_id, row.epoch),
+}
 
-    def _gainer(self, by: By, job_id: JobId) -> str:
-        job = self._jobs.get(job_id)
-        if by == "job" or job is None:
-            return job_id
-        return job.owner if by == "user" else job.queue
+
+def _payer(by: By, charged: Charged) -> str:
+    return {"user": charged.owner, "queue": charged.queue}.get(by, charged.job_id)
 
 
 def attempt_segments(events: Iterable[Event]) -> dict[tuple[JobId, int], tuple[Segment, ...]]:
@@ -240,23 +285,24 @@ def attempt_segments(events: Iterable[Event]) -> dict[tuple[JobId, int], tuple[S
     return ledger.segments(last_us)
 
 
-def _sum(key: str, rows: Iterable[AttemptRow], charged: Iterable[AttemptRow]) -> CostRow:
-    rows, charged = list(rows), list(charged)
+def _sum(key: str, rows: Sequence[AttemptRow], charged: Sequence[AttemptRow], sums: Sequence[CostRow] = ()) -> CostRow:
+    """Sum rows, rows that are charged to this key, and earlier sums."""
     by_cause: dict[str, tuple[int, int]] = {}
-    for row in rows:
-        if row.cause is not None:
-            gpu_us, micro_usd = by_cause.get(row.cause, (0, 0))
-            by_cause[row.cause] = (gpu_us + row.gpu_us.lost, micro_usd + row.micro_usd.lost)
+    lost = [(row.cause, row.gpu_us.lost, row.micro_usd.lost) for row in rows if row.cause is not None]
+    for cause, gpu_us, micro_usd in (*lost, *(each for row in sums for each in row.lost_by_cause)):
+        before_us, before_usd = by_cause.get(cause, (0, 0))
+        by_cause[cause] = (before_us + gpu_us, before_usd + micro_usd)
+    every: Sequence[AttemptRow | CostRow] = (*rows, *sums)
     return CostRow(
         key=key,
-        attempts=len(rows),
-        gpu_us=sum((row.gpu_us for row in rows), Split()),
-        micro_usd=sum((row.micro_usd for row in rows), Split()),
+        attempts=len(rows) + sum(row.attempts for row in sums),
+        gpu_us=sum((row.gpu_us for row in every), Split()),
+        micro_usd=sum((row.micro_usd for row in every), Split()),
         lost_by_cause=tuple((cause, *amounts) for cause, amounts in sorted(by_cause.items())),
-        charged_gpu_us=sum(row.gpu_us.lost for row in charged),
-        charged_micro_usd=sum(row.micro_usd.lost for row in charged),
-        steps=sum(row.steps for row in rows),
-        steps_repeated=sum(row.steps_repeated for row in rows),
-        tokens=sum(row.tokens for row in rows),
-        price_sources=tuple(sorted({source for row in rows for source in row.price_sources})),
+        charged_gpu_us=sum(row.gpu_us.lost for row in charged) + sum(row.charged_gpu_us for row in sums),
+        charged_micro_usd=sum(row.micro_usd.lost for row in charged) + sum(row.charged_micro_usd for row in sums),
+        steps=sum(row.steps for row in every),
+        steps_repeated=sum(row.steps_repeated for row in every),
+        tokens=sum(row.tokens for row in every),
+        price_sources=tuple(sorted({source for row in every for source in row.price_sources})),
     )

@@ -9,7 +9,7 @@ ranks measure.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from cordee.events import (
     AttemptPlaced,
@@ -167,6 +167,15 @@ class StepsLeft:
 _NO_ESTIMATE = Estimate(layout="", peak_bytes=0, gpu_memory_bytes=0)
 
 
+class SavedMeasurements(NamedTuple):
+    """The saved form of measurements; `missed` is of each job, by quantity."""
+
+    estimates: dict[JobId, tuple[Estimate, ...]]
+    attempts: dict[JobId, list[Measurement]]
+    missed: dict[JobId, dict[Quantity, str]]
+    due: dict[tuple[JobId, Quantity], EstimateMissed]
+
+
 class Measurements:
     """A fold over the log: the estimate and the measured values of every attempt.
 
@@ -188,6 +197,22 @@ class Measurements:
             Measured: self._measured,
             EstimateMissed: self._estimate_missed,
         }
+
+    def saved(self) -> SavedMeasurements:
+        """Return the saved form; it shares this object's values, so encode it before the next change."""
+        return SavedMeasurements(self._estimates, self._attempts, self._missed, self._due)
+
+    @classmethod
+    def restored(cls, saved: SavedMeasurements) -> "Measurements":
+        """Return the measurements that were saved."""
+        new = cls()
+        new._estimates, new._attempts, new._missed, new._due = saved
+        return new
+
+    def retire(self, job_id: JobId) -> tuple[list[Measurement], list[str]]:
+        """Forget a job that has ended; return its attempts, and the sentences in which it left its estimate."""
+        self._estimates.pop(job_id, None)
+        return self._attempts.pop(job_id, []), list(self._missed.pop(job_id, {}).values())
 
     def apply(self, event: Event) -> None:
         """Take note of one event; what concerns no known attempt changes nothing."""
@@ -266,7 +291,8 @@ class Measurements:
 
     def _estimate_missed(self, event: EstimateMissed) -> None:
         quantity = Quantity(event.quantity)
-        self._missed.setdefault(event.job_id, {})[quantity] = event.why
+        if event.job_id in self._attempts:  # else the job is retired
+            self._missed.setdefault(event.job_id, {})[quantity] = event.why
         self._due.pop((event.job_id, quantity), None)
 
     def _measured(self, event: Measured) -> None:

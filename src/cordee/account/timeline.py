@@ -67,18 +67,25 @@ class Timeline:
     With `detailed`, folded segments are kept as well.
     """
 
+    placed_us: int
+    reports: bool  # whether the script has reported anything
+    restored_us: int | None
+    steps: int
+    _segments: list[Segment]
+    _details: list[Segment] | None
+    _folded: dict[Class, int]
+    _folded_tokens: int
+    _folded_until_us: int
+    _committed_step: int
+    _captured_us: int | None
+
     def __init__(self, placed_us: int, *, detailed: bool = False) -> None:
-        self.placed_us = placed_us
-        self.reports = False  # whether the script has reported anything
-        self.restored_us: int | None = None
-        self.steps = 0
-        self._segments: list[Segment] = []
-        self._details: list[Segment] | None = [] if detailed else None
-        self._folded: dict[Class, int] = {}
-        self._folded_tokens = 0
-        self._folded_until_us = placed_us
-        self._committed_step = 0
-        self._captured_us: int | None = None
+        self.placed_us = self._folded_until_us = placed_us
+        self.reports = False
+        self.restored_us = self._captured_us = None
+        self.steps = self._committed_step = self._folded_tokens = 0
+        self._segments, self._folded = [], {}
+        self._details = [] if detailed else None
 
     def report(self, event: Reported) -> Segment | None:
         """Accept a span and return it as it counts; None if it adds no time."""

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from cordee.account.ledger import Ledger
-from cordee.account.measured import Measurements
+from cordee.control.fold import Fold
 from cordee.control.ports import Clock, Executor, Pending, Report, Store
 from cordee.errors import StoreError
 from cordee.events import (
@@ -30,12 +29,10 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.points import point
-from cordee.reports import RANK_REPORTS, ReportError, check_report, is_rank_report, parse_stream, scope_of
+from cordee.reports import RANK_REPORTS, ReportError, check_report, parse_stream, scope_of
 from cordee.schedule import enact
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
-from cordee.schedule.state.state import State
-from cordee.schedule.state.transitions import apply
 
 
 class _Fresh(NamedTuple):
@@ -54,25 +51,38 @@ class Control:
         ledger: GPU time held, by class, and its cost; hold `changed` while reading it.
         measurements: measured values of attempts beside their estimates; hold `changed` while reading it.
         changed: the lock, and the condition that is notified after each commit.
-        number: the log's last number.
+        fold: all three, and the log's last number.
         errors: jobs on which the last decision or a report failed, with the exception; other jobs are not affected.
     """
 
-    def __init__(self, *, clock: Clock, store: Store, executor: Executor, policy: Policy | None = None) -> None:
-        """Rebuild everything from the store's log; decide by `policy`, or by the default one."""
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        store: Store,
+        executor: Executor,
+        policy: Policy | None = None,
+        fold: Fold | None = None,
+    ) -> None:
+        """Rebuild everything from the store's log, and from a fold of its beginning if there is one.
+
+        Decide by `policy`, or by the default one.
+        """
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self._policy = policy or Policy()
-        self.state = State(self._policy)
-        self.ledger = Ledger()
-        self.measurements = Measurements()
-        self.number = 0
+        self.fold = fold or Fold(self._policy)
+        self.state, self.ledger, self.measurements = self.fold.state, self.fold.ledger, self.fold.measurements
         self.errors: tuple[tuple[str, Exception], ...] = ()
         self._failed: list[tuple[str, Exception]] = []  # of reports, since the last tick
         self._clock, self._store, self._executor = clock, store, executor
-        self._last_us = 0
         with self._lock:
-            self._apply(store.events())
+            self._apply(store.events(self.number))
+
+    @property
+    def number(self) -> int:
+        """Return the log's last number."""
+        return self.fold.number
 
     def up(self) -> None:
         """Accept jobs, also after a shutdown."""
@@ -139,7 +149,7 @@ class Control:
                 executor.acknowledge(source, seq)
                 point("reports.acknowledged")
             # A decision is based on committed reports only. After a crash between the two commits it is made again.
-            now_us = max(self._clock.now_us(), self._last_us)
+            now_us = max(self._clock.now_us(), self.fold.last_us)
             decision = enact(self.state, now_us, self._policy, self._write_decision)
             if self.errors or self._failed or decision.errors:
                 self.errors, self._failed = (*self._failed, *decision.errors), []
@@ -242,7 +252,7 @@ class Control:
         Reports of ranks keep their own time unless it is ahead: they may come late, for instance after a time
         without a server.
         """
-        now_us, last_us = self._clock.now_us(), self._last_us
+        now_us, last_us = self._clock.now_us(), self.fold.last_us
         stamped: list[Event] = []
         for event in events:
             at_us = event.at_us
@@ -260,32 +270,12 @@ class Control:
 
     def _follow(self, events: Sequence[Event]) -> None:
         """Count committed decisions, which the state holds already, in the ledger and the measurements."""
-        for event in events:
-            self.ledger.apply(event)
-            self.measurements.apply(event)
-        self.state.quotas.forget()
-        self.number += len(events)
-        self._last_us = events[-1].at_us
+        self.fold.follow(events)
         self.changed.notify_all()
 
     def _apply_next(self, written: Sequence[Event]) -> None:
         self._apply(enumerate(written, start=self.number + 1))
 
     def _apply(self, numbered: Iterable[tuple[int, Event]]) -> None:
-        state, ledger, measures = self.state, self.ledger.apply, self.measurements.handlers.get
-        for number, event in numbered:
-            kind = type(event)
-            try:
-                apply(state, event)
-                ledger(event)
-                if (measure := measures(kind)) is not None:
-                    measure(event)
-            except Exception as error:
-                # A rank's report, now or in an old log, must not keep the server from running.
-                if not is_rank_report(event):
-                    raise
-                self._failed.append((event.job_id, error))
-            self.number = number
-            if kind not in RANK_REPORTS:
-                self._last_us = event.at_us
+        self._failed += self.fold.apply(numbered)
         self.changed.notify_all()

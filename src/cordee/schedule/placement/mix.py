@@ -45,10 +45,16 @@ class Mix:
     that the order of reports within a moment does not matter.
     """
 
+    counts: dict[Ask, int]
+    total: int
+    learnt: Learnt
+    _at_us: int
+    _again: int
+
     def __init__(self) -> None:
-        self.counts: dict[Ask, int] = {}
+        self.counts = {}
         self.total = 0
-        self.learnt: Learnt = ()
+        self.learnt = ()
         self._at_us = 0
         self._again = _FIRST  # the total at which it is renewed
 

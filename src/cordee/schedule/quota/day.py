@@ -20,8 +20,10 @@ Pair = tuple[int, int]
 class Day:
     """The broken line of one queue."""
 
+    _points: list[tuple[int, Pair, Pair]]
+
     def __init__(self) -> None:
-        self._points: list[tuple[int, Pair, Pair]] = [(_EVER_US, (0, 0), (0, 0))]  # since when, used till then, held
+        self._points = [(_EVER_US, (0, 0), (0, 0))]  # since when, used till then, held
 
     def add(self, at_us: int, change: Pair) -> None:
         """Change the holdings; the exact opposite at the same time undoes it."""

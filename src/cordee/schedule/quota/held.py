@@ -72,6 +72,10 @@ class Borrowed:
     """
 
     __slots__ = ("base", "cpu_milli", "memory_bytes", "rate")
+    base: tuple[int, int, int]
+    cpu_milli: int
+    memory_bytes: int
+    rate: tuple[int, int, int]
 
     def __init__(self) -> None:
         self.cpu_milli = self.memory_bytes = 0

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from cordee.events import Job, Queue
 from cordee.schedule.quota import bounds
 from cordee.schedule.quota.bounds import Bound, Refusal, milli, show_gpus
-from cordee.schedule.quota.day import DAY_US, Pair
+from cordee.schedule.quota.day import DAY_US, Day, Pair
 from cordee.schedule.quota.decay import Decay
-from cordee.schedule.quota.held import MILLI, NOTHING, Held, Holder, count
+from cordee.schedule.quota.held import MILLI, NOTHING, Borrowed, Held, Holder, count
 from cordee.schedule.quota.queues import DEFAULT
 from cordee.schedule.quota.tree import has_rules, leaf_of, net, occupied, over_quota, set_occupied, upward
 from cordee.schedule.quota.victims import VictimFilter
@@ -83,6 +84,21 @@ class _Assumed:
     held: dict[str, int] = field(default_factory=dict)
     awaited: dict[str, int] = field(default_factory=dict)
     vacated: dict[str, int] = field(default_factory=dict)
+
+
+class SavedQuotas(NamedTuple):
+    """The saved form of a tree of queues. `own` is of the leaves of queues that have others inside."""
+
+    queues: tuple[Queue, ...]
+    half_life_us: int
+    offered: Held
+    origin_us: int | None
+    held: dict[_Key, Held]
+    leaving: dict[str, int]
+    moves: list[tuple[int, _Key, Held]]
+    borrowed: dict[str, Borrowed]
+    own: dict[str, Borrowed]
+    days: dict[str, Day]
 
 
 class Quotas:
@@ -203,6 +219,37 @@ class Quotas:
     def copied(self) -> "Quotas":
         """Return a copy for a second owner; frozen values are shared."""
         return deepcopy(self, {id(each): each.copy() for each in (self._held, self._leaving, self._moves)})
+
+    def saved(self) -> SavedQuotas:
+        """Return the saved form; it shares this object's values, so encode it before the next change."""
+        return SavedQuotas(
+            queues=self.queues,
+            half_life_us=self.half_life_us,
+            offered=self.offered,
+            origin_us=None if self._clock is None else self._clock.origin_us,
+            held=self._held,
+            leaving=self._leaving,
+            moves=self._moves,
+            borrowed={name: holder.borrowed for name, holder in self._holders.items()},
+            own={name: leaf.borrowed for name, leaf in self._leaves.items()},
+            days={name: holder.day for name, holder in self._holders.items() if holder.day is not None},
+        )
+
+    @classmethod
+    def restored(cls, saved: SavedQuotas) -> "Quotas":
+        """Return the tree that was saved."""
+        new = cls(saved.queues, half_life_us=saved.half_life_us)
+        new.offered, new._moves = saved.offered, saved.moves
+        new._clock = None if saved.origin_us is None else Decay(saved.half_life_us, saved.origin_us)
+        for key, held in saved.held.items():
+            new._count(key, held, 0, 0)
+        for name, gpu_milli in saved.leaving.items():
+            new._leave(name, gpu_milli)
+        # The past of a queue does not follow from its holdings.
+        for name, holder in new._holders.items():
+            new._leaves[name].borrowed, holder.borrowed = saved.own[name], saved.borrowed[name]
+            holder.day = saved.days.get(name)
+        return new
 
     def _leave(self, queue: str, gpu_milli: int) -> None:
         count(self._leaving, queue, gpu_milli)

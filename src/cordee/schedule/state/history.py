@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from cordee.events import Job
 from cordee.schedule.state.journal import remove_from
 
-Key = tuple[object, ...]
+Key = tuple[str | int, ...]
 
 KEPT = 64
 """The number of run times kept for each key, the newest ones."""
@@ -22,9 +22,11 @@ ENOUGH = 5
 class History:
     """Run times by key; the result of `add` is the argument with which `forget` undoes it."""
 
+    _newest: dict[Key, list[int]]
+    _sorted: dict[Key, list[int]]
+
     def __init__(self) -> None:
-        self._newest: dict[Key, list[int]] = {}
-        self._sorted: dict[Key, list[int]] = {}
+        self._newest, self._sorted = {}, {}
 
     def add(self, job: Job, ran_us: int) -> tuple[tuple[Key, int, int | None], ...]:
         """Add the run time of a job; return each key, the run time, and the oldest one that it replaced."""

@@ -168,6 +168,11 @@ class Running:
         named = np.array([name in names for name in self.queues], np.bool_)  # by their numbers
         return named[self.rows.ints["queue"]]
 
+    def row(self, job_id: JobId) -> dict[str, Cell]:
+        """Return the values with which `add` makes the row of an attempt again."""
+        row = self.row_of[job_id]
+        return {name: self.rows.arrays[name][row].item() for name in _ROW if name not in ("live", "queue")}
+
     def value(self) -> object:
         """Return a deep copy, to compare; numbers of rows, queues and nodes do not count."""
         queues, names, arrays = list(self.queues), self._nodes.names, self.rows.arrays

@@ -132,15 +132,18 @@ class State:
         left_us = self.left_us(record, SAFE_PERCENT)
         return min(lengths if left_us is None else (*lengths, left_us))
 
-    def enqueue(self, record: JobRecord) -> None:
-        """Put a job into its line."""
+    def enqueue(self, record: JobRecord, known: tuple[int, int] | None = None) -> None:
+        """Put a job into its line; `known` is its standing and its longest run time, computed now if not given."""
         patience_us = self.policy.patience_us if self.policy.guards else None
         leaf = self.quotas.leaf(record.job.queue)
         by_owner = any(holder.queue.user_gpus is not None for holder in leaf.path)
+        if known is None:
+            left_us = None if counts_service(self.policy) else self.left_us(record)
+            known = standing(self.policy, record, left_us), self._length_us(record)
         self.waiting.add(
             record,
-            standing=standing(self.policy, record, None if counts_service(self.policy) else self.left_us(record)),
-            length_us=self._length_us(record),
+            standing=known[0],
+            length_us=known[1],
             patience_us=patience_us,
             queue=leaf.queue.name,
             owner=record.job.owner if by_owner else "",

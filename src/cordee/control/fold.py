@@ -1,0 +1,113 @@
+"""The fold of the log: state, ledger and measurements at one number, from the first event or from a saved form."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from cordee.account.attempt import AttemptRow
+from cordee.account.ledger import Ledger, SavedLedger
+from cordee.account.measured import Measurement, Measurements, SavedMeasurements
+from cordee.events import Event
+from cordee.ids import JobId
+from cordee.reports import RANK_REPORTS, is_rank_report
+from cordee.schedule.policy import Policy
+from cordee.schedule.state.records import JobRecord
+from cordee.schedule.state.saved import SavedState, restored_state, saved_state
+from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
+
+Failed = list[tuple[str, Exception]]
+"""Jobs whose reports could not be applied, with the exceptions."""
+
+
+class SavedFold(NamedTuple):
+    """The saved form of a fold. `last_us` is the newest time of the log, rank reports not counted."""
+
+    number: int
+    last_us: int
+    state: SavedState
+    ledger: SavedLedger
+    measurements: SavedMeasurements
+
+
+class EndedJob(NamedTuple):
+    """All that the fold knows of a job that ended; `missed` holds a sentence for each quantity off its estimate."""
+
+    record: JobRecord
+    accounts: list[AttemptRow]
+    measurements: list[Measurement]
+    missed: list[str]
+
+
+class Fold:
+    """The values that follow from the log up to `number`.
+
+    Attributes:
+        state: what the scheduler knows.
+        ledger: GPU time held, by class, and its cost.
+        measurements: measured values of attempts beside their estimates.
+        number: the log's number up to which they are folded.
+        last_us: the newest time of the log, rank reports not counted.
+    """
+
+    def __init__(self, policy: Policy, saved: SavedFold | None = None) -> None:
+        """Start before the first event, or with what was saved under this policy."""
+        if saved is None:
+            self.state, self.ledger, self.measurements = State(policy), Ledger(), Measurements()
+            self.number = self.last_us = 0
+        else:
+            self.state = restored_state(saved.state, policy)
+            self.ledger = Ledger.restored(saved.ledger)
+            self.measurements = Measurements.restored(saved.measurements)
+            self.number, self.last_us = saved.number, saved.last_us
+
+    def saved(self) -> SavedFold:
+        """Return the saved form; it shares this fold's values, so encode it before the next change."""
+        return SavedFold(
+            self.number, self.last_us, saved_state(self.state), self.ledger.saved(), self.measurements.saved()
+        )
+
+    def apply(self, numbered: Iterable[tuple[int, Event]]) -> Failed:
+        """Apply events of the log; a rank's report that cannot be applied is skipped and returned."""
+        state, ledger, measures = self.state, self.ledger.apply, self.measurements.handlers.get
+        failed: Failed = []
+        for number, event in numbered:
+            kind = type(event)
+            try:
+                apply(state, event)
+                ledger(event)
+                if (measure := measures(kind)) is not None:
+                    measure(event)
+            except Exception as error:
+                # A rank's report, now or in an old log, must not keep the server from running.
+                if not is_rank_report(event):
+                    raise
+                failed.append((event.job_id, error))
+            self.number = number
+            if kind not in RANK_REPORTS:
+                self.last_us = event.at_us
+        return failed
+
+    def follow(self, events: Sequence[Event]) -> None:
+        """Count committed decisions, which the state holds already, in the ledger and the measurements."""
+        for event in events:
+            self.ledger.apply(event)
+            self.measurements.apply(event)
+        self.state.quotas.forget()
+        self.number += len(events)
+        self.last_us = events[-1].at_us
+
+    def ended_jobs(self) -> list[JobId]:
+        """Return the jobs that have ended and that nothing refers to any more."""
+        notices = (attempt.notice for attempt in self.state.attempts.values())
+        needed = {event.job_id for event in self.measurements.due()}
+        needed |= {notice.for_job for notice in notices if notice is not None and notice.for_job is not None}
+        return [job_id for job_id, record in self.state.jobs.items() if record.phase.ended and job_id not in needed]
+
+    def retire(self, job_ids: Iterable[JobId]) -> dict[JobId, EndedJob]:
+        """Forget ended jobs, of which no decision depends on anything but sums, and return them."""
+        job_ids = [job_id for job_id in job_ids if job_id in self.state.jobs]
+        accounts = self.ledger.retire(job_ids)
+        return {
+            job_id: EndedJob(self.state.jobs.pop(job_id), accounts[job_id], *self.measurements.retire(job_id))
+            for job_id in job_ids
+        }
