@@ -43,3 +43,36 @@ def test_a_job_that_torchrun_starts_is_refused(tmp_path: Path, capsys: pytest.Ca
     path.write_text("run: torchrun train.py\ngpus: 8\n")
     assert code_of("render", "kubernetes", str(path), "--image", "i") == 12
     assert "hint: write run: python train.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        (("server",), ["Service", "PodDisruptionBudget", "StatefulSet"]),
+        (("agents", "--devices", "claim", "--resource", "rdma/hca=1"), ["ResourceClaimTemplate", "DaemonSet"]),
+        (("ray", "--ray-version", "2.60.0", "--workers", "2:8"), ["PersistentVolumeClaim", "RayCluster"]),
+    ],
+)
+def test_cordee_itself_is_written_without_anchors(
+    words: tuple[str, ...], kinds: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("render", f"kubernetes-{words[0]}", "--image", "i", *words[1:]) == 0
+    text = capsys.readouterr().out
+    assert [each["kind"] for each in YAML(typ="safe", pure=True).load_all(text)] == kinds
+    assert "&id" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("agents", "--resource", "rdma/hca"), "--resource rdma/hca is not KEY=VALUE"),
+        (("agents", "--resource", "rdma/hca=two"), "rdma/hca: 'two' is not a number"),
+        (("agents", "--label", "zone=a"), "a node has no label 'zone'"),
+        (("ray", "--ray-version", "2.60.0", "--workers", "few"), "--workers: 'few' is not a number"),
+    ],
+)
+def test_an_option_that_cannot_be_read_is_refused(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("render", f"kubernetes-{words[0]}", "--image", "i", *words[1:]) == 10
+    assert said in capsys.readouterr().err

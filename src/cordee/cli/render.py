@@ -1,6 +1,7 @@
-"""The verb `render`: a job file as objects of another system."""
+"""The verb `render`: a job file, or Cordee itself, as objects of another system."""
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,17 @@ from ruamel.yaml import YAML
 
 from cordee.cli.run import job_from_file
 from cordee.errors import InputError
+from cordee.hardware.labels import parse_label
 from cordee.workload.kubernetes import GPUS_PER_NODE, Cluster, Manifest, job_objects
+from cordee.workload.kubernetes_cluster import (
+    NAME,
+    AgentPods,
+    RayPods,
+    ServerPods,
+    agent_objects,
+    ray_objects,
+    server_objects,
+)
 
 render = typer.Typer(no_args_is_help=True)
 
@@ -22,12 +33,13 @@ Queue = Annotated[str | None, typer.Option(help="LocalQueue of Kueue, which then
 PriorityClass = Annotated[
     str | None, typer.Option(help="PriorityClass of the pods; with --kueue-queue a WorkloadPriorityClass.")
 ]
+Namespace = Annotated[str, typer.Option(help="Namespace of all objects.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="File to write.", show_default="standard output")]
 
 
 @render.callback()
 def _common() -> None:
-    """Write a job file as objects of another system."""
+    """Write a job file, or Cordee itself, as objects of another system."""
 
 
 @render.command()
@@ -52,7 +64,102 @@ def kubernetes(
         kueue_queue=kueue_queue,
         priority_class=priority_class,
     )
-    text = as_yaml(job_objects(spec, cluster))
+    _write(job_objects(spec, cluster), out)
+
+
+@render.command()
+def kubernetes_server(
+    *,
+    image: Image,
+    namespace: Namespace = NAME,
+    replicas: Annotated[int, typer.Option(help="Servers: one leads, the others stand by.")] = 2,
+    secret: Annotated[str, typer.Option(help="Secret with database, token and, if there are any, tokens.")] = NAME,
+    tls: Annotated[str, typer.Option(help="Secret of type kubernetes.io/tls.")] = f"{NAME}-tls",
+    storage: Annotated[str, typer.Option(help="Size of the volume for logs and files of jobs.")] = "50Gi",
+    on: Annotated[
+        str | None, typer.Option(help="Engine that gives machines, as for `cordee up`.", show_default="nodes that join")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Write the server, with a standby and PostgreSQL, for Kubernetes."""
+    pods = ServerPods(
+        image=image, namespace=namespace, replicas=replicas, secret=secret, tls=tls, storage=storage, on=on
+    )
+    _write(server_objects(pods), out)
+
+
+@render.command()
+def kubernetes_agents(
+    *,
+    image: Image,
+    name: Annotated[str, typer.Option(help="Name of the DaemonSet: one for each pool of like nodes.")] = "cordee-agent",
+    namespace: Namespace = NAME,
+    url: Annotated[str, typer.Option(help="URL of a server.", show_default="the first server of the namespace")] = "",
+    secret: Annotated[str, typer.Option(help="Secret with join-token, from `cordee nodes token`.")] = "cordee-join",
+    devices: Annotated[
+        str,
+        typer.Option(
+            help="plugin: the GPUs are requested by number; claim: all GPUs of a node are claimed (DRA); all: the "
+            "pod is privileged and requests none."
+        ),
+    ] = "plugin",
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node, for --devices plugin.")] = GPUS_PER_NODE,
+    runtime_class: Annotated[str | None, typer.Option(help="RuntimeClass of NVIDIA, for --devices all.")] = None,
+    resource: Annotated[
+        list[str] | None, typer.Option(help="Further device of each node, KEY=NUMBER, such as rdma/hca=1.")
+    ] = None,
+    label: Annotated[list[str] | None, typer.Option(help="Label of the nodes, such as rack=r7.")] = None,
+    node_selector: NodeSelector = None,
+    out: Out = None,
+) -> None:
+    """Write an agent for each node, for Kubernetes."""
+    pods = AgentPods(
+        image=image,
+        name=name,
+        namespace=namespace,
+        url=url,
+        secret=secret,
+        devices=devices,
+        gpus_per_node=gpus_per_node,
+        runtime_class=runtime_class,
+        resources={key: _number(key, count) for key, count in map(partial(_pair, "--resource"), resource or ())},
+        labels=dict(map(parse_label, label or ())),
+        node_selector=dict(map(_label, node_selector or ())),
+    )
+    _write(agent_objects(pods), out)
+
+
+@render.command()
+def kubernetes_ray(
+    *,
+    image: Annotated[str, typer.Option(help="Container image with Ray, cordee, torch and your code's packages.")],
+    ray_version: Annotated[str, typer.Option(help="Version of Ray in the image.")],
+    name: Annotated[str, typer.Option(help="Name of the RayCluster.")] = "cordee-ray",
+    namespace: Namespace = NAME,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each worker.")] = GPUS_PER_NODE,
+    workers: Annotated[str, typer.Option(metavar="MIN[:MAX]", help="Workers; between two numbers they scale.")] = "1",
+    node_selector: NodeSelector = None,
+    kueue_queue: Annotated[str | None, typer.Option(help="LocalQueue of Kueue, which then admits the cluster.")] = None,
+    out: Out = None,
+) -> None:
+    """Write KubeRay's RayCluster, on which `cordee up --on ray://...` starts agents."""
+    least, _, most = workers.partition(":")
+    pods = RayPods(
+        image=image,
+        ray_version=ray_version,
+        name=name,
+        namespace=namespace,
+        gpus_per_node=gpus_per_node,
+        workers=(_number("--workers", least), _number("--workers", most or least)),
+        node_selector=dict(map(_label, node_selector or ())),
+        kueue_queue=kueue_queue,
+    )
+    _write(ray_objects(pods), out)
+
+
+def _write(objects: list[Manifest], out: Path | None) -> None:
+    """Write objects to a file, or to standard output."""
+    text = as_yaml(objects)
     if out is None:
         print(text, end="")
         return
@@ -67,13 +174,24 @@ def as_yaml(objects: list[Manifest]) -> str:
     yaml = YAML()
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.representer.ignore_aliases = lambda data: True
     text = io.StringIO()
     yaml.dump_all(objects, text)
     return text.getvalue()
 
 
 def _label(text: str) -> tuple[str, str]:
+    return _pair("--node-selector", text)
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise InputError(f"--node-selector {text} is not KEY=VALUE", hint=f"write --node-selector {key or 'KEY'}=...")
+        raise InputError(f"{option} {text} is not KEY=VALUE", hint=f"write {option} {key or 'KEY'}=...")
     return key, value
+
+
+def _number(what: str, text: str) -> int:
+    if not text.isdecimal():
+        raise InputError(f"{what}: {text!r} is not a number", hint=f"write {what}=1, for instance")
+    return int(text)

@@ -224,7 +224,7 @@ def _pod(spec: JobSpec, cluster: Cluster, nodes: int, gpus: int) -> Manifest:
         "name": CONTAINER,
         "image": cluster.image,
         "command": ["python3", "-m", "cordee.train.pod", "--gpus", str(gpus), "--nodes", str(nodes), "--"],
-        "args": [_literal(word) for word in command],
+        "args": [literal(word) for word in command],
         "env": list(_env(spec, nodes)),
         "resources": resources,
         "volumeMounts": mounts,
@@ -246,10 +246,10 @@ def _pod(spec: JobSpec, cluster: Cluster, nodes: int, gpus: int) -> Manifest:
     return pod
 
 
-def _literal(word: str) -> str:
+def literal(word: str) -> str:
     """Return a text in which Kubernetes expands no variable: it reads $(NAME) in args and env, and $$ as $.
 
-    >>> _literal("echo $(date) $HOME")
+    >>> literal("echo $(date) $HOME")
     'echo $$(date) $$HOME'
     """
     return word.replace("$", "$$")
@@ -279,7 +279,7 @@ def _env(spec: JobSpec, nodes: int) -> Iterator[Manifest]:
         if checkpoint.base is not None:
             values["CORDEE_CHECKPOINT_BASE"] = checkpoint.base
     for name, value in (values | spec.env).items():
-        yield {"name": name, "value": _literal(value)}
+        yield {"name": name, "value": literal(value)}
     for name in spec.secrets:
         yield {"name": name, "valueFrom": {"secretKeyRef": {"name": spec.name, "key": name}}}
 
