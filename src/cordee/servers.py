@@ -19,7 +19,7 @@ _REMOTE = "remote.json"
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """How to reach a server.
+    """The address of a server, with the token that it asks for.
 
     Attributes:
         url: of its API.
