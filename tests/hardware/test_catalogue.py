@@ -108,3 +108,11 @@ def test_a_price_file_that_is_wrong_says_where(tmp_path: Path, text: str, says: 
 def test_a_price_file_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(CatalogueError, match="does not exist"):
         load_catalogue(tmp_path / "none.toml")
+
+
+def test_a_card_has_the_multiprocessors_that_are_enabled_on_it() -> None:
+    """AD102: 142 on an L40S (18,176 cores), 128 on an RTX 4090 (16,384), each of 128 cores."""
+    catalogue = load_catalogue()
+    l40s, rtx = (catalogue.find_gpu(name).efficiency for name in ("L40S", "RTX-4090"))
+    assert (l40s.units, rtx.units) == (18_176 // 128, 16_384 // 128)
+    assert "L40S" in str(l40s.source) and "Ada" in str(rtx.source)

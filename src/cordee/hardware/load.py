@@ -122,7 +122,10 @@ def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[ChipEf
     ceiling = facts["matmul"]["fraction"]
     own = {key: value for key, value in chip.items() if key not in ("calibrated", "source", "as_of")}
     fractions = {"product_fraction": ceiling, "product8_fraction": ceiling} | assumed | own
-    plain = ChipEfficiency(**fractions, source=_source(chip))
+    source = _source(chip)
+    if "units" in facts:  # cards with one chip may have different parts of it enabled
+        fractions["units"], source = facts["units"]["enabled"], _source(facts["units"])
+    plain = ChipEfficiency(**fractions, source=source)
     if "calibrated" not in chip:
         return plain, plain
     fitted = dict(chip["calibrated"])
