@@ -10,6 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from pydantic import BaseModel, TypeAdapter
+from verbs import run
 
 from cordee.cli.main import main
 from cordee.plan.document import CurveDocument, PlanDocument
@@ -17,6 +18,7 @@ from cordee.plan.published import Figure
 from cordee.units import format_duration
 from cordee.workload.load import load_shape
 
+pytestmark = pytest.mark.usefixtures("empty_home")
 SCHEMAS = json.loads((Path(__file__).parent / "plan_schemas.json").read_text())
 ASSUMED = """busy_fraction = 0.7
 purchase_usd_per_gpu = 40_000
@@ -25,25 +27,6 @@ power_kw_per_gpu = 1.4
 usd_per_kwh = 0.11
 staff_usd_per_year = 150_000
 """
-
-
-def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(["plan", *words])
-    printed = capsys.readouterr()
-    return int(left.value.code or 0), printed.out, printed.err
-
-
-@pytest.fixture(autouse=True)
-def empty_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Hide prices in the home of the person who runs the tests."""
-    monkeypatch.setenv("CORDEE_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
-
-
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("NO_COLOR", "1")
 
 
 def test_the_schemas_are_those_of_the_documents() -> None:
@@ -68,7 +51,7 @@ def _schema(document: type[BaseModel]) -> object:
     ],
 )
 def test_json_keeps_its_schema(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    code, out, err = _run(capsys, *words, "--json")
+    code, out, err = run(capsys, "plan", *words, "--json")
     answer = json.loads(out)
     jsonschema.validate(answer, SCHEMAS["plan"])
     assert code == (0 if answer["fits"] else 21) and not err
@@ -81,7 +64,7 @@ def test_json_keeps_its_schema(capsys: pytest.CaptureFixture[str], words: list[s
 
 @pytest.mark.usefixtures("wide")
 def test_people_read_the_state_the_layouts_and_the_prices_source(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
+    code, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "64xH100")
     assert code == 0
     assert "70,553,706,496 parameters x 16 bytes = 1.129 TB" in out
     assert "needs at least 15 GPUs for its state; 24 is the fewest tried that trains it (" in out
@@ -93,7 +76,7 @@ def test_people_read_the_state_the_layouts_and_the_prices_source(capsys: pytest.
 
 @pytest.mark.usefixtures("wide")
 def test_the_state_of_muon_multiplies_out(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--optimizer", "muon")
+    _, out, _ = run(capsys, "plan", "llama-3-8b", "--gpus", "8xH100", "--optimizer", "muon")
     found = re.search(r"([\d,]+) parameters x 12 bytes \+ ([\d,]+) x 16 = ([\d.]+) GB", out)
     assert found is not None
     inner, outer = (int(number.replace(",", "")) for number in found.groups()[:2])
@@ -105,20 +88,20 @@ def test_a_short_layout_does_not_break_its_heading(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--layout", "fsdp=8")
+    _, out, _ = run(capsys, "plan", "llama-3-8b", "--gpus", "8xH100", "--layout", "fsdp=8")
     assert "  layout " in out
 
 
 @pytest.mark.usefixtures("wide")
 def test_405b_in_8_bit_adam(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = _run(capsys, "llama-3-405b", "--gpus", "256xH100", "--optimizer", "adamw-8bit")
+    _, out, _ = run(capsys, "plan", "llama-3-405b", "--gpus", "256xH100", "--optimizer", "adamw-8bit")
     assert "405,853,388,800 parameters x 6 bytes = 2.435 TB" in out
     assert "needs at least 31 GPUs for its state" in out
 
 
 @pytest.mark.usefixtures("wide")
 def test_where_nothing_fits_it_prints_what_would_and_exits_with_21(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8xH100")
+    code, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "8xH100")
     assert code == 21
     assert "Layouts that fit" not in out
     assert "What would fit" in out and "--gpus 24xH100: " in out
@@ -131,7 +114,7 @@ def test_no_line_is_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("FORCE_COLOR", "1")  # A terminal, as far as rich can see.
     for words in (["llama-3-405b", "--gpus", "1024xH100", "--all"], ["llama-3-70b", "--gpus", "8xH100"]):
-        _, out, _ = _run(capsys, *words)
+        _, out, _ = run(capsys, "plan", *words)
         plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
         assert max(len(line) for line in plain.splitlines()) <= columns
         assert "…" not in plain and "┃" in plain
@@ -142,10 +125,10 @@ def test_measured_expert_loads_enter_the_plan(tmp_path: Path, capsys: pytest.Cap
     loads, page = tmp_path / "loads.csv", tmp_path / "plan.html"
     loads.write_text("9,1,1,1,1,1,1,1\n" * 32)
     words = ["mixtral-8x7b", "--gpus", "64xH100", "--layout", "ep=8", "--expert-loads", str(loads)]
-    _, out, _ = _run(capsys, *words, "--html", str(page))
+    _, out, _ = run(capsys, "plan", *words, "--html", str(page))
     said = "the fullest of 8 expert ranks has 4.50 times the mean load"
     assert said in " ".join(out.split()) and said in page.read_text()
-    _, out, _ = _run(capsys, *words, "--json")
+    _, out, _ = run(capsys, "plan", *words, "--json")
     assert json.loads(out)["training"]["expert_imbalance_by_ep"]["8"] == pytest.approx(4.5)
 
 
@@ -154,23 +137,23 @@ def test_a_width_that_is_none_does_not_stop_the_plan(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    code, out, _ = _run(capsys, "gpt2", "--gpus", "1xA10")
+    code, out, _ = run(capsys, "plan", "gpt2", "--gpus", "1xA10")
     assert code == 0 and "State" in out
 
 
 @pytest.mark.usefixtures("wide")
 def test_the_notice_that_is_needed_counts_the_step_that_is_under_way(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--json")
+    _, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "64xH100", "--json")
     answer = json.loads(out)
     needed_s = answer["layouts"][0]["step_s"] + answer["survival"][0]["checkpoint_s"]
-    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
+    _, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "64xH100")
     assert f"with {format_duration(needed_s)} of notice (a step and a checkpoint)" in " ".join(out.split())
 
 
 def test_own_prices_are_used_and_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text('[H100.on-demand]\nusd_per_gpu_hour = 1.00\nsource = "our contract"\nas_of = "2026-11"\n')
-    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--prices", str(path), "--json")
+    _, out, _ = run(capsys, "plan", "llama-3-8b", "--gpus", "8xH100", "--prices", str(path), "--json")
     answer = json.loads(out)
     assert answer["price"] == {"capacity": "on-demand", "usd_per_gpu_hour": 1.0, "source": "our contract (2026-11)"}
     best = answer["layouts"][0]
@@ -185,14 +168,14 @@ def test_prices_in_the_home_are_used_unless_others_are_given(
     (tmp_path / "prices.toml").write_text(entry.format("1.25"))
     (tmp_path / "other.toml").write_text(entry.format("1.75"))
     words = ["llama-3-8b", "--gpus", "8xH100", "--json"]
-    _, out, _ = _run(capsys, *words)
+    _, out, _ = run(capsys, "plan", *words)
     assert json.loads(out)["price"]["usd_per_gpu_hour"] == 1.25
-    _, out, _ = _run(capsys, *words, "--prices", str(tmp_path / "other.toml"))
+    _, out, _ = run(capsys, "plan", *words, "--prices", str(tmp_path / "other.toml"))
     assert json.loads(out)["price"]["usd_per_gpu_hour"] == 1.75
 
 
 def test_without_a_price_there_are_no_dollars(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = _run(capsys, "gpt2", "--gpus", "1xA10", "--capacity", "spot")
+    _, out, _ = run(capsys, "plan", "gpt2", "--gpus", "1xA10", "--capacity", "spot")
     assert "spot price unknown: give --prices" in out
     assert "$/1B tok" not in out
 
@@ -200,7 +183,7 @@ def test_without_a_price_there_are_no_dollars(capsys: pytest.CaptureFixture[str]
 def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    _, out, _ = _run(capsys, str(tmp_path), "--gpus", "1xA10", "--json")
+    _, out, _ = run(capsys, "plan", str(tmp_path), "--gpus", "1xA10", "--json")
     assert json.loads(out)["model"]["parameters"] == load_shape("gpt2").parameters
 
 
@@ -250,12 +233,12 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_bad_input_is_one_error_with_a_hint_and_its_own_exit_code(
     capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str, hint: str
 ) -> None:
-    left, out, err = _run(capsys, *words)
+    left, out, err = run(capsys, "plan", *words)
     assert (left, out) == (code, "")
     first, second = err.splitlines()
     assert first.startswith("error: ") and says in first
     assert second.startswith("hint: ") and hint in second
-    left, out, err = _run(capsys, *words, "--json")
+    left, out, err = run(capsys, "plan", *words, "--json")
     answer = json.loads(err)
     assert (left, out, answer["exit_code"]) == (code, "", code)
     assert says in answer["error"] and hint in answer["hint"]
@@ -263,7 +246,7 @@ def test_bad_input_is_one_error_with_a_hint_and_its_own_exit_code(
 
 def test_a_config_json_without_a_field_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}')
-    code, _, err = _run(capsys, str(tmp_path), "--gpus", "1xH100")
+    code, _, err = run(capsys, "plan", str(tmp_path), "--gpus", "1xH100")
     assert code == 13
     assert "config.json has no num_hidden_layers" in err
 
@@ -296,7 +279,7 @@ def test_what_is_asked_beyond_the_plan_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     (tmp_path / "own.toml").write_text(ASSUMED)
     words = ["llama-3-70b", "--gpus", "64xH100", "--max-seq", "--tokens", "1.4T", "--stall", "2s"]
-    _, out, _ = _run(capsys, *words, "--buy", str(tmp_path / "own.toml"))
+    _, out, _ = run(capsys, "plan", *words, "--buy", str(tmp_path / "own.toml"))
     assert max(len(line) for line in out.splitlines()) <= columns
     for title in ("Fullest GPU of", "Longest context", "Training on 1.4T tokens", "Rent or buy"):
         assert title in out
@@ -309,7 +292,7 @@ def test_why_prints_itself_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--why", "tp=8,pp=3")
+    _, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "64xH100", "--why", "tp=8,pp=3")
     assert max(len(line) for line in out.splitlines()) <= columns and "Layouts" not in out
     assert "Why not tp=8,pp=3" in out
     assert "tp*pp = 24 does not divide 64 GPUs" in " ".join(out.split())
@@ -317,9 +300,9 @@ def test_why_prints_itself_only(
 
 @pytest.mark.usefixtures("wide")
 def test_the_last_line_is_the_answer_in_short(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
+    _, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "64xH100")
     assert re.fullmatch(r".+: \d+\.\d of 80 GB, \d+\.\d s a step, \$[\d,.]+ a billion tokens", out.splitlines()[-1])
-    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8xH100")
+    _, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "8xH100")
     assert re.fullmatch(r".+: [\d.]+ of 80 GB, over by [\d.]+ GB", out.splitlines()[-1])
     assert "Checkpoints and interruptions" not in out
 
@@ -330,7 +313,7 @@ def test_a_range_of_gpus_draws_the_curve(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     page = tmp_path / "curve.html"
-    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8..512xH100", "--html", str(page))
+    code, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "8..512xH100", "--html", str(page))
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= columns
     assert "no layout fits" in out and "The smallest size that fits is 32 GPUs" in " ".join(out.split())
@@ -338,11 +321,11 @@ def test_a_range_of_gpus_draws_the_curve(
 
 
 def test_the_curve_has_a_schema_and_ends_with_21_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = _run(capsys, "gpt2", "--gpus", "1..64xH100", "--batch", "64", "--json")
+    code, out, _ = run(capsys, "plan", "gpt2", "--gpus", "1..64xH100", "--batch", "64", "--json")
     answer = json.loads(out)
     jsonschema.validate(answer, SCHEMAS["curve"])
     assert code == 0 and answer["knee_gpus"] in [point["gpus"] for point in answer["points"]]
-    code, out, _ = _run(capsys, "llama-3-405b", "--gpus", "H100:1..4", "--json")
+    code, out, _ = run(capsys, "plan", "llama-3-405b", "--gpus", "H100:1..4", "--json")
     assert code == 21 and all(point["layout"] is None for point in json.loads(out)["points"])
 
 
@@ -350,7 +333,7 @@ def test_the_page_holds_everything_itself(capsys: pytest.CaptureFixture[str], tm
     page, own = tmp_path / "plan.html", tmp_path / "own.toml"
     own.write_text(ASSUMED)
     asked = ["--html", str(page), "--buy", str(own), "--tokens", "1T", "--max-seq", "--why", "fsdp64"]
-    _run(capsys, "llama-3-70b", "--gpus", "64xH100", *asked)
+    run(capsys, "plan", "llama-3-70b", "--gpus", "64xH100", *asked)
     text = page.read_text()
     for part in (
         "Memory over the step",
@@ -364,9 +347,9 @@ def test_the_page_holds_everything_itself(capsys: pytest.CaptureFixture[str], tm
         assert part in text or part == "$2.99"
     outside = re.findall(r"(?:src|href)=[\"']?(?!#)[^\"'> ]+|url\([^)]*\)|@import|<script", text)
     assert outside == []
-    _run(capsys, "llama-3-70b", "--gpus", "8xH100", "--html", str(page))
+    run(capsys, "plan", "llama-3-70b", "--gpus", "8xH100", "--html", str(page))
     assert "does not fit" in page.read_text() and "--gpus 24xH100" in page.read_text()
-    code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--html", str(tmp_path / "no" / "plan.html"))
+    code, _, err = run(capsys, "plan", "gpt2", "--gpus", "1xA10", "--html", str(tmp_path / "no" / "plan.html"))
     assert code == 53 and "cannot be written" in err
 
 
@@ -374,7 +357,7 @@ def test_the_page_holds_everything_itself(capsys: pytest.CaptureFixture[str], tm
 def test_settings_go_to_standard_output_and_notes_to_standard_error(
     capsys: pytest.CaptureFixture[str], launcher: str
 ) -> None:
-    code, out, err = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--launch", launcher)
+    code, out, err = run(capsys, "plan", "llama-3-70b", "--gpus", "64xH100", "--launch", launcher)
     assert code == 0 and "note: layout " in err
     assert out.strip() and "note:" not in out
 
@@ -384,14 +367,14 @@ def test_rent_comes_from_the_price_and_without_one_from_the_file(
 ) -> None:
     own = tmp_path / "own.toml"
     own.write_text(ASSUMED)
-    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--buy", str(own), "--json")
+    _, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "64xH100", "--buy", str(own), "--json")
     answer = json.loads(out)
     jsonschema.validate(answer, SCHEMAS["plan"])
     assert answer["rent_or_buy"]["assumed"]["rent_usd_per_gpu_hour"] == 2.99
-    code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--capacity", "spot", "--buy", str(own))
+    code, _, err = run(capsys, "plan", "gpt2", "--gpus", "1xA10", "--capacity", "spot", "--buy", str(own))
     assert code == 12 and "rent_usd_per_gpu_hour is missing" in err
     own.write_text("busy_fraction = ")
-    code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--buy", str(own))
+    code, _, err = run(capsys, "plan", "gpt2", "--gpus", "1xA10", "--buy", str(own))
     assert code == 12 and "cannot be read" in err
 
 

@@ -7,35 +7,17 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from verbs import run
 
 import cordee
-from cordee.cli.main import main
 from cordee.errors import UnitError
 from cordee.plan.serving.document import ServingDocument
 
 sys.path.append(str(Path(__file__).parent.parent))
 from pages import PAGES, refreshed
 
+pytestmark = pytest.mark.usefixtures("empty_home")
 SCHEMA = json.loads((Path(__file__).parent / "serve_schema.json").read_text())
-
-
-def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(["serve", "plan", *words])
-    printed = capsys.readouterr()
-    return int(left.value.code or 0), printed.out, printed.err
-
-
-@pytest.fixture(autouse=True)
-def empty_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Hide prices in the home of the person who runs the tests."""
-    monkeypatch.setenv("CORDEE_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
-
-
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("NO_COLOR", "1")
 
 
 def test_the_schema_is_that_of_the_document() -> None:
@@ -55,7 +37,7 @@ def test_the_schema_is_that_of_the_document() -> None:
     ],
 )
 def test_json_keeps_its_schema(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    code, out, err = _run(capsys, *words, "--json")
+    code, out, err = run(capsys, "serve", "plan", *words, "--json")
     answer = json.loads(out)
     jsonschema.validate(answer, SCHEMA)
     assert code == (0 if answer["keeps_slo"] else 21) and not err
@@ -67,7 +49,9 @@ def test_json_keeps_its_schema(capsys: pytest.CaptureFixture[str], words: list[s
 
 @pytest.mark.usefixtures("wide")
 def test_people_read_layouts_the_cache_and_the_price(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--rate", "20/s", "--ttft", "500ms", "--tpot", "50ms")
+    code, out, _ = run(
+        capsys, "serve", "plan", "llama-3-8b", "--gpus", "8xH100", "--rate", "20/s", "--ttft", "500ms", "--tpot", "50ms"
+    )
     assert code == 0
     assert "20 requests of 1,000 + 200 tokens a second; p99 of TTFT 500 ms and TPOT 50 ms" in out
     assert "Layouts that meet the SLO" in out and "Memory of one GPU of tp1" in out
@@ -89,7 +73,7 @@ def test_no_line_is_wider_than_the_terminal(
         ["llama-3-8b", "--gpus", "1xH100", "--rate", "500/s"],
     )
     for words in every:
-        _, out, _ = _run(capsys, *words)
+        _, out, _ = run(capsys, "serve", "plan", *words)
         plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
         assert max(len(line) for line in plain.splitlines()) <= columns
         assert "…" not in plain and "┃" in plain
@@ -97,26 +81,28 @@ def test_no_line_is_wider_than_the_terminal(
 
 @pytest.mark.usefixtures("wide")
 def test_llama_cpp_is_planned_as_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "1xH100", "--engine", "llama.cpp", "--weights", "Q4_K_M")
+    _, out, _ = run(
+        capsys, "serve", "plan", "llama-3-8b", "--gpus", "1xH100", "--engine", "llama.cpp", "--weights", "Q4_K_M"
+    )
     plain = " ".join(out.split())
     assert "weights in gguf-q4_k_m" in plain and "at most, each in a slot of --context 8192" in plain
     words = ("deepseek-v3", "--gpus", "16xH200", "--layout", "dp=8,ep", "--launch", "llama.cpp")
-    code, out, err = _run(capsys, *words)
+    code, out, err = run(capsys, "serve", "plan", *words)
     assert code == 15 and not out and "llama.cpp b4000 has no data-parallel attention (dp8)" in err
 
 
 @pytest.mark.usefixtures("wide")
 def test_curve_and_levers_are_printed_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    _, plain, _ = _run(capsys, "llama-3-8b", "--gpus", "1xH100")
+    _, plain, _ = run(capsys, "serve", "plan", "llama-3-8b", "--gpus", "1xH100")
     assert "Levers" not in plain and "knee" not in plain
-    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "1xH100", "--curve", "--levers", "--tpot", "40ms")
+    _, out, _ = run(capsys, "serve", "plan", "llama-3-8b", "--gpus", "1xH100", "--curve", "--levers", "--tpot", "40ms")
     assert "<- knee" in out and "misses the SLO" in out
     assert re.search(r"^  weights +fp8 +\d\.\d\dx", out, re.MULTILINE)
 
 
 @pytest.mark.usefixtures("wide")
 def test_where_nothing_fits_it_prints_what_would_and_exits_with_21(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "2xL40S")
+    code, out, _ = run(capsys, "serve", "plan", "llama-3-70b", "--gpus", "2xL40S")
     assert code == 21
     assert "Layouts that do not fit" in out and "short by" in out
     assert "What would work" in out and "--weights fp8: 1 x " in out
@@ -124,7 +110,7 @@ def test_where_nothing_fits_it_prints_what_would_and_exits_with_21(capsys: pytes
 
 @pytest.mark.usefixtures("wide")
 def test_where_nothing_keeps_the_slo_the_nearest_has_its_price(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8xH100", "--tpot", "5ms")
+    code, out, _ = run(capsys, "serve", "plan", "llama-3-70b", "--gpus", "8xH100", "--tpot", "5ms")
     assert code == 21
     assert "Layouts that miss it" in out
     assert re.search(r"\$[\d.]+ a million tokens; [\d.]+ times the SLO$", out.rstrip())
@@ -132,9 +118,9 @@ def test_where_nothing_keeps_the_slo_the_nearest_has_its_price(capsys: pytest.Ca
 
 @pytest.mark.usefixtures("wide")
 def test_why_prints_nothing_but_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--why", "tp=8")
+    _, out, _ = run(capsys, "serve", "plan", "llama-3-8b", "--gpus", "8xH100", "--why", "tp=8")
     assert "Why not tp=8  costs more" in out and "Memory of one GPU" not in out
-    _, out, _ = _run(capsys, "llama-2-7b", "--gpus", "1xA10", "--why", "24")
+    _, out, _ = run(capsys, "serve", "plan", "llama-2-7b", "--gpus", "1xA10", "--why", "24")
     assert "Why not 24  does not fit" in out and "room for" in out
 
 
@@ -149,7 +135,7 @@ def test_why_prints_nothing_but_the_reason(capsys: pytest.CaptureFixture[str]) -
 def test_launch_prints_the_engines_command_alone(
     capsys: pytest.CaptureFixture[str], launcher: str, words: list[str]
 ) -> None:
-    code, out, err = _run(capsys, "llama-3-8b", "--gpus", "2xH100", "--kv", "fp8", "--launch", launcher)
+    code, out, err = run(capsys, "serve", "plan", "llama-3-8b", "--gpus", "2xH100", "--kv", "fp8", "--launch", launcher)
     assert code == 0 and "note: start it 2 times, each on 1 GPU" in err
     for each in words:
         assert each in out
@@ -158,8 +144,19 @@ def test_launch_prints_the_engines_command_alone(
 
 def test_a_page_is_written_and_stands_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "serve.html"
-    code, _, err = _run(
-        capsys, "llama-3-8b", "--gpus", "8xH100", "--tpot", "40ms", "--why", "tp=2", "--html", str(page)
+    code, _, err = run(
+        capsys,
+        "serve",
+        "plan",
+        "llama-3-8b",
+        "--gpus",
+        "8xH100",
+        "--tpot",
+        "40ms",
+        "--why",
+        "tp=2",
+        "--html",
+        str(page),
     )
     text = page.read_text()
     assert code == 0 and f"written to {page}" in err
@@ -198,7 +195,7 @@ BAD = [
 def test_bad_input_is_refused_with_numbers_and_a_hint(
     capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str, hint: str
 ) -> None:
-    left, out, err = _run(capsys, *words)
+    left, out, err = run(capsys, "serve", "plan", *words)
     assert left == code and not out
     error, _, said = err.partition("hint: ")
     assert message in error and hint in said
@@ -213,7 +210,7 @@ def test_a_config_without_heads_names_the_field(capsys: pytest.CaptureFixture[st
         "vocab_size": 9,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    code, _, err = _run(capsys, str(tmp_path), "--gpus", "1xH100")
+    code, _, err = run(capsys, "serve", "plan", str(tmp_path), "--gpus", "1xH100")
     assert code == 13 and "config.json has no num_attention_heads" in err and "hint: add num_attention_heads" in err
 
 
@@ -222,19 +219,19 @@ def test_a_trace_with_other_columns_is_refused_with_those_that_it_needs(
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"time": 0, "prompt": "hello"}\n')
-    code, _, err = _run(capsys, "llama-3-8b", "--gpus", "1xH100", "--requests", str(trace))
+    code, _, err = run(capsys, "serve", "plan", "llama-3-8b", "--gpus", "1xH100", "--requests", str(trace))
     assert code == 18 and "hint: " in err and "input" in err
 
 
 def test_an_empty_trace_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("")
-    code, _, err = _run(capsys, "llama-3-8b", "--gpus", "1xH100", "--requests", str(trace))
+    code, _, err = run(capsys, "serve", "plan", "llama-3-8b", "--gpus", "1xH100", "--requests", str(trace))
     assert code == 18 and "trace.jsonl has no requests" in err.replace("\n", "")
 
 
 def test_the_models_of_the_catalogue_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = _run(capsys, "--models")
+    code, out, _ = run(capsys, "serve", "plan", "--models")
     assert code == 0 and {"llama-3-8b", "mixtral-8x7b"} <= set(out.split())
 
 
@@ -245,7 +242,7 @@ def test_a_trace_is_played(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         for index in range(60)
     ]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, _ = _run(capsys, "llama-3-8b", "--gpus", "1xH100", "--requests", str(trace), "--json")
+    code, out, _ = run(capsys, "serve", "plan", "llama-3-8b", "--gpus", "1xH100", "--requests", str(trace), "--json")
     answer = json.loads(out)
     assert code == 0 and answer["traffic"]["traced_requests"] == 60
     assert answer["traffic"]["input_tokens"] == 1024

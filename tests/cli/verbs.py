@@ -1,5 +1,7 @@
 """Verbs called in this process."""
 
+import pytest
+
 from cordee.cli.main import main
 
 
@@ -10,3 +12,10 @@ def code_of(*words: str) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run a verb in this process; its exit code, and what it printed on standard output and standard error."""
+    code = code_of(*words)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
