@@ -21,6 +21,7 @@ from cordee.workload.load import load_shape
 from cordee.workload.requests import Request
 
 CATALOGUE = load_catalogue()
+NINE_TENTHS = {"limits": EngineLimits(memory_fraction=0.9)}
 
 
 def request(
@@ -161,7 +162,7 @@ def test_remedies_try_the_cheapest_gpus_as_many_of_another_kind_and_two_changes_
 
 
 def test_eight_bit_weights_are_int8_where_a_gpu_has_no_fp8() -> None:
-    changes = [each.change for each in ask(request("llama-3-70b", "4xA100-40")).remedies]
+    changes = [each.change for each in ask(request("llama-3-70b", "4xA100-40", **NINE_TENTHS)).remedies]
     assert "--weights int8" in changes and "--weights fp8" not in changes
 
 

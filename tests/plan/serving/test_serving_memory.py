@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.errors import LayoutError
+from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.memory.memory import CONTEXT_BYTES, engine_log, memory, pinned_bytes
 from cordee.plan.serving.memory.visible import visible_bytes
-from cordee.units import GiB
+from cordee.units import GiB, MiB
 
 
 @pytest.mark.parametrize(
@@ -114,5 +115,15 @@ def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
 def test_a_layout_that_does_not_divide_is_refused() -> None:
     with pytest.raises(LayoutError, match="tp=3 does not divide the 32 attention heads"):
         memory(served("llama-3-8b", tp=3))
-    with pytest.raises(LayoutError, match="pp=64 stages for 32 layers"):
+    with pytest.raises(LayoutError, match="pp=64 is more than the 32 layers"):
         memory(served("llama-3-8b", pp=64))
+
+
+def test_since_0_21_captured_graphs_are_subtracted() -> None:
+    """102 graphs with 1,024 sequences and 54 with 128, at 7 MiB each; none in eager mode."""
+    engine = find_engine("vllm", "0.21")
+    assert (find_engine("vllm", "0.20").memory_fraction, engine.memory_fraction) == (0.9, 0.92)
+    many, few = (memory(served("llama-3-8b", version="0.21", max_sequences=size)) for size in (1024, 128))
+    assert (many.graph_bytes, few.graph_bytes) == (102 * 7 * MiB, 54 * 7 * MiB)
+    eager = memory(served("llama-3-8b", version="0.21", eager=True))
+    assert eager.graph_bytes == 0 and eager.kv_bytes - many.kv_bytes == pytest.approx(102 * 7 * MiB, abs=2)

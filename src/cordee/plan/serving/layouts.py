@@ -62,20 +62,30 @@ def parse_serving_layout(text: str) -> ServingLayoutWanted:
     return ServingLayoutWanted(sizes.get("tp"), sizes.get("pp"), sizes.get("dp"), ep)
 
 
-def misfit(layout: ServingLayout, shape: ModelShape, gpu: Gpu, gpus: int) -> tuple[str, str] | None:
-    """Return the first rule that a layout breaks as a message and a hint; None if it keeps all."""
-    tp, ranks = layout.tp, layout.tp * layout.dp
-    good = ", ".join(str(size) for size in _degrees(shape, gpu))
+def undivided(layout: ServingLayout, shape: ModelShape, tp_max: int = 64) -> tuple[str, str] | None:
+    """Return what of a model a layout does not divide as a message and a hint; None if it divides all.
+
+    `tp_max` is the largest degree of tensor parallelism that the hint may name.
+    """
+    tp, good = layout.tp, ", ".join(str(size) for size in _degrees(shape, tp_max))
     rules = (
         (shape.heads % tp != 0,
          f"tp={tp} does not divide the {shape.heads} attention heads", f"use tp of {good}"),
         (shape.latent is None and shape.kv_heads % tp != 0 and tp % shape.kv_heads != 0,
          f"tp={tp} neither divides the {shape.kv_heads} KV heads nor is a multiple of them", f"use tp of {good}"),
         (shape.ffn % tp != 0, f"tp={tp} does not divide the feed-forward width of {shape.ffn}", f"use tp of {good}"),
+        (layout.pp > shape.layers, f"pp={layout.pp} is more than the {shape.layers} layers", "use fewer stages"),
+    )  # fmt: skip
+    return next(((message, hint) for broken, message, hint in rules if broken), None)
+
+
+def misfit(layout: ServingLayout, shape: ModelShape, gpu: Gpu, gpus: int) -> tuple[str, str] | None:
+    """Return the first rule that a layout breaks as a message and a hint; None if it keeps all."""
+    tp, ranks = layout.tp, layout.tp * layout.dp
+    rules = (
         (tp > near_gpus(gpu),
          f"tp={tp} is more than the {near_gpus(gpu)} GPUs that {gpu.link} joins",
          "use pp between nodes, or more replicas"),
-        (layout.pp > shape.layers, f"pp={layout.pp} is more than the {shape.layers} layers", "use fewer stages"),
         (layout.dp > 1 and shape.experts is None,
          f"dp={layout.dp} within a replica is for mixtures of experts; {shape.name} is dense",
          "leave dp out: each data-parallel copy is a replica of its own"),
@@ -88,7 +98,8 @@ def misfit(layout: ServingLayout, shape: ModelShape, gpu: Gpu, gpus: int) -> tup
          f"layout needs tp*pp*dp = {tp}*{layout.pp}*{layout.dp} = {plural(layout.gpus, 'GPU')}, but there are {gpus}",
          "use a smaller layout, or give more GPUs"),
     )  # fmt: skip
-    return next(((message, hint) for broken, message, hint in rules if broken), None)
+    broken = next(((message, hint) for broken, message, hint in rules if broken), None)
+    return undivided(layout, shape, near_gpus(gpu)) or broken
 
 
 AXES = {
@@ -159,11 +170,11 @@ def layouts(
     return found
 
 
-def _degrees(shape: ModelShape, gpu: Gpu) -> list[int]:
+def _degrees(shape: ModelShape, most: int) -> list[int]:
     """Return the degrees of tensor parallelism that divide heads, KV heads and feed-forward width."""
     return [
         tp
-        for tp in range(1, near_gpus(gpu) + 1)
+        for tp in range(1, most + 1)
         if shape.heads % tp == 0
         and shape.ffn % tp == 0
         and (shape.latent is not None or shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0)
@@ -174,7 +185,7 @@ def _all(shape: ModelShape, gpu: Gpu, wanted: ServingLayoutWanted) -> Iterator[S
     """Yield candidates: stages in powers of two, and attention copies only where a model has experts."""
     stages = (1, 2, 4, 8) if wanted.pp is None else (wanted.pp,)
     copies = (1,) if shape.experts is None and wanted.dp is None else (1, 2, 4, 8, 16, 32)
-    for tp in _degrees(shape, gpu):
+    for tp in _degrees(shape, near_gpus(gpu)):
         for pp in stages:
             for dp in copies if wanted.dp is None else (wanted.dp,):
                 for ep in (False, True) if shape.experts is not None and tp * dp > 1 else (False,):

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from cordee.errors import LayoutError
 from cordee.plan.serving.case import ServingCase
+from cordee.plan.serving.layouts import undivided
 from cordee.plan.serving.memory.activations import activation_bytes, has_fast_links
+from cordee.plan.serving.memory.graphs import graph_bytes
 from cordee.plan.serving.memory.kv import is_linear, kv_bytes, kv_bytes_per_token
 from cordee.plan.serving.memory.visible import case_visible_bytes
 from cordee.plan.serving.memory.weights import weights_bytes
@@ -128,21 +130,11 @@ def memory(case: ServingCase) -> ServingMemory:
     Raises:
         LayoutError: tp does not divide the heads, or there are more stages than layers.
     """
-    _check(case)
+    broken = undivided(case.layout, case.shape)
+    if broken is not None:
+        raise LayoutError(broken[0], hint=broken[1])
     stages = [_stage(case, stage) for stage in range(case.layout.pp)]
     return min(stages, key=lambda each: each.kv_bytes / each.block_bytes)
-
-
-def _check(case: ServingCase) -> None:
-    shape, layout = case.shape, case.layout
-    if shape.heads % layout.tp:
-        divisors = [str(tp) for tp in range(1, shape.heads + 1) if shape.heads % tp == 0]
-        raise LayoutError(
-            f"tp={layout.tp} does not divide the {shape.heads} attention heads of {shape.name}",
-            hint=f"tp can be {', '.join(divisors[:8])}",
-        )
-    if layout.pp > shape.layers:
-        raise LayoutError(f"pp={layout.pp} stages for {shape.layers} layers", hint=f"pp can be at most {shape.layers}")
 
 
 def _stage(case: ServingCase, stage: int) -> ServingMemory:
@@ -150,7 +142,7 @@ def _stage(case: ServingCase, stage: int) -> ServingMemory:
     total = case_visible_bytes(case)
     weights = weights_bytes(case, stage) + case.draft_weights_bytes
     activations = activation_bytes(case)
-    graphs = 0 if case.eager else rule.graph_bytes
+    graphs = graph_bytes(case)
     communication = _communication_bytes(case)
     non_torch = rule.non_torch_bytes if has_fast_links(case.gpu) else rule.small_non_torch_bytes
     others = activations + non_torch + communication
