@@ -20,7 +20,7 @@ from cordee.plan.serving.engine import Engine, find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS, Format, default_format, find_format
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, parse_serving_layout
 from cordee.plan.serving.price.price import TokenPrices
-from cordee.plan.serving.request import STATISTICS, EngineLimits, LeverAssumptions, Pricing, Slo, Traffic
+from cordee.plan.serving.request import STATISTICS, Draft, EngineLimits, LeverAssumptions, Pricing, Slo, Traffic
 from cordee.plan.settings import Settings
 from cordee.plan.training import Loss, Precision
 from cordee.plan.wanted import layout_wanted
@@ -101,6 +101,7 @@ class ServingGiven(TypedDict, total=False):
     concurrency: int | None
     requests: Path | None
     cached: float
+    imbalance: float | None
     ttft: str | None
     tpot: str | None
     statistic: str
@@ -112,6 +113,7 @@ class ServingGiven(TypedDict, total=False):
     max_sequences: int | None
     memory_fraction: float | None
     acceptance: float
+    draft: str | None
     prefix: float
     kv_bandwidth: str | None
     capacity: str
@@ -179,6 +181,7 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
         ),
         assumed=LeverAssumptions(
             acceptance=given.get("acceptance", 0.7),
+            draft=_draft(given.get("draft")),
             prefix_fraction=given.get("prefix", 0.5),
             kv_bytes_per_s=None if bandwidth is None else parse_bytes_per_s(bandwidth),
             speedups=load_speedups(),
@@ -208,6 +211,7 @@ def _traffic(given: ServingGiven) -> Traffic:
             rate_per_s=None if rate is None else parse_rate_per_s(str(rate)),
             concurrency=given.get("concurrency"),
             cached_fraction=given.get("cached", 0.0),
+            imbalance=given.get("imbalance"),
         )
     if rate is not None or given.get("concurrency") is not None:
         raise SpecError(f"{path} has its own arrivals", hint="leave out --rate and --concurrency beside --requests")
@@ -218,6 +222,7 @@ def _traffic(given: ServingGiven) -> Traffic:
         input_tokens=max(1, round(sum(each.input_tokens for each in found) / len(found))),
         output_tokens=max(1, round(sum(each.output_tokens for each in found) / len(found))),
         requests=found,
+        imbalance=given.get("imbalance"),
     )
 
 
@@ -241,6 +246,17 @@ def _kv(text: str, engine: Engine) -> tuple[Format, ...]:
     """Return the formats of the KV cache to try: those that are named, or with `any` 16 and 8 bits."""
     names = [name for name in ("bf16", "fp8", "q8_0") if name in engine.kv] if text == "any" else text.split(",")
     return tuple(find_format(KV, name) for name in names)
+
+
+def _draft(text: str | None) -> Draft | None:
+    """Return the draft model of this name, or of this fraction of the model's parameters."""
+    if text is None:
+        return None
+    try:
+        fraction = float(text)
+    except ValueError:
+        return Draft(text, load_shape(text))
+    return Draft(f"{fraction:.2g} of the parameters", fraction=fraction)
 
 
 def _api_prices(text: str | None) -> TokenPrices | None:

@@ -32,6 +32,10 @@ Requests = Annotated[
     typer.Option("--requests", help="A trace of requests (Mooncake, Azure, BurstGPT)."),
 ]
 Cached = Annotated[float, typer.Option(help="Fraction of each prompt that is found in the prefix cache.")]
+Imbalance = Annotated[
+    float | None,
+    typer.Option(help="Tokens of the fullest expert-parallel GPU over the mean.", show_default="by routing dumps"),
+]
 Ttft = Annotated[str | None, typer.Option(help="Limit of the time to first token: 500ms.", show_default="any")]
 Tpot = Annotated[str | None, typer.Option(help="Limit of the time per output token: 50ms.", show_default="any")]
 StatisticName = Annotated[str, typer.Option("--statistic", help="Statistic that must meet them: p50, p99 or mean.")]
@@ -56,6 +60,14 @@ MemoryFraction = Annotated[
     float | None, typer.Option(help="Fraction of a GPU's memory for the engine.", show_default="the engine's")
 ]
 Acceptance = Annotated[float, typer.Option(help="Probability that a drafted token is right, for --levers.")]
+DraftText = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        help="Draft model of --levers: its name, config.json, or fraction of the parameters, 0.02.",
+        show_default="look-up in the prompt",
+    ),
+]
 Prefix = Annotated[float, typer.Option(help="Part of the prompts that a prefix cache would have, for --levers.")]
 KvBandwidth = Annotated[
     str | None,
@@ -103,6 +115,7 @@ def plan(
     concurrency: Concurrency = None,
     requests: Requests = None,
     cached: Cached = 0.0,
+    imbalance: Imbalance = None,
     ttft: Ttft = None,
     tpot: Tpot = None,
     statistic: StatisticName = "p99",
@@ -114,6 +127,7 @@ def plan(
     max_sequences: MaxSequences = None,
     memory_fraction: MemoryFraction = None,
     acceptance: Acceptance = 0.7,
+    draft: DraftText = None,
     prefix: Prefix = 0.5,
     kv_bandwidth: KvBandwidth = None,
     capacity: CapacityName = "on-demand",
@@ -142,6 +156,7 @@ def plan(
         concurrency=concurrency,
         requests=requests,
         cached=cached,
+        imbalance=imbalance,
         ttft=ttft,
         tpot=tpot,
         statistic=statistic,
@@ -152,7 +167,7 @@ def plan(
         context=context,
         max_sequences=max_sequences,
         memory_fraction=memory_fraction,
-        acceptance=acceptance, prefix=prefix, kv_bandwidth=kv_bandwidth,
+        acceptance=acceptance, draft=draft, prefix=prefix, kv_bandwidth=kv_bandwidth,
         capacity=capacity,
         prices=prices,
         hours=hours,

@@ -13,14 +13,18 @@ from cordee.plan.serving.answer import ServingAnswer
 from cordee.plan.serving.ask import ServingRequest, ask
 from cordee.plan.serving.case import ServingLayout
 from cordee.plan.serving.engine import find_engine
-from cordee.plan.serving.formats import WEIGHTS
+from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.plan.serving.layouts import parse_serving_layout
+from cordee.plan.serving.levers.draft import draft_cost
 from cordee.plan.serving.levers.lever import Lever
 from cordee.plan.serving.levers.levers import ASSUMED, is_measured, sequence_gpus
 from cordee.plan.serving.memory.kv import kv_bytes
+from cordee.plan.serving.memory.weights import weights_bytes
+from cordee.plan.serving.offered import smaller_kv, smaller_weights
 from cordee.plan.serving.performance import speed_of
 from cordee.plan.serving.price.price import TokenPrices
-from cordee.plan.serving.request import LeverAssumptions, Pricing, Traffic
+from cordee.plan.serving.request import Draft, LeverAssumptions, Pricing, Traffic
+from cordee.plan.serving.speed.speed import host_s
 from cordee.units import parse_bytes_per_s
 from cordee.workload.load import load_shape
 from cordee.workload.requests import Request
@@ -177,3 +181,60 @@ def test_electricity_is_that_of_all_hours() -> None:
     assert full is not None and idle is not None
     assert idle > 1.2 * full
     assert idle < full / Pricing(busy_fractions=(0.25, 1.0)).mean_load == pytest.approx(full / 0.625)
+
+
+def test_a_draft_model_costs_its_weights_its_cache_and_its_time() -> None:
+    """Against a look-up that costs nothing; a large draft is slower than none, one that does not fit has no figure."""
+
+    def drafted(draft: Draft | None) -> Lever:
+        assumed = LeverAssumptions(draft=draft)
+        (found,) = named(plan("llama-3-70b", "4xH100", layout="tp=4", assumed=assumed), "speculation")
+        return found
+
+    free, small, large = (
+        drafted(None),
+        drafted(Draft("1b", load_shape("llama-3.2-1b"))),
+        drafted(Draft("0.4", fraction=0.4)),
+    )
+    assert free.factor is not None and small.factor is not None and large.factor is not None
+    assert free.factor > small.factor > large.factor and large.factor < 0.95
+    assert "by 1b" in small.change and "0.6 GB of weights on each GPU" in small.crossover
+    tight = plan("llama-3-70b", "2xH100", layout="tp=2", assumed=LeverAssumptions(draft=Draft("0.4", fraction=0.4)))
+    assert [each.crossover[:12] for each in named(tight, "speculation")] in (["does not fit"], [])
+    with pytest.raises(SpecError, match=r"1\.2 of the parameters is not between"):
+        Draft("1.2", fraction=1.2)
+
+
+def test_a_draft_counts_by_hand() -> None:
+    """2 % of a model: that much of its weights and of a sequence's KV; the host's time is not counted twice."""
+    case = plan("llama-3-70b", "4xH100", layout="tp=4").nearest.case
+    cost = draft_cost(case, Draft("0.02", fraction=0.02))
+    assert cost.weights_bytes == pytest.approx(0.02 * weights_bytes(case, 0))
+    assert cost.kv_bytes(1000) == pytest.approx(0.02 * kv_bytes(case, 1000), rel=1e-6)
+    assert cost.token_s(8, 1000.0) == pytest.approx(0.02 * (speed_of(case).decode_s(8, 8000.0) - host_s(case, 8)))
+    named_model = draft_cost(case, Draft("1b", load_shape("llama-3.2-1b")))
+    assert named_model.case is not None and named_model.case.layout.tp == 4
+    assert named_model.weights_bytes == pytest.approx(2 * 1.236e9 / 4, rel=0.05)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+@pytest.mark.parametrize("gpu", ["A100-80", "H100", "B200"])
+def test_levers_name_only_formats_that_the_engine_serves(engine: str, gpu: str) -> None:
+    record, found = find_engine(engine), CATALOGUE.find_gpu(gpu)
+    weights = [each.name for each in smaller_weights(record, found, WEIGHTS["bf16"])]
+    kv = [each.name for each in smaller_kv(record, KV["bf16"])]
+    assert weights and set(weights) <= set(record.weights) and set(kv) <= set(record.kv)
+    assert ("nvfp4" in weights) == (gpu == "B200" and engine != "llama.cpp")
+    assert not {"fp8", "int8"} <= set(weights)
+
+
+def test_the_imbalance_of_experts_is_a_part_of_the_traffic() -> None:
+    """An even load is faster than the routing of the dumps; an uneven one slower; a dense model has none."""
+    times = []
+    for imbalance in (1.0, None, 4.0):
+        asked = plan("qwen3-30b-a3b", "4xH100", layout="tp=4,ep", traffic=Traffic(imbalance=imbalance))
+        times.append(speed_of(asked.nearest.case).decode_s(64, 64_000))
+        assert any("experts: the fullest GPU's tokens" in each for each in asked.sources)
+    assert times[0] < times[1] < times[2]
+    with pytest.raises(SpecError, match=r"an imbalance of 0\.5"):
+        Traffic(imbalance=0.5)

@@ -212,7 +212,15 @@ class ServingAnswer:
         if kernels.grids:
             other = "" if kernels.gpu == gpu.name else ", which has the same chip"
             steps = f"kernels measured on {kernels.gpu}{other}: {kernels.source}"
-        return (dollars, f"{gpu.name}: {gpu.source}", f"step times: {steps}", f"latencies: {self.method}")
+        found = [dollars, f"{gpu.name}: {gpu.source}", f"step times: {steps}", f"latencies: {self.method}"]
+        found += [f"weights: {self.borrowed}"] if self.borrowed else []
+        if any(each.case.layout.ep for each in self.candidates):
+            given = request.traffic.imbalance
+            text = (
+                "as routing dumps of deepseek-ai/ESFT have it" if given is None else f"{given:g} times the mean, given"
+            )
+            found.append(f"experts: the fullest GPU's tokens {text}")
+        return tuple(found)
 
     @property
     def where(self) -> str:

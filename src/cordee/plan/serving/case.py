@@ -47,6 +47,7 @@ class ServingCase:
         memory_fraction: part of the GPU's memory that the engine may use (vLLM's gpu_memory_utilization).
         visible_bytes: the GPU's memory as CUDA reports it on the machine; None: as its type usually shows.
         eager: no CUDA graphs.
+        imbalance: tokens of the fullest expert-parallel GPU over the mean; None: as routing without a balancer has it.
         draft_weights_bytes: of a draft model or of prediction heads, on each GPU.
     """
 
@@ -62,6 +63,7 @@ class ServingCase:
     memory_fraction: float
     visible_bytes: int | None = None
     eager: bool = False
+    imbalance: float | None = None
     draft_weights_bytes: int = 0
 
     @property

@@ -38,6 +38,7 @@ class TrafficRow(Row):
     rate_per_s: float | None
     concurrency: int | None
     cached_fraction: float
+    imbalance: float | None
     traced_requests: Annotated[int, BeforeValidator(lambda found: found if isinstance(found, int) else len(found))] = (
         read_from("requests")
     )
@@ -167,6 +168,7 @@ class ServingDocument(Row):
     electricity_usd_per_mtok: float | None
     against_api: BreakEven | None
     method: str
+    sources: tuple[str, ...]
     floor: str
     remedies: tuple[ServingRemedyRow, ...]
     why: ServingWhyRow | None
@@ -198,6 +200,7 @@ def serving_document(answer: ServingAnswer, model_path: str | None = None) -> Se
             "electricity_usd_per_mtok": answer.electricity_usd_per_mtok,
             "against_api": answer.against_api,
             "method": answer.method,
+            "sources": answer.sources,
             "floor": answer.floor,
             "remedies": answer.remedies,
             "why": answer.why,

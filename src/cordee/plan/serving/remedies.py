@@ -10,17 +10,15 @@ from cordee.errors import LayoutError
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.collectives import near_gpus
 from cordee.plan.serving.case import ServingLayout
-from cordee.plan.serving.formats import KV, WEIGHTS, Format
 from cordee.plan.serving.judge import ServingCandidate, rank, under_traffic, unloaded
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT
+from cordee.plan.serving.offered import smaller_kv, smaller_weights
 from cordee.plan.serving.request import ServingRequest
-from cordee.plan.serving.speed.products import computed_in
 from cordee.units import format_digits_usd
 
 SHOWN = 4
 PAIRS_SHOWN = 2
 GPUS_TRIED = 3  # of each choice of GPUs
-SMALLER = ("fp8", "int8", "nvfp4", "int4", "gguf-q8_0", "gguf-q4_k_m")
 FEW_SEQUENCES = 64
 LARGEST_FRACTION = 0.95
 CONTEXTS = (32_768, 16_384, 8_192, 4_096, 2_048)
@@ -132,13 +130,10 @@ def _changes(request: ServingRequest) -> Iterator[Change]:
     if case.max_sequences > FEW_SEQUENCES:
         # The trial run of the sampler takes memory for each of them.
         yield f"--max-sequences {FEW_SEQUENCES}", partial(_limited, max_sequences=FEW_SEQUENCES)
-    for name in ("fp8", "q8_0"):
-        if name in engine.kv and KV[name].bits < request.kv[0].bits:
-            yield f"--kv {name}", partial(replace, kv=(KV[name],))
-    for name in SMALLER:
-        form = WEIGHTS[name]
-        if name in engine.weights and form.bits < request.weights[0].bits and _computes(request.gpu, form):
-            yield f"--weights {name}", partial(replace, weights=(form,))
+    for form in smaller_kv(engine, request.kv[0]):
+        yield f"--kv {form.name}", partial(replace, kv=(form,))
+    for form in smaller_weights(engine, request.gpu, request.weights[0]):
+        yield f"--weights {form.name}", partial(replace, weights=(form,))
     asked, longest = request.limits.context_tokens, request.traffic.longest_tokens
     if asked is not None and asked < longest:
         yield f"--context {longest}", partial(_limited, context_tokens=longest)
@@ -149,8 +144,3 @@ def _changes(request: ServingRequest) -> Iterator[Change]:
 
 def _limited(request: ServingRequest, **limits: float) -> ServingRequest:
     return replace(request, limits=replace(request.limits, **limits))  # type: ignore[arg-type]
-
-
-def _computes(gpu: Gpu, form: Format) -> bool:
-    """Return whether the GPU has units for the products of this format, or unpacks its weights by design."""
-    return form.weight_only or computed_in(gpu, form) == form.products

@@ -32,6 +32,8 @@ class Traffic:
         concurrency: requests that are open at any time; the next one is sent when one ends.
         cached_fraction: the part of the prompts that is found in the prefix cache.
         requests: a trace of requests; lengths, rate and reuse are then its own.
+        imbalance: tokens of the fullest expert-parallel GPU over the mean, as its tokens select experts; None: as
+            routing dumps of other models have it (`speed/grouped.py`).
     """
 
     input_tokens: int = 1000
@@ -40,6 +42,7 @@ class Traffic:
     concurrency: int | None = None
     cached_fraction: float = 0.0
     requests: tuple[TracedRequest, ...] = ()
+    imbalance: float | None = None
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:
@@ -53,6 +56,11 @@ class Traffic:
         for load in (self.rate_per_s, self.concurrency):
             if load is not None and load <= 0:
                 raise SpecError(f"a load of {load:g} asks for nothing", hint="give a rate above 0, or leave it out")
+        if self.imbalance is not None and self.imbalance < 1:
+            raise SpecError(
+                f"an imbalance of {self.imbalance:g}: the fullest GPU has no fewer tokens than the mean",
+                hint="give the fullest GPU's tokens over the mean: 1 with a perfect balancer, 1.5 for half more",
+            )
         if not 0 <= self.cached_fraction < 1:
             raise SpecError(
                 f"a cached fraction of {self.cached_fraction:g} is not from 0 to below 1",
@@ -172,18 +180,42 @@ class Pricing:
         return next((price for price in self.prices if (price.gpu, price.capacity) == wanted), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model for speculation.
+
+    Attributes:
+        name: as it was given.
+        shape: the model; None where only its size is known.
+        fraction: its part of the large model's parameters where the shape is not known: of weights, KV and time.
+    """
+
+    name: str
+    shape: ModelShape | None = None
+    fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.shape is None and not 0 < self.fraction < 1:
+            raise SpecError(
+                f"a draft with {self.fraction:g} of the parameters is not between 0 and 1",
+                hint="give a model's name, or its fraction of the parameters: 0.02",
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverAssumptions:
     """Figures on which the levers depend and which no model or GPU gives.
 
     Attributes:
-        acceptance: probability that a drafted token is right; a draft is a look-up in the prompt, which costs nothing.
+        acceptance: probability that a drafted token is right.
+        draft: the draft model; None: a look-up in the prompt, which costs nothing.
         prefix_fraction: part of the prompts that a prefix cache would have; a trace has its own.
         kv_bytes_per_s: what a GPU reads of KV blocks from the host; None: 25 GB/s, over PCIe 4 x16.
         speedups: measured products in formats against bf16.
     """
 
     acceptance: float = 0.7
+    draft: Draft | None = None
     prefix_fraction: float = 0.5
     kv_bytes_per_s: float | None = None
     speedups: tuple[Speedups, ...] = ()
@@ -274,4 +306,5 @@ class ServingRequest:
             max_batched_tokens=tokens,
             max_context_tokens=self.context_limit,
             memory_fraction=self.limits.memory_fraction or self.engine.memory_fraction,
+            imbalance=self.traffic.imbalance,
         )

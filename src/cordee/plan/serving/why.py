@@ -5,10 +5,10 @@ from itertools import product
 from typing import Literal, Protocol
 
 from cordee.errors import SpecError
-from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.plan.serving.judge import ServingCandidate, judge, rank, steady
 from cordee.plan.serving.layouts import misfit, misfit_of_engine, parse_serving_layout
 from cordee.plan.serving.memory.kv import kv_bytes
+from cordee.plan.serving.offered import smaller_kv, smaller_weights
 from cordee.plan.serving.remedies import ServiceRemedy
 from cordee.plan.serving.request import ServingRequest
 from cordee.units import format_digits_usd, format_gb, plural
@@ -155,10 +155,11 @@ def _sequences(answer: Ranked, wanted: int) -> ServingWhy:
 
 def _room_hint(answer: Ranked, found: ServingCandidate, wanted: int) -> str:
     request, tokens = answer.request, answer.request.traffic.request_tokens
-    eight = KV["fp8"]
-    four = WEIGHTS["int4"]
-    tries = [("--kv fp8", judge(request, found.case.layout, found.case.weights, eight))]
-    tries += [("--kv fp8 --weights int4", judge(request, found.case.layout, four, eight))]
+    case, tries = found.case, list[tuple[str, ServingCandidate]]()
+    for kv in smaller_kv(case.engine, case.kv)[:1]:
+        tries.append((f"--kv {kv.name}", judge(request, case.layout, case.weights, kv)))
+        for four in smaller_weights(case.engine, case.gpu, case.weights)[-1:]:
+            tries.append((f"--kv {kv.name} --weights {four.name}", judge(request, case.layout, four, kv)))
     tries += [(str(each.case.layout), each) for each in answer.candidates if each.fits]
     for change, each in tries:
         if each.fits and each.memory.sequences(tokens) >= wanted:

@@ -7,15 +7,17 @@ after over before; a lever that also changes the GPU is compared in dollars.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from cordee.errors import CatalogueError, LayoutError
 from cordee.hardware.catalog import Gpu
 from cordee.plan.serving.case import ServingLayout
 from cordee.plan.serving.curve import serving_curve
-from cordee.plan.serving.formats import KV, WEIGHTS, Format
+from cordee.plan.serving.formats import Format
 from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, rank, steady
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, layouts
 from cordee.plan.serving.levers.apart import apart_lever
+from cordee.plan.serving.levers.draft import draft_cost
 from cordee.plan.serving.levers.idle import idle_plan, leave_after_s, session_pauses_s
 from cordee.plan.serving.levers.lever import Lever
 from cordee.plan.serving.levers.mig import slices
@@ -32,15 +34,22 @@ from cordee.plan.serving.levers.phases import phase_costs, split_phases
 from cordee.plan.serving.levers.quantise import borrowed_kernels, find_crossovers
 from cordee.plan.serving.levers.renting import hours_lever
 from cordee.plan.serving.levers.reuse import BlockReuse, block_reuse
-from cordee.plan.serving.levers.speculate import BATCHES, acceptance_needed, best_draft, speculation_curve
+from cordee.plan.serving.levers.speculate import (
+    BATCHES,
+    acceptance_needed,
+    best_draft,
+    no_draft_s,
+    speculation_curve,
+)
 from cordee.plan.serving.levers.static import static_use
 from cordee.plan.serving.memory.kv import kv_bytes, kv_bytes_per_token
+from cordee.plan.serving.offered import smaller_kv, smaller_weights
 from cordee.plan.serving.performance import mean_context, speed_of
 from cordee.plan.serving.request import ServingRequest, Traffic
 from cordee.plan.serving.speed.speculation import Speculation
 from cordee.plan.serving.speed.throughput import saturated
 from cordee.plan.serving.why import latencies
-from cordee.units import format_bytes, format_duration, plural
+from cordee.units import format_bytes, format_duration, format_gb, format_latency, plural
 
 GPUS_SHOWN = 3
 ASSUMED = "assumed, not measured"
@@ -90,16 +99,15 @@ def _levers(base: ServingCandidate, reuse: BlockReuse | None, traffic: Traffic) 
         "pays from the first hit" if reuse is None else f"by the trace; {reuse.hit_fraction_max:.1%} if none is evicted"
     )
     yield _lever(base, "prefix cache", f"{hits:.0%} of prompts cached", cached, crossover=crossover)
-    for name in ("fp8", "int4"):
-        if name != case.weights.name and WEIGHTS[name].products in case.gpu.flop_per_s:
-            found = judge(base.request, case.layout, WEIGHTS[name], case.kv)
-            yield _lever(base, "weights", name, found, crossover=_format_crossover(base, WEIGHTS[name]))
+    for form in smaller_weights(case.engine, case.gpu, case.weights):
+        found = judge(base.request, case.layout, form, case.kv)
+        yield _lever(base, "weights", form.name, found, crossover=_format_crossover(base, form))
     yield paged_lever(base, traffic)
-    if case.kv.name != "fp8":
-        found = judge(base.request, case.layout, case.weights, KV["fp8"])
+    for form in smaller_kv(case.engine, case.kv)[:1]:
+        found = judge(base.request, case.layout, case.weights, form)
         tokens = base.request.traffic.request_tokens
         crossover = f"room for {found.memory.sequences(tokens):,} requests, not {base.memory.sequences(tokens):,}"
-        yield _lever(base, "KV cache", "fp8", found, crossover=crossover)
+        yield _lever(base, "KV cache", form.name, found, crossover=crossover)
     yield _speculation(base)
     yield from _parallel(base)
     yield from apart_lever(base)
@@ -158,26 +166,35 @@ def _format_crossover(base: ServingCandidate, weights: Format) -> str:
 
 
 def _speculation(base: ServingCandidate) -> Lever:
-    """Return the lever of a draft that costs nothing (a look-up in the prompt), the best one at this batch."""
+    """Return the lever of the request's draft model, or of a look-up in the prompt: the best draft at this batch."""
     speed, traffic, found = speed_of(base.case), base.request.traffic, base.performance
-    acceptance = base.request.assumed.acceptance
+    acceptance, draft = base.request.assumed.acceptance, base.request.assumed.draft
     assert found is not None, "under load"
-    sequences, context = round(found.sequences), mean_context(traffic)
+    plain_sequences, context = round(found.sequences), mean_context(traffic)
+    sequences, draft_s, takes, by = plain_sequences, no_draft_s, "", ""
 
     def step_s(batch: int, each: int) -> float:
         return speed.decode_s(batch, batch * context, each=each)
 
-    best = best_draft(step_s, sequences, acceptance)
-    drafted = Speculation(max(1, best.draft_tokens), acceptance)
+    if draft is not None:
+        cost, by = draft_cost(base.case, draft), f" by {draft.name}"
+        draft_s = partial(cost.token_s, context_tokens=context)
+        sequences = min(plain_sequences, cost.sequences(base.memory, traffic.request_tokens))
+        takes = f"; it takes {format_gb(cost.weights_bytes)} of weights on each GPU"
+        if not sequences:
+            return Lever("speculation", f"draft{by}", None, None, f"does not fit{takes}")
+        takes += f" and {format_latency(draft_s(sequences))} a token: {plural(sequences, 'request')} run"
+    best = best_draft(step_s, sequences, acceptance, draft_s)
+    drafted = Speculation(max(1, best.draft_tokens), acceptance, draft_s(sequences))
     rates = [
-        saturated(speed, traffic.input_tokens, traffic.output_tokens, sequences=sequences, speculation=each)
-        for each in (None, drafted)
+        saturated(speed, traffic.input_tokens, traffic.output_tokens, sequences=size, speculation=each)
+        for each, size in ((None, plain_sequences), (drafted, sequences))
     ]
     factor = rates[1].output_tokens_per_s / rates[0].output_tokens_per_s
-    change = f"draft of {drafted.draft_tokens}, {acceptance:.0%} accepted"
-    needed = acceptance_needed(step_s, sequences, drafted.draft_tokens)
+    change = f"draft of {drafted.draft_tokens}{by}, {acceptance:.0%} accepted"
+    needed = acceptance_needed(step_s, sequences, drafted.draft_tokens, draft_s)
     least = f"pays from an acceptance rate of {needed:.0%}" if needed is not None else "slower even if all are accepted"
-    crossover = f"{speculation_curve(step_s, acceptance)}; at batch {sequences} {least}"
+    crossover = f"{speculation_curve(step_s, acceptance, draft_s)}; at batch {sequences} {least}{takes}"
     return Lever("speculation", change, factor, 1 / factor, crossover)
 
 

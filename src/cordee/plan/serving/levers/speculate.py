@@ -12,8 +12,15 @@ from cordee.plan.serving.speed.speculation import Speculation
 
 StepSeconds = Callable[[int, int], float]
 """Seconds of a step with so many sequences, each with so many tokens: 1, or the draft and one more."""
+DraftSeconds = Callable[[int], float]
+"""Seconds to draft one token for each of so many sequences."""
 DRAFT_TOKENS_MAX = 8
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def no_draft_s(batch: int) -> float:
+    """Return the seconds of a draft that costs nothing: a look-up in the prompt."""
+    return 0.0
 
 
 def speculation_gain(step_s: StepSeconds, batch: int, draft: Speculation) -> float:
@@ -38,10 +45,14 @@ class SpeculationPoint:
 
 
 def best_draft(
-    step_s: StepSeconds, batch: int, acceptance: float, draft_s: float = 0.0, most: int = DRAFT_TOKENS_MAX
+    step_s: StepSeconds,
+    batch: int,
+    acceptance: float,
+    draft_s: DraftSeconds = no_draft_s,
+    most: int = DRAFT_TOKENS_MAX,
 ) -> SpeculationPoint:
     """Return the number of drafted tokens with the largest gain at this batch."""
-    gains = [speculation_gain(step_s, batch, Speculation(k, acceptance, draft_s)) for k in range(1, most + 1)]
+    gains = [speculation_gain(step_s, batch, Speculation(k, acceptance, draft_s(batch))) for k in range(1, most + 1)]
     gain = max(gains)
     return SpeculationPoint(batch, gains.index(gain) + 1, gain) if gain > 1 else SpeculationPoint(batch, 0, 1.0)
 
@@ -71,7 +82,7 @@ class SpeculationCurve:
 
 
 def speculation_curve(
-    step_s: StepSeconds, acceptance: float, draft_s: float = 0.0, batches: Sequence[int] = BATCHES
+    step_s: StepSeconds, acceptance: float, draft_s: DraftSeconds = no_draft_s, batches: Sequence[int] = BATCHES
 ) -> SpeculationCurve:
     """Return the best draft at each batch, and the batch from which on plain decoding is as fast.
 
@@ -91,13 +102,15 @@ def speculation_curve(
     return SpeculationCurve(points, between[lost - 1] if lost else points[last].batch)
 
 
-def acceptance_needed(step_s: StepSeconds, batch: int, draft_tokens: int, draft_s: float = 0.0) -> float | None:
+def acceptance_needed(
+    step_s: StepSeconds, batch: int, draft_tokens: int, draft_s: DraftSeconds = no_draft_s
+) -> float | None:
     """Return the acceptance from which this draft is faster at this batch; None: not even if all tokens are right."""
-    if speculation_gain(step_s, batch, Speculation(draft_tokens, 1.0, draft_s)) <= 1:
+    if speculation_gain(step_s, batch, Speculation(draft_tokens, 1.0, draft_s(batch))) <= 1:
         return None
     low, high = 0.0, 1.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        gains = speculation_gain(step_s, batch, Speculation(draft_tokens, middle, draft_s)) > 1
+        gains = speculation_gain(step_s, batch, Speculation(draft_tokens, middle, draft_s(batch))) > 1
         low, high = (low, middle) if gains else (middle, high)
     return high

@@ -35,14 +35,9 @@ SMALL_KERNELS = 4
 
 @dataclass(frozen=True)
 class Speed:
-    """Step times of one replica.
-
-    Attributes:
-        imbalance: tokens of the fullest expert-parallel GPU over the mean; None: as routing without a balancer has it.
-    """
+    """Step times of one replica."""
 
     case: ServingCase
-    imbalance: float | None = None
     _products: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False, compare=False, hash=False)
 
     def prefill_s(self, tokens: int, past: int = 0) -> float:
@@ -177,7 +172,8 @@ class Speed:
         spread = ranks if layout.ep else 1
         width = moe.latent or shape.hidden
         group = Grouped(moe.routed / spread, moe.routed, moe.per_token, width, moe.ffn * spread / ranks, shape.gated)
-        imbalance = expected_imbalance(moe.routed, spread) if self.imbalance is None else self.imbalance
+        # Experts that each GPU holds a part of have the same tokens on all of them.
+        imbalance = expected_imbalance(moe.routed, spread) if spread == 1 or case.imbalance is None else case.imbalance
         seconds = grouped_s(case.gpu, case.weights, group, everywhere, imbalance=imbalance)
         seconds += product_s(case.gpu, WEIGHTS["bf16"], tokens, moe.routed, shape.hidden)
         if moe.latent:  # every rank projects its tokens to the experts' width and back
