@@ -15,7 +15,7 @@ from cordee.plan.serving.speed.speed import host_s
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """What a draft model takes of one replica.
+    """The parts of one replica that a draft model takes.
 
     Attributes:
         case: the draft in the replica's layout; None: `fraction` of the large model.
