@@ -148,30 +148,11 @@ def plan(
     Exits with 21 if nothing fits or meets them; the answer then shows the nearest, and what would work.
     """
     request = serving_request(
-        model,
-        gpus,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        rate=rate,
-        concurrency=concurrency,
-        requests=requests,
-        cached=cached,
-        imbalance=imbalance,
-        ttft=ttft,
-        tpot=tpot,
-        statistic=statistic,
-        weights=weights,
-        kv=kv,
-        layout=layout,
-        engine=engine or launcher,
-        context=context,
-        max_sequences=max_sequences,
-        memory_fraction=memory_fraction,
-        acceptance=acceptance, draft=draft, prefix=prefix, kv_bandwidth=kv_bandwidth,
-        capacity=capacity,
-        prices=prices,
-        hours=hours,
-        api=api,
+        model, gpus, input_tokens=input_tokens, output_tokens=output_tokens, rate=rate, concurrency=concurrency,
+        requests=requests, cached=cached, imbalance=imbalance, ttft=ttft, tpot=tpot, statistic=statistic,
+        weights=weights, kv=kv, layout=layout, engine=engine or launcher, context=context,
+        max_sequences=max_sequences, memory_fraction=memory_fraction, acceptance=acceptance, draft=draft,
+        prefix=prefix, kv_bandwidth=kv_bandwidth, capacity=capacity, prices=prices, hours=hours, api=api,
     )  # fmt: skip
     answer = ask(replace(request, why=why, launcher=launcher))
     _print(
