@@ -68,6 +68,7 @@ def test_cordee_itself_is_written_without_anchors(
         (("agents", "--resource", "rdma/hca"), "--resource rdma/hca is not KEY=VALUE"),
         (("agents", "--resource", "rdma/hca=two"), "rdma/hca: 'two' is not a number"),
         (("agents", "--label", "zone=a"), "a node has no label 'zone'"),
+        (("agents", "--label-from", "zone=topology.kubernetes.io/zone"), "a node has no label 'zone'"),
         (("ray", "--ray-version", "2.60.0", "--workers", "few"), "--workers: 'few' is not a number"),
     ],
 )

@@ -32,6 +32,7 @@ FULL = AgentPods(
     gpus_per_node=4,
     resources={"rdma/hca": 2},
     labels={"rack": "r7", "block": "b1"},
+    labels_from={"capacity": "karpenter.sh/capacity-type"},
     node_selector={"pool": "b"},
 )
 
@@ -90,7 +91,8 @@ def test_two_servers_have_names_that_stay_and_share_their_secrets() -> None:
 
 
 def test_an_agent_requests_its_gpus_and_sees_its_own_pids() -> None:
-    (daemons,) = agent_objects(FULL)
+    *reader, daemons = agent_objects(FULL)
+    assert [each["kind"] for each in reader] == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"]
     pod = pod_of([daemons])
     container = pod["containers"][0]
     assert container["resources"] == {"limits": {"rdma/hca": 2, "nvidia.com/gpu": 4}}
@@ -98,6 +100,8 @@ def test_an_agent_requests_its_gpus_and_sees_its_own_pids() -> None:
     assert daemons["spec"]["updateStrategy"] == {"type": "OnDelete"}
     assert pod["nodeSelector"] == {"pool": "b"}
     assert container["args"][0].endswith("--foreground --label block=b1 --label rack=r7")
+    assert container["args"][0].startswith("python3 -m cordee.telemetry.kube_labels --out ")
+    assert pod["serviceAccountName"] == "pool-b" and pod["automountServiceAccountToken"]
     env = env_of(pod)
     assert env["CORDEE_NODE"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert env["CORDEE_URL"] == "https://cordee.example:8470" and env["CORDEE_FOLDER"].endswith("/pool-b")

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from cordee.cli.run import job_from_file
 from cordee.errors import InputError
-from cordee.hardware.labels import parse_label
+from cordee.hardware.labels import KNOWN, parse_label
 from cordee.workload.kubernetes import GPUS_PER_NODE, Cluster, Manifest, job_objects
 from cordee.workload.kubernetes_cluster import (
     NAME,
@@ -109,6 +109,10 @@ def kubernetes_agents(
         list[str] | None, typer.Option(help="Further device of each node, KEY=NUMBER, such as rdma/hca=1.")
     ] = None,
     label: Annotated[list[str] | None, typer.Option(help="Label of the nodes, such as rack=r7.")] = None,
+    label_from: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL=KEY", help="Label whose value each node of Kubernetes has under this key."),
+    ] = None,
     node_selector: NodeSelector = None,
     out: Out = None,
 ) -> None:
@@ -124,6 +128,7 @@ def kubernetes_agents(
         runtime_class=runtime_class,
         resources={key: _number(key, count) for key, count in map(partial(_pair, "--resource"), resource or ())},
         labels=dict(map(parse_label, label or ())),
+        labels_from=dict(map(_source, label_from or ())),
         node_selector=dict(map(_label, node_selector or ())),
     )
     _write(agent_objects(pods), out)
@@ -189,6 +194,13 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     if not key or not equals:
         raise InputError(f"{option} {text} is not KEY=VALUE", hint=f"write {option} {key or 'KEY'}=...")
     return key, value
+
+
+def _source(text: str) -> tuple[str, str]:
+    label, key = _pair("--label-from", text)
+    if label not in KNOWN:
+        raise InputError(f"a node has no label {label!r}", hint=f"known labels: {', '.join(KNOWN)}")
+    return label, key
 
 
 def _number(what: str, text: str) -> int:

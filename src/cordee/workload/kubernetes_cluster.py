@@ -176,6 +176,7 @@ class AgentPods:
             default runtime is NVIDIA's.
         resources: further devices of each node, such as `rdma/hca: 1`.
         labels: of the nodes, as `cordee nodes join --label` takes them.
+        labels_from: labels of Cordee, with the key under which each node of Kubernetes has the value.
         node_selector: labels of the nodes in Kubernetes, by key.
         grace_s: from the end of a pod to SIGKILL; the ranks save in this time.
     """
@@ -190,12 +191,13 @@ class AgentPods:
     runtime_class: str | None = None
     resources: dict[str, int] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    labels_from: dict[str, str] = field(default_factory=dict)
     node_selector: dict[str, str] = field(default_factory=dict)
     grace_s: int = 600
 
 
 def agent_objects(pods: AgentPods) -> list[Manifest]:
-    """Return the DaemonSet of agents, with the template of its claims where it claims devices.
+    """Return the DaemonSet of agents, after what it needs: the template of its claims, the right to read its node.
 
     Raises:
         InputError: the way to the GPUs is unknown.
@@ -227,7 +229,30 @@ def agent_objects(pods: AgentPods) -> list[Manifest]:
             }
         },
     }
-    return [claim, daemons] if pods.devices == "claim" else [daemons]
+    reader = _node_reader(pods, meta) if pods.labels_from else []
+    return [*reader, *([claim] if pods.devices == "claim" else []), daemons]
+
+
+def _node_reader(pods: AgentPods, meta: Manifest) -> list[Manifest]:
+    """Return a service account that may read nodes."""
+    everywhere = {"name": f"{pods.namespace}-{pods.name}", "labels": meta["labels"]}
+    group = "rbac.authorization.k8s.io"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRole",
+            "metadata": everywhere,
+            "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}],
+        },
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": everywhere,
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": everywhere["name"]},
+            "subjects": [{"kind": "ServiceAccount", "name": pods.name, "namespace": pods.namespace}],
+        },
+    ]
 
 
 def _agent_pod(pods: AgentPods) -> Manifest:
@@ -238,6 +263,10 @@ def _agent_pod(pods: AgentPods) -> Manifest:
         "CORDEE_URL": pods.url or f"https://{NAME}-0.{NAME}.{pods.namespace}.svc:{PORT}",
     }
     script = _AGENT + "".join(f" --label {key}={value}" for key, value in sorted(pods.labels.items()))
+    if pods.labels_from:
+        values["CORDEE_NODE_FILE"] = f"{FOLDER}/{pods.name}/node.labels"
+        keys = " ".join(f"{label}={key}" for label, key in sorted(pods.labels_from.items()))
+        script = f'python3 -m cordee.telemetry.kube_labels --out "$CORDEE_NODE_FILE" {keys} || exit 1\n{script}'
     limits: dict[str, int] = dict(pods.resources)
     container: Manifest = {
         "name": "agent",
@@ -257,7 +286,7 @@ def _agent_pod(pods: AgentPods) -> Manifest:
         ],
     }
     pod: Manifest = {
-        "automountServiceAccountToken": False,
+        "automountServiceAccountToken": bool(pods.labels_from),
         # NCCL uses the node's own network, and the cloud's metadata service answers there.
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
@@ -273,6 +302,8 @@ def _agent_pod(pods: AgentPods) -> Manifest:
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
     }
+    if pods.labels_from:
+        pod["serviceAccountName"] = pods.name
     if pods.devices == "plugin":
         container["resources"] = {"limits": limits | {"nvidia.com/gpu": pods.gpus_per_node}}
     elif pods.devices == "claim":
