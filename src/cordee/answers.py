@@ -199,6 +199,44 @@ class NodeOrder(View):
     why: Annotated[str, Field(max_length=1000)] = ""
 
 
+class JoinTokenRequest(View):
+    """A request for a join token: good for `uses` nodes and `for_s` seconds."""
+
+    uses: Annotated[int, Field(ge=1, le=100_000)] = 1
+    for_s: Annotated[int, Field(ge=1, le=366 * 86_400)] = 3600
+
+
+class JoinTokenView(View):
+    """A join token, and the URL at which a machine presents it."""
+
+    token: str
+    url: str
+    uses: int
+    expires_us: int
+
+
+class JoinRequest(View):
+    """A machine's request to become a node; `machine` identifies it, so that it may join again under its name."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    machine: Annotated[str, Field(min_length=1, max_length=300)]
+
+
+class Joined(View):
+    """A node's own token, and the URLs of the servers that accept it."""
+
+    node: str
+    token: str
+    servers: list[str]
+
+
+class Leaving(View):
+    """A node that leaves; it has left when no attempt holds it."""
+
+    node: str
+    attempts: int
+
+
 class QueueRules(View):
     """The rules of a queue. `gpu_us_per_day` and `micro_usd_per_day` limit a sliding window of 24 hours."""
 

@@ -22,6 +22,9 @@ from cordee.answers import (
     HealthView,
     JobDetailView,
     JobView,
+    Joined,
+    JoinTokenView,
+    Leaving,
     NodeView,
     QueueRules,
     QueuesSubmission,
@@ -254,6 +257,33 @@ class Client:
 
     def _order_node(self, node: str, order: str, why: str) -> NodeView:
         return self._ask(NodeView, "POST", f"/v1/nodes/{quote(node, safe='')}/{order}", json={"why": why})
+
+    def join_token(self, *, uses: int = 1, for_s: int = 3600) -> JoinTokenView:
+        """Return a token with which machines join as nodes.
+
+        Raises:
+            ForbiddenError: only the user who runs the server may ask for one.
+        """
+        return self._ask(JoinTokenView, "POST", "/v1/join-tokens", json={"uses": uses, "for_s": for_s})
+
+    def join(self, name: str, machine: str) -> Joined:
+        """Join as a node; this client's token is a join token.
+
+        Raises:
+            TokenError: the join token is unknown, expired or used up.
+            NameTakenError: another machine is the node of this name.
+        """
+        return self._ask(Joined, "POST", "/v1/agents/join", json={"name": name, "machine": machine})
+
+    def leave(self, node: str, *, as_node: bool = False) -> Leaving:
+        """Drain a node that joined, and let it go when no attempt is left; ask again until then.
+
+        Args:
+            node: the node's name.
+            as_node: this client's token is the node's own.
+        """
+        asks = "agents" if as_node else "nodes"
+        return self._ask(Leaving, "POST", f"/v1/{asks}/{quote(node, safe='')}/leave")
 
     def queues(self) -> QueuesView:
         """Return the tree of queues: held, borrowed, lent, waiting."""

@@ -3,6 +3,7 @@
 A home is the folder of a server on this machine, or holds `remote.json`, which names one on another machine.
 """
 
+import base64
 import ipaddress
 import json
 import os
@@ -177,3 +178,32 @@ def _announced(home: Path) -> str:
     if url is None:
         raise NoServerError(f"the server on {home} is starting and takes no jobs yet", hint="ask again in a moment")
     return str(url)
+
+
+def write_join_token(secret: str, fingerprint: str | None) -> str:
+    """Return a join token: its secret and, if a fingerprint is to be pinned, that too.
+
+    >>> read_join_token(write_join_token("s3cret", "ab" * 32)) == ("s3cret", "ab" * 32)
+    True
+    """
+    if fingerprint is None:
+        return secret
+    return f"{secret}.{base64.urlsafe_b64encode(bytes.fromhex(fingerprint)).decode().rstrip('=')}"
+
+
+def read_join_token(token: str) -> tuple[str, str | None]:
+    """Return secret and fingerprint of a join token.
+
+    Raises:
+        InputError: it is no join token.
+    """
+    secret, dot, pinned = token.strip().partition(".")
+    if secret and not dot:
+        return secret, None
+    try:
+        fingerprint = base64.urlsafe_b64decode(pinned + "=").hex()
+        if secret and len(fingerprint) == 64:
+            return secret, fingerprint
+    except ValueError:
+        pass
+    raise InputError("this is not a join token, or not all of it", hint="copy the whole line of `cordee nodes token`")

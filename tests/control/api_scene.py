@@ -8,14 +8,24 @@ from stage import Scene
 
 from cordee.client import Client
 from cordee.control.listen import Listener
+from cordee.control.members import Members, PublicAddress
+from cordee.control.secret_store import SecretStore
 from cordee.control.server import _Http
-from cordee.control.service import PublicAddress, Service
+from cordee.control.service import Service
+from cordee.control.store.credentials import Credentials
 from cordee.hardware.load import load_catalogue
 
 TOKEN, OTHER = "the-token-of-this-home", "the-token-of-somebody-else"
 
 
 SPEC: dict[str, Any] = {"run": ["true"], "gpus": 4, "name": "gpt"}
+
+
+def members_of(scene: Scene, public: PublicAddress | None = None) -> Members:
+    """Return the members of a scene, whose operator is ada."""
+    return Members(
+        control=scene.control, credentials=Credentials(scene.store), clock=scene.time, operator="ada", public=public
+    )
 
 
 class Api:
@@ -31,7 +41,8 @@ class Api:
             catalogue=load_catalogue(),
             wake=lambda: None,
             owners={TOKEN: "ada", OTHER: "bob"},
-            public=None if public is None else PublicAddress(public.url, public.fingerprint),
+            members=members_of(self.scene, public and PublicAddress(public.url, public.fingerprint)),
+            secrets=SecretStore(folder, Credentials(self.scene.store)),
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

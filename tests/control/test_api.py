@@ -1,6 +1,7 @@
 """The API over a real socket: the token, errors that come back as they were, and that a refusal changes nothing."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,10 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "post /nodes/{name}/cordon": "NodeView",
         "post /nodes/{name}/drain": "NodeView",
         "post /nodes/{name}/uncordon": "NodeView",
+        "post /nodes/{name}/leave": "Leaving",
+        "post /join-tokens": "JoinTokenView",
+        "post /agents/join": "Joined",
+        "post /agents/{node}/leave": "Leaving",
         "get /queues": "QueuesView",
         "put /queues": "QueuesView",
         "get /cost": "CostView",
@@ -81,7 +86,7 @@ def test_every_path_wants_the_token(api: Api) -> None:
     assert len(paths) >= 10
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
         for method, path in paths:
-            answer = httpx.request(method, api.url + path.replace("{ref}", "x").replace("{name}", "x"), headers=headers)
+            answer = httpx.request(method, api.url + re.sub(r"\{\w+\}", "x", path), headers=headers)
             assert answer.status_code == 401, (method, path)
             assert isinstance(from_body(answer.json()), TokenError)
             assert TOKEN not in answer.text

@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 import schemathesis
+from api_scene import members_of
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.errors import Unsatisfiable
@@ -13,7 +14,10 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from stage import Scene
 
 from cordee.control.api import create_app
+from cordee.control.members import PublicAddress
+from cordee.control.secret_store import SecretStore
 from cordee.control.service import Service
+from cordee.control.store.credentials import Credentials
 from cordee.hardware.load import load_catalogue
 
 TOKEN = "the-token-of-this-home"
@@ -34,6 +38,8 @@ def app_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesi
         catalogue=load_catalogue(),
         wake=scene.control.tick,
         owners={TOKEN: "ada"},
+        members=members_of(scene, PublicAddress("https://head:8470", None)),
+        secrets=SecretStore(folder, Credentials(scene.store)),
     )
     service.closing = True  # followers are let go at once
     yield schemathesis.openapi.from_asgi("/openapi.json", create_app(service))

@@ -31,13 +31,13 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 def _public_url(api: Api) -> str:
-    assert api.service.public is not None
-    return api.service.public.url
+    assert api.service.members.public is not None
+    return api.service.members.public.url
 
 
 def _fingerprint(api: Api) -> str:
-    assert api.service.public is not None and api.service.public.fingerprint is not None
-    return api.service.public.fingerprint
+    assert api.service.members.public is not None and api.service.members.public.fingerprint is not None
+    return api.service.members.public.fingerprint
 
 
 def test_a_server_is_reached_on_loopback_and_over_tls(public: Api) -> None:

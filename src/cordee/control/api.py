@@ -29,6 +29,11 @@ from cordee.answers import (
     HealthView,
     JobDetailView,
     JobView,
+    Joined,
+    JoinRequest,
+    JoinTokenRequest,
+    JoinTokenView,
+    Leaving,
     NodeOrder,
     NodeView,
     QueuesSubmission,
@@ -42,10 +47,11 @@ from cordee.client import as_body
 from cordee.control import logs
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.service import Service
-from cordee.errors import CordeeError, InputError, NotFoundError, TokenError
+from cordee.errors import CordeeError, ForbiddenError, InputError, NotFoundError, TokenError
 from cordee.event_json import encode
 from cordee.events import Event
 from cordee.reports import COUNT_MAX
+from cordee.servers import is_loopback
 
 EVENTS_AT_ONCE = 500
 DRAWS_MAX = 1_000
@@ -76,16 +82,40 @@ async def _service(request: Request) -> Service:
 Asked = Annotated[Service, Depends(_service)]
 
 
-async def _owner(request: Request, service: Asked) -> str:
+async def _shown(request: Request) -> str:
+    """Return the token of a request; "" if none was sent."""
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    return shown if scheme.lower() == "bearer" else ""
+
+
+Shown = Annotated[str, Depends(_shown)]
+
+
+def _owner(service: Asked, shown: Shown) -> str:
     for token, owner in service.owners.items():
-        if scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), token.encode()):
+        if hmac.compare_digest(shown.encode(), token.encode()):
             return owner
+    node = service.members.node_of(shown) if shown else None
+    if node is not None:
+        raise ForbiddenError(f"this token is node {node}'s, no user's", hint=f"a user's is in {service.home / 'token'}")
     why = "the token is wrong" if shown else "no token was sent"
     raise TokenError(why, hint=f"it is in {service.home / 'token'}")
 
 
+def _join_token(service: Asked, shown: Shown) -> str:
+    service.members.check_join_token(shown)
+    return shown
+
+
+def _node(node: str, service: Asked, shown: Shown) -> str:
+    """Return the node of the path, whose token this must be."""
+    service.members.check_node(node, shown)
+    return node
+
+
 Owner = Annotated[str, Depends(_owner)]
+MayJoin = Annotated[str, Depends(_join_token)]
+Itself = Annotated[str, Depends(_node)]
 Draws = Annotated[int, Query(ge=0, le=DRAWS_MAX)]
 Count = Annotated[int, Query(ge=0, le=COUNT_MAX)]
 _REFUSALS: dict[int | str, dict[str, object]] = {
@@ -102,6 +132,7 @@ _REFUSALS: dict[int | str, dict[str, object]] = {
     )
 }
 _bearer = HTTPBearer(auto_error=False, description="A token of the server's home.")
+_agents_bearer = HTTPBearer(auto_error=False, scheme_name="Node", description="A node's token, or a join token.")
 
 
 async def _known_query(request: Request) -> None:
@@ -119,6 +150,9 @@ async def _known_query(request: Request) -> None:
 router = APIRouter(
     prefix="/v1", dependencies=[Security(_bearer), Depends(_owner), Depends(_known_query)], responses=_REFUSALS
 )
+agents_router = APIRouter(
+    prefix="/v1/agents", dependencies=[Security(_agents_bearer), Depends(_known_query)], responses=_REFUSALS
+)
 
 
 @router.get("/health")
@@ -128,8 +162,14 @@ def health(service: Asked) -> HealthView:
 
 
 @router.post("/jobs", status_code=201)
-def submit(submission: Submission, service: Asked, owner: Owner) -> Submitted:
+def submit(submission: Submission, service: Asked, owner: Owner, request: Request) -> Submitted:
     """Queue a job, or refuse it and change nothing."""
+    peer = "" if request.client is None else request.client.host
+    if submission.secrets and request.url.scheme != "https" and not is_loopback(peer):
+        raise InputError(
+            f"the secrets of this job came unencrypted from {peer}: anyone in between has them",
+            hint="replace them, and use the server's https URL",
+        )
     return service.submit(submission, owner)
 
 
@@ -233,6 +273,30 @@ def drain(name: str, order: NodeOrder, service: Asked, owner: Owner) -> NodeView
 def uncordon(name: str, order: NodeOrder, service: Asked, owner: Owner) -> NodeView:
     """Put a node back into use."""
     return service.uncordon(name, by=owner, why=order.why)
+
+
+@router.post("/join-tokens", status_code=201)
+def join_token(request: JoinTokenRequest, service: Asked, owner: Owner) -> JoinTokenView:
+    """Return a token with which machines join as nodes."""
+    return service.members.issue(request, owner)
+
+
+@router.post("/nodes/{name}/leave")
+def leave(name: str, service: Asked, owner: Owner) -> Leaving:
+    """Drain a node that joined; let it go if no attempt is left."""
+    return service.members.leave(name, owner)
+
+
+@agents_router.post("/join", status_code=201)
+def join(joining: JoinRequest, service: Asked, token: MayJoin) -> Joined:
+    """Join as a node, with a join token; return the node's own token."""
+    return service.members.join(token, joining)
+
+
+@agents_router.post("/{node}/leave")
+def leave_as_node(node: Itself, service: Asked) -> Leaving:
+    """Drain the node that asks, with its own token; let it go if no attempt is left."""
+    return service.members.leave(node)
 
 
 @router.get("/queues")
@@ -362,6 +426,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(router)
+    app.include_router(agents_router)
     app.add_exception_handler(CordeeError, _cordee_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _unknown)

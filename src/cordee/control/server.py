@@ -28,8 +28,11 @@ from cordee.control.collector import collected_when_idle
 from cordee.control.executors.local import LocalExecutor
 from cordee.control.home import Home
 from cordee.control.listen import Listener
+from cordee.control.members import Members, PublicAddress
 from cordee.control.prices import Priced
-from cordee.control.service import PublicAddress, Service
+from cordee.control.secret_store import SecretStore
+from cordee.control.service import Service
+from cordee.control.store.credentials import Credentials
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import CordeeError, InputError, ServerError, StoreError
@@ -130,6 +133,7 @@ class Server:
         )
         priced = Priced(self._executor, catalogue, offer.price_as)
         self.control = Control(clock=clock, store=self._store, executor=priced)
+        credentials = Credentials(self._store)
         self.service = Service(
             control=self.control,
             store=self._store,
@@ -138,7 +142,15 @@ class Server:
             catalogue=catalogue,
             wake=self._wake,
             owners=owners,
-            public=None if public is None else PublicAddress(public.url, public.fingerprint),
+            members=Members(
+                control=self.control,
+                credentials=credentials,
+                clock=clock,
+                operator=local_owner(),
+                public=None if public is None else PublicAddress(public.url, public.fingerprint),
+                wake=self._wake,
+            ),
+            secrets=SecretStore(home.path, credentials),
         )
 
     def run(self, on_ready: Callable[[str], None]) -> None:

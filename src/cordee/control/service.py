@@ -37,11 +37,13 @@ from cordee.answers import (
 )
 from cordee.control.admission import Admitted, admit
 from cordee.control.files import JobFiles
+from cordee.control.members import Members
 from cordee.control.ports import Clock
 from cordee.control.rehearse import forecast_of, rehearse
+from cordee.control.secret_store import SecretStore
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
-from cordee.errors import NotFoundError, SpecError
+from cordee.errors import NotFoundError, SpecError, StoreError
 from cordee.events import Lease, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId
@@ -52,14 +54,6 @@ from cordee.schedule.quota.quotas import Standing
 from cordee.schedule.state.records import NodeRecord, Phase
 from cordee.schedule.state.state import State
 from cordee.workload.spec import JobSpec
-
-
-@dataclass(frozen=True, slots=True)
-class PublicAddress:
-    """Where other machines reach the server; `fingerprint` is None if an authority signed its certificate."""
-
-    url: str
-    fingerprint: str | None
 
 
 @dataclass(slots=True)
@@ -74,7 +68,8 @@ class Service:
         catalogue: GPUs and prices.
         wake: wakes the control loop.
         owners: the owner of each token.
-        public: where other machines reach the server; None: they do not.
+        members: the nodes that joined.
+        secrets: the secrets of jobs.
         problem: the error that keeps the control loop from working now; None: it works.
         closing: the server is about to exit, so streams that follow something end.
         files: the submitted files of jobs.
@@ -88,7 +83,8 @@ class Service:
     catalogue: Catalogue
     wake: Callable[[], None]
     owners: Mapping[str, str]
-    public: PublicAddress | None = None
+    members: Members
+    secrets: SecretStore
     problem: str | None = None
     closing: bool = field(default=False)
     files: JobFiles = field(init=False)
@@ -99,6 +95,7 @@ class Service:
 
     def health(self) -> HealthView:
         """Describe the server itself."""
+        public = self.members.public
         with self.control.changed:
             return HealthView(
                 version=cordee.__version__,
@@ -108,23 +105,26 @@ class Service:
                 live_attempts=len(self.control.state.attempts),
                 log_number=self.control.number,
                 problem=self.problem,
-                listens=None if self.public is None else self.public.url,
-                fingerprint=None if self.public is None else self.public.fingerprint,
+                listens=None if public is None else public.url,
+                fingerprint=None if public is None else public.fingerprint,
             )
 
     def submit(self, submission: Submission, owner: str) -> Submitted:
         """Admit and queue a job. Submitting it again changes nothing."""
         spec = _spec(submission)
-        for name in spec.secrets:
-            if not (self.home / "secrets" / name).is_file():
-                raise SpecError(f"the secret {name} is not in the server's home", hint="submit with `cordee run`")
+        self._check_secrets(spec, submission)
         self.files.check(spec)
         job_id = JobId(submission.job_id)
         with self.control.changed:
             admitted = None
             if job_id not in self.control.state.jobs:
                 admitted = self._admitted(spec, submission, owner, self.control.state)
-                self.control.submit(admitted.job, spec.model_dump_json())
+                self.secrets.keep(job_id, submission.secrets)
+                try:
+                    self.control.submit(admitted.job, spec.model_dump_json())
+                except StoreError:
+                    self.secrets.keep(job_id, {})
+                    raise
         self.wake()
         [row] = self.store.jobs(job_id)
         return Submitted(
@@ -137,6 +137,14 @@ class Service:
         """Store submitted files for jobs to come, and remove those that no job needs; return their number."""
         self.files.collect(self.store.jobs())
         return self.files.add(packed)
+
+    def _check_secrets(self, spec: JobSpec, submission: Submission) -> None:
+        for name in spec.secrets:
+            if name not in submission.secrets and not self.secrets.has(name):
+                raise SpecError(f"the secret {name} is not in the server's home", hint="submit with `cordee run`")
+        for name in submission.secrets:
+            if name not in spec.secrets:
+                raise SpecError(f"the secret {name} was sent, but the job does not name it", hint=f"secrets: [{name}]")
 
     def rehearse(self, submission: Submission, owner: str, draws: int) -> RehearsalView:
         """Return the consequences of `submit`, or raise its error, and queue nothing."""
@@ -250,7 +258,7 @@ class Service:
         )
 
     def nodes(self) -> list[NodeView]:
-        """Return every node that was ever up, by name."""
+        """Return every node that was ever up, by name, but those that have left."""
         with self.control.changed:
             state = self.control.state
             used: dict[str, dict[int, str]] = {}
@@ -258,7 +266,9 @@ class Service:
                 for lease in attempt.held:
                     used.setdefault(lease.node, {}).update(_holders(lease, job_id, attempt.epoch))
             records = sorted(state.nodes.records.values(), key=lambda record: record.node.name)
-        return [_node_view(record, used.get(record.node.name, {})) for record in records]
+        gone = self.members.gone()
+        present = [record for record in records if record.up or record.node.name not in gone]
+        return [_node_view(record, used.get(record.node.name, {})) for record in present]
 
     def cordon(self, name: str, *, by: str, why: str, drain: bool = False) -> NodeView:
         """Take a node out of use; with `drain` its attempts get notice.

@@ -6,6 +6,7 @@ a commit that has returned survives a power cut.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class SqlStore:
         try:
             _migrate(self._engine)
         except SQLAlchemyError as error:
-            raise StoreError(f"the database cannot be opened: {_reason(error)}", hint=f"it is {url}") from error
+            raise StoreError(f"the database cannot be opened: {reason(error)}", hint=f"it is {url}") from error
 
     def close(self) -> None:
         """Close the database."""
@@ -52,20 +53,20 @@ class SqlStore:
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
         """Commit all of it, or raise StoreError and change nothing."""
         try:
-            with self._engine.begin() as connection:
+            with self.writing() as connection:
                 number = connection.execute(sa.select(sa.func.max(tables.log.c.number))).scalar() or 0
                 for offset, event in enumerate(events, start=1):
                     tables.record(connection, number + offset, event)
                 for source, seq in seen:
                     _move_mark(connection, source, seq)
         except SQLAlchemyError as error:
-            raise StoreError(f"{len(events)} events were not written: {_reason(error)}") from error
+            raise StoreError(f"{len(events)} events were not written: {reason(error)}") from error
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield the log after a number, in order."""
         columns = (tables.log.c.number, tables.log.c.body)
         while True:
-            page = self._read(
+            page = self.read(
                 sa.select(*columns).where(tables.log.c.number > after).order_by(tables.log.c.number).limit(_PAGE)
             )
             for row in page:
@@ -76,7 +77,7 @@ class SqlStore:
 
     def mark(self, source: str) -> int:
         """Return the highest committed `seq` of a stream; 0 if none."""
-        rows = self._read(sa.select(tables.marks.c.seq).where(tables.marks.c.source == source))
+        rows = self.read(sa.select(tables.marks.c.seq).where(tables.marks.c.source == source))
         return int(rows[0]["seq"]) if rows else 0
 
     def pending(self) -> list[Pending]:
@@ -87,15 +88,15 @@ class SqlStore:
             .join(tables.jobs, tables.jobs.c.job_id == tables.commands.c.job_id)
             .order_by(tables.commands.c.number)
         )
-        return [_pending(row) for row in self._read(waiting)]
+        return [_pending(row) for row in self.read(waiting)]
 
     def confirm(self, number: int) -> None:
         """Remove a delivered command from the outbox."""
         try:
-            with self._engine.begin() as connection:
+            with self.writing() as connection:
                 connection.execute(tables.commands.delete().where(tables.commands.c.number == number))
         except SQLAlchemyError as error:
-            raise StoreError(f"command {number} could not be marked as delivered: {_reason(error)}") from error
+            raise StoreError(f"command {number} could not be marked as delivered: {reason(error)}") from error
 
     def jobs(self, job_id: str | None = None) -> list[Mapping[str, Any]]:
         """Return the rows of all jobs, newest first, or of one job, with the steps of its newest attempt."""
@@ -108,25 +109,36 @@ class SqlStore:
         query = query.join(attempts, newest, isouter=True)
         if job_id is not None:
             query = query.where(jobs.c.job_id == job_id)
-        return self._read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id))
+        return self.read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id))
 
     def attempts(self, job_id: str) -> list[Mapping[str, Any]]:
         """Return the rows of the job's attempts, oldest first."""
         attempts = tables.attempts
-        return self._read(sa.select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.epoch))
+        return self.read(sa.select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.epoch))
 
     def node_epoch(self, name: str) -> int:
         """Return the highest known epoch of the node's agents; 0 if none."""
         query = sa.select(tables.log.c.body).where(tables.log.c.kind == NodeUp.__name__)
-        claims = (json.loads(row["body"])["node"] for row in self._read(query))
+        claims = (json.loads(row["body"])["node"] for row in self.read(query))
         return max((node["epoch"] for node in claims if node["name"] == name), default=0)
 
-    def _read(self, query: sa.Select[object]) -> list[Mapping[str, Any]]:
+    @contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        """Open a transaction; an error undoes it."""
+        with self._engine.begin() as connection:
+            yield connection
+
+    def read(self, query: sa.Select[Any]) -> list[Mapping[str, Any]]:
+        """Return the rows of a query.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
         try:
             with self._engine.connect().execution_options(cordee_read=True) as connection:
                 return [dict(row) for row in connection.execute(query).mappings()]
         except SQLAlchemyError as error:
-            raise StoreError(f"the database cannot be read: {_reason(error)}") from error
+            raise StoreError(f"the database cannot be read: {reason(error)}") from error
 
 
 def _pending(row: Mapping[str, Any]) -> Pending:
@@ -152,7 +164,8 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
 
-def _reason(error: SQLAlchemyError) -> str:
+def reason(error: SQLAlchemyError) -> str:
+    """Return the first line of the database's own message."""
     return str(getattr(error, "orig", None) or error).splitlines()[0]
 
 

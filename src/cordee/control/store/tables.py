@@ -10,6 +10,7 @@ import json
 import sqlalchemy as sa
 
 from cordee.control.ports import Command
+from cordee.control.store.credential_tables import metadata, secrets
 from cordee.event_json import encode
 from cordee.events import (
     AttemptEnded,
@@ -31,8 +32,6 @@ from cordee.events import (
     Restored,
 )
 from cordee.schedule.explain import held_up
-
-metadata = sa.MetaData()
 
 log = sa.Table(
     "log",
@@ -126,6 +125,7 @@ def _follow_job(connection: sa.Connection, event: Event) -> None:
         case AttemptEnded():
             _set_job(connection, event.job_id, state="queued", why=event.why)
         case JobEnded():
+            connection.execute(secrets.delete().where(secrets.c.job_id == event.job_id))
             _set_job(connection, event.job_id, state=event.state, why=event.why, ended_us=event.at_us)
 
 

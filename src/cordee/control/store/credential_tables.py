@@ -1,0 +1,35 @@
+"""Tables of what other machines bring and need: tokens, as hashes, and the encrypted secrets of jobs.
+
+They are not derived from the log, and the log does not contain them.
+"""
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()  # of all tables
+
+agents = sa.Table(
+    "agents",
+    metadata,
+    sa.Column("node", sa.String, primary_key=True),
+    sa.Column("token_hash", sa.String, nullable=False, unique=True),
+    sa.Column("machine", sa.String, nullable=False),
+    sa.Column("joined_us", sa.BigInteger, nullable=False),
+    sa.Column("by", sa.String, nullable=False),
+    sa.Column("left_us", sa.BigInteger),
+)
+join_tokens = sa.Table(
+    "join_tokens",
+    metadata,
+    sa.Column("hash", sa.String, primary_key=True),
+    sa.Column("expires_us", sa.BigInteger, nullable=False),
+    sa.Column("uses", sa.Integer, nullable=False),
+    sa.Column("used", sa.Integer, nullable=False),
+    sa.Column("by", sa.String, nullable=False),
+)
+secrets = sa.Table(
+    "secrets",
+    metadata,
+    sa.Column("job_id", sa.String, primary_key=True),
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("sealed", sa.Text, nullable=False),
+)
