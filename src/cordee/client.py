@@ -46,6 +46,7 @@ from cordee.servers import (
     fingerprint_of_environment,
     home_token,
     is_private,
+    read_join_token,
     write_private,
 )
 from cordee.tls import client_context
@@ -266,14 +267,18 @@ class Client:
         """
         return self._ask(JoinTokenView, "POST", "/v1/join-tokens", json={"uses": uses, "for_s": for_s})
 
-    def join(self, name: str, machine: str) -> Joined:
-        """Join as a node; this client's token is a join token.
+    @classmethod
+    def join(cls, url: str, join_token: str, *, name: str, machine: str) -> Joined:
+        """Join the server at `url` as a node.
 
         Raises:
-            TokenError: the join token is unknown, expired or used up.
+            InputError: the join token is incomplete.
+            TokenError: it is unknown, expired or used up.
             NameTakenError: another machine is the node of this name.
         """
-        return self._ask(Joined, "POST", "/v1/agents/join", json={"name": name, "machine": machine})
+        secret, fingerprint = read_join_token(join_token)
+        with cls(url=url, token=secret, fingerprint=fingerprint) as client:
+            return client._ask(Joined, "POST", "/v1/agents/join", json={"name": name, "machine": machine})
 
     def leave(self, node: str, *, as_node: bool = False) -> Leaving:
         """Drain a node that joined, and let it go when no attempt is left; ask again until then.

@@ -25,7 +25,7 @@ from cordee.errors import (
 )
 from cordee.events import Node, NodeDown, NodeUp
 from cordee.ids import JobId
-from cordee.servers import read_join_token
+from cordee.servers import read_join_token, write_join_token
 
 US_PER_HOUR = 3_600_000_000
 
@@ -40,9 +40,10 @@ class Place(NamedTuple):
         return self.api.client.join_token(uses=uses, for_s=for_s)
 
     def join(self, token: JoinTokenView, name: str, machine: str = "") -> Joined:
-        secret, fingerprint = read_join_token(token.token)
-        with Client(url=token.url, token=secret, fingerprint=fingerprint) as client:
-            return client.join(name, machine or f"host-{name}/1")
+        return Client.join(token.url, token.token, name=name, machine=machine or f"host-{name}/1")
+
+    def as_join_token(self, joined: Joined) -> str:
+        return write_join_token(joined.token, self.remote.address.fingerprint)
 
     def as_node(self, joined: Joined) -> Client:
         return Client(url=joined.servers[0], token=joined.token, fingerprint=self.remote.address.fingerprint)
@@ -140,7 +141,7 @@ def test_the_token_of_a_node_is_good_for_nothing_else(shared: Place) -> None:
         with pytest.raises(ForbiddenError, match="this token is node gpu-8's, no user's"):
             node.jobs()
         with pytest.raises(TokenError, match="the join token is unknown"):
-            node.join("gpu-9", "host/9")
+            node.join(node.url, shared.as_join_token(joined), name="gpu-9", machine="host/9")
     with pytest.raises(TokenError, match="the token is no node's"):
         shared.remote.leave("gpu-8", as_node=True)
 

@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "up": ("cordee.cli.operate", "Start a server; jobs of an earlier one continue."),
         "connect": ("cordee.cli.connect", "Use a server on another machine."),
         "down": ("cordee.cli.operate", "Checkpoint and requeue all jobs, then end the server."),
-        "nodes": ("cordee.cli.nodes", "List nodes, their jobs and prices; cordon, drain, uncordon."),
+        "nodes": ("cordee.cli.nodes", "List nodes; cordon, drain or uncordon one; let one join or leave."),
         "queues": ("cordee.cli.queues", "Show or set the tree of queues: quotas, usage and borrowing."),
     },
     "After a run": {
@@ -76,8 +76,8 @@ EXAMPLES = {
     "checkpoint": "cordee checkpoint export s3://bucket/run/my-job 400 --to hf --out my-model",
 }
 
-# Earlier names, which scripts may still use: of verbs, and of the flags of some verbs.
-RENAMED_VERBS = {"trace": "profile"}
+# Other names, which scripts may use: of verbs (an earlier one, the singular), and of the flags of some verbs.
+RENAMED_VERBS = {"trace": "profile", "node": "nodes"}
 RENAMED_FLAGS = {
     **{verb: {"--trace": "--chrome-trace"} for verb in ("pipeline", "simulate", "cost")},
     "experts": {"--share": "--expert-fraction"},

@@ -1,68 +1,109 @@
-"""The verb of nodes: list them, show one, or take one out of use and back."""
+"""The verbs of nodes: list them, show one, take one out of use and back; those about joining are in `join.py`."""
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, cast
 
 import typer
 from rich.text import Text
+from typer.core import TyperGroup
 
 from cordee.answers import NodeView
 from cordee.cli import terminal
+from cordee.cli.join import consent_to_evict, leave, token
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NotFoundError
 from cordee.units import format_bytes, format_micro_usd, plural
 
-ORDERS = {"cordon": Client.cordon, "drain": Client.drain, "uncordon": Client.uncordon}
-REASONED = ("cordon", "drain")
-"""Orders that need a reason."""
+
+class _Nodes(TyperGroup):
+    """The verbs of nodes; anything else lists them, or names the one to show."""
+
+    def parse_args(self, ctx: object, args: list[str]) -> list[str]:
+        known = bool(args) and args[0] in (*self.commands, "--help", "-h")
+        return super().parse_args(cast(typer.Context, ctx), args if known else ["list", *args])
 
 
-def nodes(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[[cordon|drain|uncordon] NODE]",
-            help="Cordon a node (nothing new is placed there), drain it (its attempts also checkpoint and leave), "
-            "or uncordon it; a name alone shows the node; else list nodes.",
-        ),
-    ] = None,
+nodes = typer.Typer(cls=_Nodes, add_completion=False)
+
+Name = Annotated[str | None, typer.Argument(metavar="NODE", show_default=False)]
+Why = Annotated[str, typer.Option(help="The reason, shown to everybody; required.", show_default=False)]
+Note = Annotated[str, typer.Option(help="A remark for the log.", show_default=False)]
+
+
+@nodes.command("list")
+def show_nodes(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NODE]", help="Show this node.")] = None,
     *,
-    why: Annotated[str, typer.Option(help="Reason of a cordon or drain, shown to everybody; required for both.")] = "",
-    yes: terminal.Yes = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """List nodes, the attempts that hold their GPUs, and their prices; or show, cordon, drain or uncordon one."""
-    words = what or []
-    one = words[0] if len(words) == 1 and words[0] not in ORDERS else None
-    if words and one is None and (words[0] not in ORDERS or len(words) != 2):
-        raise InputError(
-            f"unknown: nodes {' '.join(words)}",
-            hint="cordee nodes, or cordee nodes [cordon|drain|uncordon] NODE",
-        )
-    if why and (not words or one is not None):
-        raise InputError("--why needs cordon, drain or uncordon", hint="cordee nodes cordon NODE --why TEXT")
-    if words and words[0] in REASONED and not why.strip():
-        hint = f"cordee nodes {words[0]} {words[1]} --why 'disk errors'"
-        raise InputError(f"{words[0]} needs a reason, which is shown to everybody", hint=hint)
+    """List nodes, the attempts that hold their GPUs, and their prices; or show one. `list` may be left out."""
+    words = names or []
+    if len(words) > 1:
+        raise _unknown(*words)
     with terminal.connect(home) as client:
         terminal.warn(client)
-        if words and words[0] == "drain" and terminal.may_ask() and not yes and not as_json:
-            _consent(client, words[1])
-        if words and one is None:
-            found = [ORDERS[words[0]](client, words[1], why=why)]
-        else:
-            found = client.nodes() if one is None else [_named(one, client.nodes())]
+        found = [_named(words[0], client.nodes())] if words else client.nodes()
     if as_json:
         terminal.print_json(found[0] if words else found)
-    elif one is not None:
+    elif words:
         for line in detail(found[0]):
             terminal.stdout().print(line, highlight=False, markup=False, soft_wrap=True)
-    elif words:
-        print(f"{found[0].name}: {node_state(found[0])}")
     else:
         show(found)
+
+
+@nodes.command()
+def cordon(node: Name = None, *, why: Why = "", home: Home = None, as_json: Json = False) -> None:
+    """Cordon a node: nothing new is placed there."""
+    _order(Client.cordon, "cordon", node, why, home, as_json)
+
+
+@nodes.command()
+def drain(
+    node: Name = None, *, why: Why = "", yes: terminal.Yes = False, home: Home = None, as_json: Json = False
+) -> None:
+    """Drain a node: cordon it, and its attempts checkpoint and leave."""
+    ask = terminal.may_ask() and not yes and not as_json
+    _order(Client.drain, "drain", node, why, home, as_json, ask=ask)
+
+
+@nodes.command()
+def uncordon(node: Name = None, *, why: Note = "", home: Home = None, as_json: Json = False) -> None:
+    """Put a node back into use."""
+    _order(Client.uncordon, "uncordon", node, why, home, as_json)
+
+
+nodes.command()(token)
+nodes.command()(leave)
+
+
+def _order(
+    order: Callable[..., NodeView], verb: str, name: str | None, why: str, home: Path | None, as_json: bool,
+    *, ask: bool = False,
+) -> None:  # fmt: skip
+    if name is None:
+        raise _unknown(verb)
+    if verb != "uncordon" and not why.strip():
+        hint = f"cordee nodes {verb} {name} --why 'disk errors'"
+        raise InputError(f"{verb} needs a reason, which is shown to everybody", hint=hint)
+    with terminal.connect(home) as client:
+        terminal.warn(client)
+        if ask:
+            consent_to_evict(client, name, "drain")
+        found = order(client, name, why=why)
+    if as_json:
+        terminal.print_json(found)
+    else:
+        print(f"{found.name}: {node_state(found)}")
+
+
+def _unknown(*words: str) -> InputError:
+    return InputError(
+        f"unknown: nodes {' '.join(words)}", hint="cordee nodes, or cordee nodes [cordon|drain|uncordon] NODE"
+    )
 
 
 def node_state(node: NodeView) -> str:
@@ -79,13 +120,6 @@ def node_state(node: NodeView) -> str:
 def price(node: NodeView) -> str:
     """Return the price of a GPU of the node, with its source."""
     return f"{_per_hour(node)} ({node.price_source})" if node.micro_usd_per_gpu_hour else node.price_source
-
-
-def _consent(client: Client, name: str) -> None:
-    """Ask for consent to end the attempts that run on a node."""
-    attempts = sorted({holder for node in client.nodes() if node.name == name for holder in node.used.values()})
-    if attempts:
-        terminal.ask([f"{attempt} checkpoints and leaves {name}" for attempt in attempts], f"drain {name}?")
 
 
 def _named(name: str, nodes: list[NodeView]) -> NodeView:
