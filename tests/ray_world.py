@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 _MARK = "CORDEE_TEST_RAY"
+RAY = (sys.executable, "-W", "ignore", "-c", "from ray.scripts.scripts import main; main()")
 _TRIES = 3  # a raylet gives its Python agents 15 s to write their port files, and then aborts: a busy machine is slower
 _START_S = 60.0
 
@@ -25,9 +26,9 @@ class RayWorld:
         settings: environment variables of every Ray process, such as RAY_gcs_storage.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None, port: int | None = None) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = port or _free_port()
         self._id = uuid.uuid4().hex[:8]
         self._settings = settings or {}
         self._blockers: dict[str, subprocess.Popen[bytes]] = {}
@@ -37,13 +38,13 @@ class RayWorld:
         """The head's address, for RAY_ADDRESS."""
         return f"127.0.0.1:{self.port}"
 
-    def start_head(self) -> None:
+    def start_head(self, options: str = "") -> None:
         """Start the head, or start it again after it died."""
         # `ray start --head` looks for raylets of this address on its machine, and here the other nodes have some.
         (self.folder / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         self._start(
             "head",
-            f"--head --port={self.port} --num-cpus=0 --include-dashboard=false",
+            f"--head --port={self.port} --num-cpus=0 --include-dashboard=false {options}",
         )
 
     def start_node(self, name: str, cpus: int = 2) -> None:
@@ -89,6 +90,10 @@ class RayWorld:
         """Return a node's raylet."""
         return next(each for each in self.processes(name) if each.name() == "raylet")
 
+    def ray(self, args: list[str]) -> None:
+        """Run one of Ray's commands."""
+        subprocess.run([*RAY, *args], check=True, stdout=subprocess.DEVNULL)
+
     def stop(self) -> None:
         """Kill every process of the cluster."""
         for name, blocker in self._blockers.items():
@@ -111,8 +116,7 @@ class RayWorld:
             "RAY_memory_monitor_refresh_ms": "0",
             "RAY_AUTH_MODE": "disabled",
         }
-        argv = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"]
-        argv += [*options.split(), "--object-store-memory=80000000", "--disable-usage-stats"]
+        argv = [*RAY, "start", "--block", *options.split(), "--object-store-memory=80000000", "--disable-usage-stats"]
         argv += [f"--temp-dir={self.folder / 'ray'}"] if name == "head" else []
         with log.open("wb") as out:
             process = subprocess.Popen(argv, env=environment, stdout=out, stderr=out, start_new_session=True)

@@ -102,14 +102,16 @@ def given(world: RayWorld, name: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def cluster(names: tuple[str, ...], settings: dict[str, str]) -> Iterator[tuple[RayWorld, Callable[[], DriverWorld]]]:
+def cluster(
+    names: tuple[str, ...], settings: dict[str, str], *, port: int | None = None, head_options: str = ""
+) -> Iterator[tuple[RayWorld, Callable[[], DriverWorld]]]:
     """Start a cluster; yield it, and a function that starts a driver."""
     with contextlib.ExitStack() as stack:
         # A short path: it holds Unix sockets.
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cordee-", ignore_cleanup_errors=True))
-        world = RayWorld(Path(folder), settings)
+        world = RayWorld(Path(folder), settings, port)
         stack.callback(world.stop)
-        world.start_head()
+        world.start_head(head_options)
         for name in names:
             world.start_node(name)
 
@@ -222,3 +224,45 @@ def test_a_head_without_persistence_loses_its_nodes_and_groups_and_no_agent() ->
         again.start("n1", new["n1"])
         assert again.next("started")["started"] is False
         assert given(world, "n1")["pid"] == pid
+
+
+def test_a_drain_with_a_deadline_is_reported() -> None:
+    with cluster(("n1",), PATIENT) as (world, connect):
+        driver = connect()
+        ids = driver.nodes({"n1"})
+        driver.say(hold={"id": ids["n1"], "resources": {"CPU": 2}})  # Ray ends an unused node at once
+        assert driver.next("reserved") == {"id": ids["n1"]}
+        before_ms = time.time() * 1000
+        drain = ["drain-node", "--address", world.address, "--node-id", ids["n1"]]
+        drain += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        world.ray([*drain, "--deadline-remaining-seconds", "600"])
+        while not (deadlines := [node["drain_by_ms"] for node in driver.next("nodes") if node["drain_by_ms"]]):
+            pass
+        assert 590e3 < deadlines[0] - before_ms < 630e3
+
+
+def test_the_autoscaler_adds_nodes_that_are_wanted_and_takes_those_that_are_released(tmp_path: Path) -> None:
+    empty = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
+    empty += ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files")
+    config: dict[str, object] = {key: [] for key in (*empty, "rsync_exclude", "rsync_filter")}
+    config |= {"auth": {}, "docker": {}, "file_mounts": {}, "file_mounts_sync_continuously": False}
+    options = {"type": "fake_multinode", "use_node_id_as_ip": True, "disable_node_updaters": True}
+    kinds = {"ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}}
+    kinds["cpu"] = {"resources": {"CPU": 2}, "node_config": {}, "min_workers": 0, "max_workers": 2}
+    config |= {"cluster_name": "fake", "max_workers": 2, "upscaling_speed": 1.0, "idle_timeout_minutes": 0.1}
+    config |= {"provider": options | {"disable_launch_config_check": True}, "available_node_types": kinds}
+    (tmp_path / "cluster.json").write_text(json.dumps(config | {"head_node_type": "ray.head.default"}))
+    settings = PATIENT | {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
+    # Ray's fake provider dials its default port.
+    with cluster((), settings, port=6379, head_options=f"--autoscaling-config={tmp_path}/cluster.json") as (_, connect):
+        driver = connect()
+        driver.say(want=[{"CPU": 1}] * 4)
+        while len(nodes := [node for node in driver.next("nodes") if node["cpus"]]) < 2:
+            pass
+        kept, other = (str(node["id"]) for node in nodes)
+        driver.say(hold={"id": kept, "resources": {"CPU": 2}})
+        assert driver.next("reserved") == {"id": kept}
+        driver.say(want=[])
+        assert driver.next("gone")["id"] == other
+        driver.say(release=kept)
+        assert driver.next("gone")["id"] == kept

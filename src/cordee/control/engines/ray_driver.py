@@ -15,6 +15,7 @@ reserves and starts outlives it: the next driver finds a node's placement group 
     {"gone": {"id", "why"}}                     a node has died, as Ray says
     {"waiting": {"id"}}, {"reserved": {"id"}}   Ray's own jobs hold the GPUs; they are reserved
     {"started": {"id", ...}}, {"failed": {"id", "why"}}
+    {"warning": TEXT}                           something cannot be done
     {"problem": TEXT}                           the last line of a driver that ends because of it
 """
 
@@ -96,14 +97,23 @@ class Driver:
         elif "release" in command:
             self._release(str(command["release"]))
         elif "want" in command:
-            from ray.autoscaler.sdk import request_resources
-
-            request_resources(bundles=command["want"])
+            self._request(command["want"])
         elif "leave" in command:
             for node_id in list(self._groups):
                 self._release(node_id)
             return True
         return "end" in command
+
+    def _request(self, bundles: list[dict[str, float]]) -> None:
+        import ray
+
+        try:
+            if _through_client():
+                ray.get(ray.remote(num_cpus=0)(_request_resources).remote(bundles), timeout=END_S)
+            else:
+                _request_resources(bundles)
+        except Exception as error:  # a cluster without an autoscaler is none the worse for it
+            self._say({"warning": f"Ray's autoscaler cannot be asked for {len(bundles)} GPUs or slots: {error}"})
 
     # -- membership ----------------------------------------------------------------------------------------
 
@@ -205,12 +215,23 @@ def _facts(node: dict[str, Any], draining: dict[str, int]) -> dict[str, object]:
 
 def _draining() -> dict[str, int]:
     """Return the deadlines, in ms since the Unix epoch (0: none), of nodes that Ray is draining."""
-    import ray
     from ray._private.state import state
 
     # Ray has no public call for this; through Ray Client there is none at all.
     find = getattr(state, "get_draining_nodes", None)
-    return {} if find is None or ray.util.client.ray.is_connected() else dict(find())
+    return {} if find is None or _through_client() else dict(find())
+
+
+def _through_client() -> bool:
+    import ray
+
+    return bool(ray.util.client.ray.is_connected())
+
+
+def _request_resources(bundles: list[dict[str, float]]) -> None:
+    from ray.autoscaler.sdk import request_resources
+
+    request_resources(bundles=bundles)
 
 
 def _group_states() -> list[tuple[str, str]]:

@@ -52,9 +52,9 @@ def start_agent(folder: str, config: Mapping[str, object], args: Sequence[str]) 
     place = Path(folder).expanduser()
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     facts: dict[str, object] = {"python": sys.executable, "folder": str(place)}
+    _write_private(place / "agent.json", json.dumps(config))  # an agent reads it whenever it dials
     if _is_locked(place / "lock"):
         return facts | {"started": False, "nice": 0}
-    _write_private(place / "agent.json", json.dumps(config))
     log = place / "agent.log"
     before = log.stat().st_size if log.exists() else 0
     pid, nice = _launch([sys.executable, *(arg.replace("{folder}", str(place)) for arg in args)], log)
