@@ -91,6 +91,7 @@ class Node:
     software: tuple[str, ...] = ()  # names and versions, such as "cordee 0.1.0"
     cpu_milli: int | None = None  # thousandths of a CPU core; None: not counted
     memory_bytes: int | None = None  # of the host; None: not counted
+    machine: str = ""  # id of the machine behind the name, `HOST/...`; "": an agent of an earlier version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

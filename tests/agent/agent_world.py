@@ -2,14 +2,31 @@
 
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
 
-from cordee.control.executors.local import LocalExecutor
-from cordee.control.executors.supervise import NodeConfig
+from fastapi import FastAPI
+
+from cordee.control.agents import link
+from cordee.control.agents.claims import Member
+from cordee.control.agents.executor import AgentsExecutor
+from cordee.control.engines.local import LocalEngine, NodeConfig
+from cordee.control.node_tokens import DerivedTokens
 from cordee.control.ports import Pending
-from cordee.events import AttemptPlaced, KillOrdered, Lease, NodeUp, NoticeGiven, NoticeReason, RanksEnded, RanksStarted
+from cordee.control.web import WebServer
+from cordee.events import (
+    AttemptPlaced,
+    KillOrdered,
+    Lease,
+    NodeDown,
+    NodeUp,
+    NoticeGiven,
+    NoticeReason,
+    RanksEnded,
+    RanksStarted,
+)
 from cordee.ids import JobId
 
 DEADLINE_S = 40.0
@@ -24,33 +41,68 @@ class World:
         self.home, self.nodes = home, nodes
         home.mkdir(exist_ok=True)
         (home / "token").write_text("secret-token\n")
-        self.log, self.marks, self.pending, self.number = [], {}, [], 0
+        self.log, self.marks, self.ordered, self.pending, self.number = [], {}, [], [], 0
         self.executor = None
         self.up()
 
     def up(self):
-        self.executor = LocalExecutor(
-            self.home, mark=lambda source: self.marks.get(source, 0), epoch=self.epoch, nodes=self.nodes, confirm_s=5.0
-        )
-        host, port = self.executor.listen()
-        (self.home / "server.json").write_text(json.dumps({"pid": os.getpid(), "agents": {"host": host, "port": port}}))
-        self.executor.start()
+        tokens = DerivedTokens((self.home / "token").read_text())
+        engine = LocalEngine(self.home, self.nodes, tokens)
+        self.executor = AgentsExecutor(log=self, node_of=tokens.node_of, engines=[engine], confirm_s=5.0)
+        app = FastAPI()
+        app.state.agents = self.executor
+        app.include_router(link.router)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.web = WebServer(app, listener)
+        self.web.begin()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        (self.home / "server.json").write_text(json.dumps({"pid": os.getpid(), "agents": url}))
+        self.executor.start(self.members())
 
     def down(self):
         """End the server as `kill -9` does, without any message."""
         self.executor.close()
+        self.web.end()
         self.executor = None
 
     def close(self):
         if self.executor is None:
             self.up()
-            self.until(lambda: all(node.channel for node in self.executor._nodes.values()))
+            self.until(lambda: len(self.connected()) == len(self.nodes))
         self.executor.close(kill_agents=True)
+        self.web.end()
 
-    def epoch(self, node):
-        return max(
-            (event.node.epoch for event in self.log if isinstance(event, NodeUp) and event.node.name == node), default=0
-        )
+    def connected(self):
+        return {name for name, member in self.executor._members.items() if member.session}
+
+    # -- what the executor reads of the log ------------------------------------------------------------------
+
+    def mark(self, source):
+        return self.marks.get(source, 0)
+
+    def leased(self, job_id, epoch):
+        commands = [each.command for each in self.ordered]
+        placed = [each for each in commands if isinstance(each, AttemptPlaced)]
+        leases = [each.leases for each in placed if (each.job_id, each.epoch) == (job_id, epoch)]
+        return [lease.node for lease in leases[0]] if leases else []
+
+    def held(self, job_id, epoch):
+        ended = {event.node for event in self.of(RanksEnded, job_id, epoch)}
+        nodes = self.leased(job_id, epoch)
+        return [node for node in nodes or [each.name for each in self.nodes] if node not in ended]
+
+    def secrets(self, job_id, names):
+        paths = {name: self.home / "secrets" / name for name in names}
+        return {name: path.read_text().rstrip() for name, path in paths.items() if path.exists()}
+
+    def members(self):
+        newest = {}
+        for event in self.log:
+            if isinstance(event, NodeUp):
+                newest[event.node.name] = Member(event.node.name, epoch=event.node.epoch, up=True)
+            elif isinstance(event, NodeDown) and newest[event.node].epoch == event.epoch:
+                newest[event.node].up = False
+        return list(newest.values())
 
     def tick(self):
         for report in self.executor.reports():
@@ -74,7 +126,8 @@ class World:
 
     def order(self, command, spec="{}"):
         self.number += 1
-        self.pending.append(Pending(number=self.number, command=command, spec=spec))
+        self.ordered.append(Pending(number=self.number, command=command, spec=spec))
+        self.pending.append(self.ordered[-1])
 
     def start(self, run, *, job=JOB, epoch=1, gpus=1, leases=None, **spec):
         leases = leases or (Lease(node=self.nodes[0].name, gpus=tuple(range(gpus))),)
@@ -114,7 +167,7 @@ class World:
 
     def agent_pid(self, node="local"):
         """Return the pid of the process that holds the node's lock."""
-        wanted = f"--home\0{self.home}\0--node\0{node}\0".encode()
+        wanted = f"--folder\0{self.home}/nodes/{node}\0".encode()
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 if wanted in path.read_bytes() and b"cordee.agent\0" in path.read_bytes():

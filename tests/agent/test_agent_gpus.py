@@ -13,8 +13,7 @@ import pytest
 from agent_world import World, python
 
 from cordee.agent.gpus import discover, lock_file
-from cordee.agent.wire import Shutdown
-from cordee.control.executors.supervise import NodeConfig
+from cordee.control.engines.local import NodeConfig
 from cordee.errors import MissingExtraError
 from cordee.events import NodeUp, Outcome
 
@@ -209,7 +208,7 @@ def test_two_servers_do_not_offer_the_same_gpu(machine, stub):
     second = machine("second")
     assert second.until(lambda: last_node(second)).unavailable == (0, 1, 2)
     pid = first.agent_pid()
-    first.executor._farewell = Shutdown()  # so that no other agent takes the locks again
+    first.executor._engines[0].retire()  # so that no other agent takes the locks again
     os.kill(pid, signal.SIGKILL)
     second.until(lambda: last_node(second).unavailable == (), "the locks of a dead agent are free")
 

@@ -2,22 +2,27 @@
 
 import itertools
 import json
+import math
 import os
 import signal
-import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.agent import process, wire
+from cordee.agent import messages, process
+from cordee.agent.clock import Clock
 from cordee.agent.launch import Assignment, prepare
+from cordee.agent.lease import Lease
 from cordee.agent.logs import Masker
 from cordee.agent.spools import spool_files
-from cordee.events import Lease, RankLeft
+from cordee.control.agents import link
+from cordee.events import Lease as GpuLease
+from cordee.events import RankLeft
 from cordee.telemetry.stream import StreamReader, StreamWriter, last_records
 from cordee.workload.launcher import launcher_of
 
@@ -45,7 +50,7 @@ def test_a_stream_is_read_while_it_grows(tmp_path):
 
 
 def test_the_spools_of_possible_ranks_and_of_their_uploaders_are_read(tmp_path):
-    leases = (Lease(node="n", gpus=(0, 1)),)
+    leases = (GpuLease(node="n", gpus=(0, 1)),)
     order = Assignment(job_id="j", epoch=2, node="n", leases=leases, spec={}, master_addr="h", master_port=9)
     (tmp_path / "spool").mkdir()
     for name in ("rank0", "rank1-uploader", "rank1", "rank0-drain", "rank99999", "rank00", "rank1-other", "rankx"):
@@ -175,7 +180,7 @@ def test_launch_auto(run, launcher):
 
 
 def launched(tmp_path, spec, *, node="b", base=None, secrets=None, real=False, estimate=None):
-    leases = (Lease(node="a", gpus=(0, 1)), Lease(node="b", gpus=(2, 5)))
+    leases = (GpuLease(node="a", gpus=(0, 1)), GpuLease(node="b", gpus=(2, 5)))
     order = Assignment(
         job_id="j",
         epoch=3,
@@ -312,47 +317,96 @@ def test_find_and_send(portable, monkeypatch):
 
 # -- messages --------------------------------------------------------------------------------------------
 
-MESSAGES = [
-    wire.Challenge(nonce="c"),
-    wire.Hello(node="n", epoch=2, sources=["node/n/2"], nonce="n", proof="p"),
-    wire.Welcome(marks={"node/n/2": 7}, proof="p"),
-    wire.Refused(why="no", final=True),
-    wire.Record(source="s", seq=1, event={"kind": "x"}),
-    wire.Seen(source="s", seq=1),
-    wire.Order(number=3, event={"kind": "x"}, spec="{}", master_addr="h", master_port=5),
-    wire.Order(number=3, event={"kind": "x"}, spec="{}", estimate={"layout": "fsdp4", "step_us": None}),
-    wire.Confirm(number=3),
-    wire.Shutdown(now=True),
+FROM_SERVER = [
+    messages.Welcome(epoch=2, marks={"node/n/2": 7}, lease_s=30.0, beat_s=2.0, clock_us=5),
+    messages.Refused(why="no", final=True),
+    messages.Seen(source="s", seq=1),
+    messages.Beat(number=1, clock_us=5),
+    messages.Order(number=3, event={"kind": "x"}, spec="{}", meeting=messages.Meeting(address="h", port=5)),
+    messages.Order(number=3, event={"kind": "x"}, spec="{}", estimate={"layout": "fsdp4", "step_us": None}),
+    messages.Shutdown(now=True),
+]
+FROM_AGENT = [
+    messages.Claim(
+        incarnation="i", machine="h/1", epoch=2, epoch_min=2, sources=["s"], clock_us=1, cordee="0", python="3"
+    ),
+    messages.Records(source="s", seqs=[1, 2], events=[{"kind": "x"}, {"kind": "y"}]),
+    messages.Beat(number=1, clock_us=5),
+    messages.Confirm(number=3, meeting=messages.Meeting(address="h", port=5)),
+    messages.Confirm(number=3),
 ]
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_messages_survive_the_wire(message):
-    assert wire.decode(wire.encode(message)) == message
+def named(message):
+    return type(message).__name__
 
 
-@pytest.mark.parametrize("line", [b"", b"7", b"{}", b'{"nothing": {}}', b'{"confirm": {}}', b'{"confirm": 7}', b"\xff"])
-def test_decode_refuses_malformed_messages(line):
-    with pytest.raises(wire.WireError):
-        wire.decode(line)
+@pytest.mark.parametrize("message", FROM_SERVER, ids=named)
+def test_messages_of_the_server_survive_the_link(message):
+    assert messages.decode(messages.encode(message)) == message
 
 
-def test_a_channel_keeps_what_the_socket_does_not_take():
-    left_end, right_end = map(wire.Channel, socket.socketpair())
-    sent = [wire.Record(source="s", seq=n, event={"text": "x" * 1000}) for n in range(3000)]
-    for message in sent:
-        left_end.send(message)
-    assert left_end.pending
-    got = []
-    while len(got) < len(sent):
-        got += right_end.receive()
-        left_end.flush()
-    assert got == sent
-    left_end.close()
-    with pytest.raises(ConnectionError):
-        while True:
-            right_end.receive()
-    right_end.close()
+@pytest.mark.parametrize("message", FROM_AGENT, ids=named)
+def test_messages_of_an_agent_survive_the_link(message):
+    assert link.read(messages.encode(message)) == message
+
+
+def test_a_printed_order_shows_no_secret():
+    assert "hush" not in repr(messages.Order(number=3, event={}, spec="{}", secrets={"TOKEN": "hush"}))
+
+
+@pytest.mark.parametrize("line", ["", "7", "{}", '{"nothing": {}}', '{"confirm": {}}', '{"confirm": 7}', "\ufffd"])
+def test_malformed_messages_are_refused(line):
+    for read in (messages.decode, link.read):
+        with pytest.raises(ValueError, match="not a message"):
+            read(line)
+
+
+# -- the lease -------------------------------------------------------------------------------------------
+
+
+def test_a_lease_counts_from_the_sending_of_the_last_answered_beat():
+    lease = Lease()
+    assert lease.ends_s == math.inf
+    lease.welcome(lease_s=30, beat_s=2, claimed_s=100, now_s=100.5)
+    assert (lease.next_beat_s, lease.ends_s, lease.notice_s(10), lease.notice_s(60)) == (102.5, 130, 120, 115)
+    first, second = lease.beat(103), lease.beat(105)
+    assert lease.answered(second) == 105 and lease.ends_s == 135
+    assert lease.answered(first) is None and lease.ends_s == 135, "an older answer takes nothing back"
+    for at_s in (107, 109, 111):
+        assert not lease.unanswered
+        lease.beat(at_s)
+    assert lease.unanswered
+    lease.disconnected()
+    assert (lease.next_beat_s, lease.ends_s) == (math.inf, 135)
+
+
+def test_a_lease_does_not_count_while_no_server_runs():
+    lease = Lease()
+    lease.no_server(50)
+    assert lease.ends_s == math.inf
+    lease.welcome(lease_s=30, beat_s=2, claimed_s=100, now_s=100)
+    lease.no_server(99)
+    assert lease.ends_s == 130
+    lease.no_server(125)
+    assert lease.ends_s == 155
+    lease.lapsed = True
+    lease.no_server(200)
+    assert lease.ends_s == 155, "what has ended is not extended"
+
+
+def test_a_clock_follows_the_shortest_round_trip(caplog):
+    clock = Clock()
+    an_hour_us = 3_600_000_000
+    clock.answered(clock.now_us() + an_hour_us, round_trip_s=0.2)
+    assert abs(clock.offset_us - an_hour_us) < 300_000
+    assert "3600.1 s behind the server's" in caplog.text or "3600.0 s behind the server's" in caplog.text
+    before_us = clock.offset_us
+    clock.answered(5, round_trip_s=0.3)
+    assert clock.offset_us == before_us, "a longer round trip knows less"
+    clock.begin()
+    clock.answered(time.time_ns() // 1000, round_trip_s=0.001)
+    assert clock.offset_us == 0, "a small difference is the network's"
 
 
 def test_the_agent_starts_light():

@@ -7,12 +7,13 @@ from typing import Any
 from stage import Scene
 
 from cordee.client import Client
+from cordee.control.api import create_app
 from cordee.control.listen import Listener
 from cordee.control.members import Members, PublicAddress
 from cordee.control.secret_store import SecretStore
-from cordee.control.server import _Http
 from cordee.control.service import Service
 from cordee.control.store.credentials import Credentials
+from cordee.control.web import WebServer
 from cordee.hardware.load import load_catalogue
 
 TOKEN, OTHER = "the-token-of-this-home", "the-token-of-somebody-else"
@@ -46,7 +47,7 @@ class Api:
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._http = _Http(self.service, listener, public)
+        self._http = WebServer(create_app(self.service), listener, public)
         self._http.begin()
         self.client = Client(folder, url=self.url, token=TOKEN)
 

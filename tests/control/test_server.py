@@ -66,7 +66,7 @@ def test_nobody_finds_a_server_that_has_no_node_yet(
             said.append(client.health().home)
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(server._executor, "start", lambda: None)
+    monkeypatch.setattr(server._executor, "start", lambda _: None)
     monkeypatch.setattr(server, "_wait_for_node", look)
     server.run(ask)
     assert said[1:] == [str(tmp_path)]
@@ -105,8 +105,8 @@ def test_a_server_in_the_foreground_ends_by_ctrl_c(tmp_path: Path) -> None:
         again = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert again.returncode == 33
         assert "a server already runs on" in again.stderr
-        agent = json.loads((tmp_path / "server.json").read_text())["agents"]
-        assert agent["host"] == "127.0.0.1"
+        facts = json.loads((tmp_path / "server.json").read_text())
+        assert facts["agents"] == facts["url"]
         os.kill(server.pid, signal.SIGINT)
     assert server.returncode == 0
     logged = [json.loads(line) for line in (tmp_path / "server.log").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""`python -m cordee.agent --home H --node N --epoch E [--slots S]`: the agent of one node."""
+"""`python -m cordee.agent --folder F`: the agent of one node; F/agent.json says of which."""
 
 import argparse
 import logging
@@ -6,26 +6,27 @@ import sys
 from pathlib import Path
 
 from cordee.agent.agent import NodeAgent
+from cordee.agent.connection import Connection
 from cordee.agent.gpus import discover
+from cordee.agent.settings import AgentSettings
 from cordee.errors import CordeeError
 
 
 def main() -> int:
     """Run the agent; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cordee.agent", description=__doc__)
-    parser.add_argument("--home", type=Path, required=True, help="of the server")
-    parser.add_argument("--node", required=True, help="name of the node")
-    parser.add_argument("--epoch", type=int, required=True, help="above that of every earlier agent of this node")
-    parser.add_argument("--slots", type=int, help="offer this many CPU slots in place of GPUs")
-    args = parser.parse_args()
+    parser.add_argument("--folder", type=Path, required=True, help="the agent's own, with agent.json")
+    folder = parser.parse_args().folder.resolve()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("websockets").setLevel(logging.WARNING)
     try:
-        devices = discover(args.slots)
+        settings = AgentSettings.read(folder)
+        devices = discover(settings.slots)
     except CordeeError as error:
         logging.error("%s", error)
         return error.exit_code
-    logging.info("agent %s of node %s: %s", args.epoch, args.node, devices.says)
-    return NodeAgent(args.home.resolve(), args.node, args.epoch, devices).run()
+    logging.info("agent of node %s: %s", settings.node, devices.says)
+    return NodeAgent(folder, settings, devices, Connection).run()
 
 
 if __name__ == "__main__":

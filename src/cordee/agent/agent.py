@@ -1,83 +1,112 @@
 """The NodeAgent: one loop over its child processes, its server and its rank groups.
 
 It stores each order before it confirms it, and reports what happened. Only the server decides which ranks start, get
-notice or are killed. The server may die at any time without any effect on the ranks.
+notice or are killed. The server may die at any time without any effect on the ranks; when it may run and cannot be
+reached, the agent ends its ranks with its lease.
 """
 
 import json
 import logging
+import math
 import os
+import platform
+import secrets
 import selectors
-import signal
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from cordee.agent import process, wire
-from cordee.agent.facts import Facts, labels_of
+import cordee
+from cordee.agent import process
+from cordee.agent.clock import Clock
+from cordee.agent.connection import Arrival, Closed, Opened
+from cordee.agent.facts import Facts
 from cordee.agent.gpus import Devices, lock_file
 from cordee.agent.journal import Journal
-from cordee.agent.launch import Assignment, LaunchError, prepare
+from cordee.agent.launch import Assignment
+from cordee.agent.lease import Lease
 from cordee.agent.link import Link
-from cordee.agent.logs import LogPump
+from cordee.agent.messages import Beat, Claim, Confirm, Meeting, Order, Refused, Seen, Shutdown, Welcome
 from cordee.agent.node_stream import NodeStream
-from cordee.agent.rank_group import RankGroup, RankGroupResult, read_secrets, without_secrets
+from cordee.agent.rank_group import RankGroup
+from cordee.agent.rank_groups import RankGroups, free_port
 from cordee.agent.reclaim import Reclaims
+from cordee.agent.settings import AgentSettings, machine_id
 from cordee.agent.spools import Spools
-from cordee.agent.takeover import end_survivors
 from cordee.agent.wakeup import Wakeup
 from cordee.event_json import decode
-from cordee.events import (
-    AttemptPlaced,
-    Event,
-    KillOrdered,
-    NodeReclaimed,
-    NodeUp,
-    NoticeGiven,
-    NoticeReason,
-    Outcome,
-    RanksEnded,
-    RanksStarted,
-)
-from cordee.ids import JobId
+from cordee.events import AttemptPlaced, Event, KillOrdered, NodeReclaimed, NodeUp, NoticeGiven, NoticeReason
 from cordee.telemetry.cloud import Hint, Reclaim
-from cordee.telemetry.notices import write_hint
-from cordee.units import US_PER_S, plural
+from cordee.units import US_PER_S
 
-DIAL_S = 0.1  # between two tries to reach the server
-FOLLOW_S = 0.05  # between two reads of the spools while ranks run
 LOCK_S_MAX = 10.0  # a predecessor may be dying
 
 _log = logging.getLogger("cordee.agent")
+
+
+class Connects(Protocol):
+    """The connection to the servers (`connection.Connection`, or a test's)."""
+
+    def start(self) -> None:
+        """Begin to dial."""
+        ...
+
+    def arrived(self) -> list[Arrival]:
+        """Return what has arrived since the last call, in order."""
+        ...
+
+    def close(self) -> None:
+        """Dial no more."""
+        ...
 
 
 class NodeAgent:
     """The agent of one node.
 
     Args:
-        home: the server's home.
-        node: the node's name.
-        epoch: higher than that of every earlier agent of this node; the server refuses a lower one.
+        folder: the agent's folder.
+        settings: its agent.json.
         devices: the GPUs or slots of the node.
+        connect: makes the connection, from the folder and a function that wakes the loop.
+        clock: the time.
     """
 
-    def __init__(self, home: Path, node: str, epoch: int, devices: Devices) -> None:
-        self._home, self._node, self._epoch = home, node, epoch
-        self._facts = Facts(node, devices, labels_of(self._folder))
-        self._journal = Journal(home, node)
+    def __init__(
+        self,
+        folder: Path,
+        settings: AgentSettings,
+        devices: Devices,
+        connect: Callable[[Path, Callable[[], None]], Connects],
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder, self._settings = folder, settings
+        self._facts = Facts(settings.node, devices, settings.labels)
+        self._clock = clock or Clock()
         self._selector = selectors.DefaultSelector()
-        self._link = Link(home, node, epoch, self._selector)
-        self._spools = Spools(self._link, self._report)
-        self._groups: dict[str, RankGroup] = {}
         self._wakeup = Wakeup(self._selector)
+        self._connection = connect(folder, self._wakeup.wake)
+        self._link, self._lease = Link(), Lease()
+        self._stream = NodeStream(folder, settings.node, self._link)
+        journal = Journal(settings.attempts(folder), settings.node)
+        spools = Spools(self._link, self._stream.append)
+        self._groups = RankGroups(
+            settings.node, devices, journal, spools, self._selector, self._stream.append, self._clock
+        )
+        self._claim = Claim(
+            incarnation=secrets.token_hex(8),
+            machine="",
+            epoch=0,
+            epoch_min=0,
+            sources=[],
+            clock_us=0,
+            cordee=cordee.__version__,
+            python=platform.python_version(),
+        )
+        self._claimed_s = 0.0
         self._leaving = False
         self._reclaim: Reclaim | None = None
-        self._next_dial_s = self._next_follow_s = 0.0
-
-    @property
-    def _folder(self) -> Path:
-        return self._home / "nodes" / self._node
 
     def run(self) -> int:
         """Serve until the server or a signal ends the agent; return the exit code."""
@@ -86,22 +115,19 @@ class NodeAgent:
             return 1
         process.become_subreaper()
         self._wakeup.watch_signals()
-        self._stream = NodeStream(self._folder, self._epoch)
-        self._take_over()
-        self._report_node()
+        self._begin()
         reclaims = Reclaims(self._wakeup.wake)
         reclaims.start(self._reclaimed, self._withdrawn, self._hinted, self._located)
         while not (self._leaving and not self._groups):
             for key, _ in self._selector.select(self._timeout_s()):
                 key.data()
             reclaims.take_in()
-            self._step()
+            self.step()
         reclaims.close()
         self._link.forward()
+        self._connection.close()
         self._stream.close()
         return 0
-
-    # -- before the first order ----------------------------------------------------------------------------
 
     def _take_lock(self) -> int | None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -110,105 +136,74 @@ class NodeAgent:
             time.sleep(0.02)
         return fd
 
-    def _take_over(self) -> None:
-        """End the processes that an earlier agent of this node left, and forward all its reports."""
-        ended = self._stream.forward_all(self._link)
-        orders = self._journal.unsettled()
-        for order in orders:
-            self._spools.complete(order, self._journal.folder(order.job_id, order.epoch))
-        for order in orders:
-            if order.tag in ended:
-                continue
-            n_ended = end_survivors(order, self._journal.ranks(order))
-            why = f"the agent of {self._node} died; its successor ended {plural(n_ended, 'process', 'processes')}"
-            self._report_end(order, RankGroupResult(Outcome.LOST, why))
+    def _begin(self) -> None:
+        """Take over from an earlier agent of this node, and dial."""
+        self._claim = replace(self._claim, machine=machine_id(self._folder))
+        self._groups.take_over(ended=self._stream.forward_older())
+        self._connection.start()
 
     # -- the loop ------------------------------------------------------------------------------------------
 
     def _timeout_s(self) -> float | None:
-        now_s = time.monotonic()
-        due = [group.wake_at_s for group in self._groups.values() if group.wake_at_s is not None]
-        if self._link.channel is None:
-            due.append(self._next_dial_s)
-        elif self._groups:
-            due.append(self._next_follow_s)
-        if self._facts.devices.real:
+        due = [*self._groups.due_s, self._lease.next_beat_s]
+        if self._groups:
+            due += [self._lease.notice_s(group.order.grace_s) for group in self._groups] + [self._lease.ends_s]
+        if self._facts.devices.real and self._claim.epoch:
             due.append(self._facts.devices.next_s)
-        return max(0.0, min(due) - now_s) if due else None
+        soonest_s = min(due)
+        return None if soonest_s == math.inf else max(0.0, soonest_s - self._clock.now_s())
 
-    def _step(self) -> None:
-        now_s = time.monotonic()
-        self._reap(now_s)
+    def step(self) -> None:
+        """Do everything that is due."""
+        for arrival in self._connection.arrived():
+            self._take_in(arrival)
+        now_s = self._clock.now_s()
         if self._wakeup.terminated and not self._leaving:
             self._leaving = True
-            for group in self._groups.values():
+            for group in self._groups:
                 group.notice(now_s + group.order.grace_s)
-        for tag, group in list(self._groups.items()):
-            if group.tick(now_s):
-                del self._groups[tag]
-                self._finish(group)
-        if self._link.channel is None and now_s >= self._next_dial_s:
-            self._next_dial_s = now_s + DIAL_S
-            self._dial()
+        self._keep_lease(now_s)
+        self._groups.step(now_s)
         if self._facts.devices.real and now_s >= self._facts.devices.next_s:
             self._report_node()
-        if now_s >= self._next_follow_s:
-            self._next_follow_s = now_s + FOLLOW_S
-            for group in self._groups.values():
-                self._spools.follow(group.order, group.folder)
         self._link.forward()
 
-    def _reap(self, now_s: float) -> None:
-        exits = []
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            exits.append((pid, os.waitstatus_to_exitcode(status)))
-        # When a rank is killed, others may fail because of it before this loop sees either: report the killed one.
-        for pid, code in sorted(exits, key=lambda each: each[1] != -signal.SIGKILL):
-            any(group.reaped(pid, code, now_s) for group in self._groups.values())
+    def _keep_lease(self, now_s: float) -> None:
+        """Send the beat that is due; give notice to the ranks before the lease ends, and kill them at its end."""
+        lease = self._lease
+        if now_s >= lease.next_beat_s:
+            if lease.unanswered:
+                _log.warning("the server does not answer; dialling again")
+                self._hang_up()
+            else:
+                self._link.send(Beat(number=lease.beat(now_s), clock_us=self._clock.now_us()))
+        for group in self._groups:
+            if now_s >= lease.notice_s(group.order.grace_s):
+                group.notice(lease.ends_s)
+        if now_s >= lease.ends_s and not lease.lapsed:
+            lease.lapsed = True
+            _log.error("the lease of %.0f s has ended without an answer of a server", lease.lease_s)
+            self._end_all(f"its node had no contact to the server for {lease.lease_s:g} s")
+            self._hang_up()
 
-    def _finish(self, group: RankGroup) -> None:
-        for log in group.logs:
-            if log.read_fd in self._selector.get_map():
-                self._selector.unregister(log.read_fd)
-            log.close()
-        result = group.result()
-        self._spools.complete(group.order, group.folder)
-        self._report_end(group.order, result)
+    def _hang_up(self) -> None:
+        self._link.hang_up()
+        self._lease.disconnected()
 
-    def _pump(self, log: LogPump) -> None:
-        if not log.pump():
-            self._selector.unregister(log.read_fd)
+    def _end_all(self, why: str) -> None:
+        for group in self._groups:
+            group.kill(why, self._clock.now_s())
 
     # -- reports -------------------------------------------------------------------------------------------
 
     def _report(self, event: Event) -> None:
         self._stream.append(event)
 
-    def _report_end(self, order: Assignment, result: RankGroupResult) -> None:
-        _log.info("%s ended: %s: %s", order.tag, result.outcome, result.why)
-        ended = RanksEnded(
-            at_us=_now_us(),
-            job_id=JobId(order.job_id),
-            epoch=order.epoch,
-            node=self._node,
-            outcome=result.outcome,
-            failure=result.failure,
-            why=result.why,
-        )
-        self._report(ended)
-
     def _report_node(self) -> None:
-        """Report the node when it is new or has changed."""
-        ours = {each.pid for group in self._groups.values() for each in group.processes()}
-        node = self._facts.changed(self._epoch, ours)
+        """Report the node when it is new or has changed; before the first welcome it has no epoch."""
+        node = self._facts.changed(self._claim.epoch, self._groups.pids()) if self._claim.epoch else None
         if node is not None:
-            self._report(NodeUp(at_us=_now_us(), node=node))
+            self._report(NodeUp(at_us=self._clock.now_us(), node=replace(node, machine=self._claim.machine)))
 
     # -- the cloud -----------------------------------------------------------------------------------------
 
@@ -216,14 +211,23 @@ class NodeAgent:
         """Report the reclaim and give the ranks notice at once: the server may be down, or on this machine."""
         _log.warning("the cloud takes this machine in %.0f s: %s", reclaim.left_s(), reclaim.why)
         self._reclaim = reclaim
-        self._report(
-            NodeReclaimed(at_us=_now_us(), node=self._node, epoch=self._epoch, deadline_us=reclaim.deadline_us)
-        )
-        for group in self._groups.values():
+        self._report_reclaim()
+        for group in self._groups:
             self._notice_of(reclaim, group)
 
+    def _report_reclaim(self) -> None:
+        if self._reclaim is not None and self._claim.epoch:
+            deadline_us = self._reclaim.deadline_us + self._clock.offset_us
+            reclaimed = NodeReclaimed(
+                at_us=self._clock.now_us(),
+                node=self._settings.node,
+                epoch=self._claim.epoch,
+                deadline_us=deadline_us,
+            )
+            self._report(reclaimed)
+
     def _notice_of(self, reclaim: Reclaim, group: RankGroup) -> None:
-        group.notice(time.monotonic() + min(reclaim.left_s(), group.order.grace_s), machine_stays=False)
+        group.notice(self._clock.now_s() + min(reclaim.left_s(), group.order.grace_s), machine_stays=False)
 
     def _withdrawn(self, reclaim: Reclaim) -> None:
         """Exit, since the machine stays: the claim of the next agent puts the node back into use."""
@@ -231,10 +235,8 @@ class NodeAgent:
         self._leaving = True
 
     def _hinted(self, hint: Hint) -> None:
-        """Pass a hint that the machine may go soon on to the ranks, which save and go on."""
         _log.warning("the cloud says: %s", hint.why)
-        for group in self._groups.values():
-            write_hint(group.folder / "spool", _now_us(), hint.why)
+        self._groups.hint(hint.why)
 
     def _located(self, labels: Mapping[str, str]) -> None:
         """Report where and how the cloud runs this machine."""
@@ -243,136 +245,139 @@ class NodeAgent:
 
     # -- the server ----------------------------------------------------------------------------------------
 
-    def _dial(self) -> None:
-        if not (self._folder / "lock").exists():
-            _log.warning("the home %s is gone", self._home)
-            self._end_all("the home of its server is gone")
-        else:
-            self._link.dial(self._receive)
-
-    def _receive(self) -> None:
-        for message in self._link.receive():
-            if isinstance(message, wire.Challenge):
-                self._link.hello(message.nonce)
-            elif isinstance(message, wire.Welcome | wire.Refused):
-                self._answered(message)
-            elif not self._link.welcomed:
-                _log.error("the process at the server's address is not the server")
-                self._link.hang_up()
-            elif isinstance(message, wire.Seen):
-                self._seen(message.source, message.seq)
-            elif isinstance(message, wire.Order):
-                self._carry_out(message)
-            elif isinstance(message, wire.Shutdown):
-                self._leaving = True
-                if message.now:
-                    self._end_all("the server ended its agents")
-
-    def _answered(self, message: wire.Welcome | wire.Refused) -> None:
-        """Handle the answer to the claim, if it is the server's."""
-        if not self._link.is_server(message.proof):
-            why = (
-                message.why if isinstance(message, wire.Refused) else "its answer does not prove that it is our server"
+    def _take_in(self, arrival: Arrival) -> None:
+        if isinstance(arrival, Closed):
+            self._closed(arrival)
+        elif isinstance(arrival, Opened):
+            self._link.open(arrival.line)
+            self._claimed_s = self._clock.now_s()
+            epoch_min = self._claim.epoch or self._stream.epoch_min
+            self._claim = replace(
+                self._claim, epoch_min=epoch_min, sources=self._link.sources, clock_us=self._clock.now_us()
             )
-            _log.error("no server for us: %s", why)
-            self._link.hang_up()
-        elif isinstance(message, wire.Welcome):
-            self._link.welcome(message.marks)
-            for source, mark in message.marks.items():
-                self._seen(source, mark)
-        else:
-            _log.error("refused by the server: %s", message.why)
-            self._link.hang_up()
-            if message.final:
-                self._end_all(f"its agent was refused: {message.why}")
+            self._link.send(self._claim)
+        elif self._link.line is None:
+            return  # of a connection that was dropped
+        elif isinstance(arrival, Welcome):
+            self._welcomed(arrival)
+        elif isinstance(arrival, Refused):
+            self._refused(arrival)
+        elif isinstance(arrival, Beat):
+            sent_s = self._lease.answered(arrival.number)
+            if sent_s is not None:
+                self._clock.answered(arrival.clock_us, self._clock.now_s() - sent_s)
+        elif isinstance(arrival, Seen):
+            self._seen(arrival.source, arrival.seq)
+        elif isinstance(arrival, Order):
+            self._carry_out(arrival)
+        elif isinstance(arrival, Shutdown):
+            self._leaving = True
+            if arrival.now:
+                self._end_all("the server ended its agents")
 
-    def _end_all(self, why: str) -> None:
-        self._leaving = True
-        for group in self._groups.values():
-            group.kill(why, time.monotonic())
+    def _closed(self, closed: Closed) -> None:
+        if self._link.line is not None:
+            _log.info("the connection to the server ended: %s", closed.why)
+        self._link.closed()
+        self._lease.disconnected()
+        if closed.refused:
+            self._lease.no_server(closed.at_s)
+        if not (self._folder / "lock").exists():
+            _log.warning("the folder %s is gone", self._folder)
+            self._leaving = True
+            self._end_all("the folder of its agent is gone")
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        now_s = self._clock.now_s()
+        self._clock.begin()
+        self._clock.answered(welcome.clock_us, now_s - self._claimed_s)
+        self._lease.welcome(welcome.lease_s, welcome.beat_s, self._claimed_s, now_s)
+        if welcome.epoch != self._claim.epoch:
+            if self._claim.epoch:
+                self._end_all("its node was taken to be down")
+            self._claim = replace(self._claim, epoch=welcome.epoch)
+            self._stream.begin(welcome.epoch)
+            self._report_node()
+            self._report_reclaim()
+        self._link.welcome(welcome.marks)
+        for source, mark in welcome.marks.items():
+            self._seen(source, mark)
+
+    def _refused(self, refused: Refused) -> None:
+        _log.error("refused by the server: %s%s", refused.why, f" (hint: {refused.hint})" if refused.hint else "")
+        self._hang_up()
+        if refused.final:
+            self._leaving = True
+            self._end_all(f"its agent was refused: {refused.why}")
 
     def _seen(self, source: str, seq: int) -> None:
         """Handle that the server has committed a stream up to `seq`."""
         self._link.seen(source, seq)
-        self._stream.settle(source, seq, self._journal, self._spools, self._link)
+        for ended in self._stream.settle(source, seq):
+            self._groups.settle(ended)
 
     # -- orders --------------------------------------------------------------------------------------------
 
-    def _carry_out(self, order: wire.Order) -> None:
+    def _carry_out(self, order: Order) -> None:
         """Carry out an order unless that was done before; then confirm it."""
         event = decode(order.event)
         if self._leaving and isinstance(event, AttemptPlaced):
             return  # the next agent starts it
         try:
-            self._obey(event, order)
+            confirm = self._obey(event, order)
         except OSError as error:
             # An order that is not on disk is not confirmed, so the server sends it again over the next connection.
             _log.error("command %d cannot be kept: %s", order.number, error)
-            self._link.hang_up()
-            return
-        self._link.send(wire.Confirm(number=order.number))
+            self._hang_up()
+        else:
+            self._link.send(confirm)
 
-    def _obey(self, event: Event, order: wire.Order) -> None:
+    def _obey(self, event: Event, order: Order) -> Confirm:
         if isinstance(event, AttemptPlaced):
-            if not self._journal.has(event.job_id, event.epoch, "order"):
-                self._start(event, order)
-        elif isinstance(event, NoticeGiven):
-            group = self._groups.get(f"{event.job_id}.{event.epoch}")
+            return self._start(event, order)
+        if isinstance(event, NoticeGiven):
+            group = self._groups.get(event.job_id, event.epoch)
             if group is not None:
-                deadline_s = time.monotonic() + (event.deadline_us - _now_us()) / US_PER_S
+                deadline_s = self._clock.now_s() + (event.deadline_us - self._clock.now_us()) / US_PER_S
                 group.notice(deadline_s, machine_stays=event.reason is not NoticeReason.RECLAIM)
         elif isinstance(event, KillOrdered):
-            group = self._groups.get(f"{event.job_id}.{event.epoch}")
-            if group is not None:
-                group.kill(event.why, time.monotonic())
-            elif not self._journal.has(event.job_id, event.epoch, "order"):
-                self._journal.keep_tombstone(event.job_id, event.epoch, event.why)
+            self._groups.kill(event.job_id, event.epoch, event.why)
+        return Confirm(number=order.number)
 
-    def _start(self, placed: AttemptPlaced, message: wire.Order) -> None:
-        order = Assignment(
+    def _start(self, placed: AttemptPlaced, order: Order) -> Confirm:
+        kept = self._groups.kept_order(placed.job_id, placed.epoch)
+        if kept is None:
+            kept = self._assignment(placed, order)
+            self._groups.start(kept, order.secrets or {}, _without_secrets(self._settings.home, os.environ))
+            group = self._groups.get(placed.job_id, placed.epoch)
+            if group is not None and self._reclaim is not None:
+                self._notice_of(self._reclaim, group)
+        if kept.node_rank or not kept.master_port:
+            return Confirm(number=order.number)
+        return Confirm(number=order.number, meeting=Meeting(address=kept.master_addr, port=kept.master_port))
+
+    def _assignment(self, placed: AttemptPlaced, order: Order) -> Assignment:
+        meeting = order.meeting
+        if placed.leases[0].node == self._settings.node:
+            assert self._link.line is not None, "the order came over it"
+            meeting = Meeting(address=self._settings.address or self._link.line.address, port=free_port())
+        return Assignment(
             job_id=placed.job_id,
             epoch=placed.epoch,
-            node=self._node,
+            node=self._settings.node,
             leases=placed.leases,
-            spec=json.loads(message.spec),
-            estimate=message.estimate,
-            master_addr=message.master_addr,
-            master_port=message.master_port,
+            spec=json.loads(order.spec),
+            estimate=order.estimate,
+            master_addr=meeting.address if meeting else "",
+            master_port=meeting.port if meeting else 0,
             placed_us=placed.at_us,
         )
-        folder = self._journal.folder(order.job_id, order.epoch)
-        if self._journal.has(order.job_id, order.epoch, "killed"):
-            self._journal.keep_order(order)
-            self._report_end(order, RankGroupResult(Outcome.KILLED, "it was killed before it started"))
-            return
-        try:
-            secrets = read_secrets(self._home, list(order.spec.get("secrets") or ()))
-            launch = prepare(
-                order,
-                folder=folder,
-                base_env=without_secrets(self._home, os.environ),
-                secrets=secrets,
-                real_gpus=self._facts.devices.real,
-                gpus=self._facts.devices.count,
-            )
-        except Exception as error:  # an error in one job's spec must not end the node's other rank groups
-            why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"
-            self._journal.keep_order(order)
-            self._report_end(order, RankGroupResult(Outcome.FAILED, why))
-            return
-        self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
-        group = self._groups[order.tag] = RankGroup(order, folder)
-        group.start(launch, secrets)
-        self._journal.keep_ranks(order, group.known)
-        for log in group.logs:
-            self._selector.register(log.read_fd, selectors.EVENT_READ, partial(self._pump, log))
-        if self._reclaim is not None:
-            self._notice_of(self._reclaim, group)
-        _log.info("%s started: %s", order.tag, launch.says)
-        self._report(
-            RanksStarted(at_us=_now_us(), job_id=placed.job_id, epoch=placed.epoch, node=self._node, launch=launch.says)
-        )
 
 
-def _now_us() -> int:
-    return time.time_ns() // 1000
+def _without_secrets(home: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the shell that started the server, without the secrets of its home.
+
+    A job that declares a secret gets it, masked in its logs; other jobs shall not find it by chance.
+    """
+    known = {path.name for path in (Path(home) / "secrets").glob("*")} if home else set()
+    return {name: value for name, value in environ.items() if name not in known}

@@ -3,7 +3,6 @@
 Labels from the agent's own settings come before those in the machine's node file, and these before the cloud's.
 """
 
-import json
 import logging
 import os
 import platform
@@ -78,18 +77,6 @@ class Facts:
         """Return the GPUs of an island: more than the node's where an island is named, since that one spans nodes."""
         named = int(labels.get("island_gpus", 0))
         return max(named or FABRIC_GPUS, self._bare.gpus + 1) if "island" in labels else named or self.devices.islands
-
-
-def labels_of(folder: Path) -> dict[str, str]:
-    """Return the labels in the settings of the agent that has this folder."""
-    try:
-        settings = json.loads((folder / "agent.json").read_text())
-        return {str(key): str(value) for key, value in settings.get("labels", {}).items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError) as error:
-        _log.error("the labels in %s are not used: %s", folder / "agent.json", error)
-        return {}
 
 
 def _checked(labels: Mapping[str, str], where: object) -> dict[str, str]:

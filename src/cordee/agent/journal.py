@@ -18,10 +18,10 @@ from cordee.events import Lease, RanksEnded
 
 
 class Journal:
-    """The rank groups of one node, as files under the home."""
+    """The rank groups of one node, as files in the folder of all attempts."""
 
-    def __init__(self, home: Path, node: str) -> None:
-        self._attempts = home / "attempts"
+    def __init__(self, attempts: Path, node: str) -> None:
+        self._attempts = attempts
         self._node = node
 
     def folder(self, job_id: str, epoch: int) -> Path:
@@ -36,6 +36,10 @@ class Journal:
         """Make the order durable, with the agent's own decisions about it."""
         data = {"version": 1, **asdict(order), **recorded}
         _write_durably(self.folder(order.job_id, order.epoch) / "order.json", data)
+
+    def order(self, job_id: str, epoch: int) -> Assignment:
+        """Return the order that was kept for a rank group."""
+        return _read_order(self.folder(job_id, epoch) / "order.json")
 
     def keep_tombstone(self, job_id: str, epoch: int, why: str) -> None:
         """Record that the rank group was killed before its order arrived."""
@@ -74,11 +78,11 @@ def _read_order(path: Path) -> Assignment:
     return Assignment(**known | {"leases": leases})
 
 
-def write_json(path: Path, data: object, *, sync: bool = False) -> None:
+def write_json(path: Path, data: object, *, sync: bool = False, mode: int = 0o666) -> None:
     """Write a file of JSON whole or not at all; with `sync` its content is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
-    with fresh.open("w") as file:
+    with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         json.dump(data, file, indent=1)
         if sync:
             file.flush()

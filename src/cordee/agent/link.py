@@ -1,28 +1,39 @@
-"""The agent's end of the wire: dials the server of this home until it answers, and forwards streams to it.
+"""The streams that the agent forwards to its server, over the connection of the moment.
 
 Rank streams go before the node's own streams, so that a RanksEnded never overtakes the reports of its ranks.
 """
 
-import json
-import logging
-import os
-import selectors
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from cordee.agent import wire
+from cordee.agent.messages import FromAgent, Records
 from cordee.telemetry.stream import StreamReader, StreamRecord
 
 IN_FLIGHT_MAX = 1000  # records sent and not yet committed; bounds memory on both sides
 CHECKED_MAX = 1000  # records of one stream read per call: refused ones do not count against the window
-_CONNECT_TIMEOUT_S = 1.0
 
 Convert = Callable[[StreamRecord], dict[str, object] | None]
 """Return the event to forward, or None to leave the record out."""
 
-_log = logging.getLogger("cordee.agent")
+
+class Line(Protocol):
+    """An open connection to a server (`connection.Line`, or a test's).
+
+    Attributes:
+        address: this machine's address towards the server.
+    """
+
+    address: str
+
+    def send(self, message: FromAgent) -> None:
+        """Send a message, unless the connection ends before it is sent; never wait."""
+        ...
+
+    def hang_up(self) -> None:
+        """Drop the connection at once; another one is opened by itself."""
+        ...
 
 
 @dataclass(slots=True)
@@ -39,18 +50,20 @@ class Link:
     """The streams for the server, and the connection over which they are sent.
 
     Attributes:
-        channel: the connection; None while there is none.
+        line: the connection; None while there is none.
         welcomed: whether the server accepted the claim.
     """
 
-    def __init__(self, home: Path, node: str, epoch: int, selector: selectors.BaseSelector) -> None:
-        self.channel: wire.Channel | None = None
+    def __init__(self) -> None:
+        self.line: Line | None = None
         self.welcomed = False
-        self._home, self._node, self._epoch = home, node, epoch
-        self._selector = selector
-        self._token = self._challenge = self._nonce = ""
         self._ranks: dict[str, _Source] = {}
         self._nodes: dict[str, _Source] = {}
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the streams."""
+        return [*self._ranks, *self._nodes]
 
     def add_rank_source(self, name: str, path: Path, convert: Convert) -> None:
         """Forward a rank's spool, except records for which `convert` returns None."""
@@ -71,61 +84,24 @@ class Link:
         for name, source in self._ranks.items():
             source.complete = source.complete or name.startswith(prefix)
 
-    def dial(self, on_ready: Callable[[], None]) -> bool:
-        """Try to connect; return False if there is no answer. The selector's key then holds `on_ready`."""
-        try:
-            where = json.loads((self._home / "server.json").read_text())["agents"]
-            self._token = (self._home / "token").read_text().strip()
-            sock = socket.create_connection((where["host"], where["port"]), timeout=_CONNECT_TIMEOUT_S)
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
-        self.channel, self.welcomed = wire.Channel(sock), False
-        self._selector.register(sock, selectors.EVENT_READ, on_ready)
-        return True
-
-    def hello(self, challenge: str) -> None:
-        """Claim the node."""
-        self._challenge, self._nonce = challenge, os.urandom(16).hex()
-        proof = wire.prove(self._token, "agent", challenge, self._nonce)
-        sources = [*self._ranks, *self._nodes]
-        self.send(wire.Hello(node=self._node, epoch=self._epoch, sources=sources, nonce=self._nonce, proof=proof))
-
-    def is_server(self, proof: str) -> bool:
-        """Return whether the other side of the hello knows the token."""
-        return wire.is_proof(proof, self._token, "server", self._challenge, self._nonce)
+    def open(self, line: Line) -> None:
+        """Use a new connection, which is not welcomed yet."""
+        self.line, self.welcomed = line, False
 
     def hang_up(self) -> None:
-        """Forget the connection; the next dial starts from the server's marks."""
-        if self.channel is not None:
-            self._selector.unregister(self.channel.sock)
-            self.channel.close()
-        self.channel, self.welcomed = None, False
+        """Drop the connection; the next one starts from the server's marks."""
+        if self.line is not None:
+            self.line.hang_up()
+        self.closed()
 
-    def send(self, message: wire.Message) -> bool:
-        """Send a message, or hang up if that is not possible."""
-        if self.channel is None:
-            return False
-        try:
-            self.channel.send(message)
-        except ConnectionError:
-            self.hang_up()
-            return False
-        self.channel.watch(self._selector)
-        return True
+    def closed(self) -> None:
+        """Forget the connection, which has ended."""
+        self.line, self.welcomed = None, False
 
-    def receive(self) -> list[wire.Message]:
-        """Return the messages that have arrived, and send those that waited; hang up when the server is gone."""
-        if self.channel is None:
-            return []
-        try:
-            self.channel.flush()
-            messages = self.channel.receive()
-        except (ConnectionError, wire.WireError) as error:
-            _log.info("the connection to the server ended: %s", error)
-            self.hang_up()
-            return []
-        self.channel.watch(self._selector)
-        return messages
+    def send(self, message: FromAgent) -> None:
+        """Send a message if there is a connection."""
+        if self.line is not None:
+            self.line.send(message)
 
     def welcome(self, marks: dict[str, int]) -> None:
         """Continue each stream after the server's mark."""
@@ -165,12 +141,10 @@ class Link:
             records = source.reader.read(window - (source.sent - source.seen))
             if not records:
                 return True
-            for record in records:
-                checked += 1
-                event = source.convert(record)
-                if event is None:
-                    continue
-                source.sent = record.seq
-                if not self.send(wire.Record(source=name, seq=record.seq, event=event)):
-                    return False
+            checked += len(records)
+            converted = [(record.seq, source.convert(record)) for record in records]
+            good = [(seq, event) for seq, event in converted if event is not None]
+            if good:
+                source.sent = good[-1][0]
+                self.send(Records(source=name, seqs=[seq for seq, _ in good], events=[event for _, event in good]))
         return False

@@ -4,7 +4,6 @@ The agent's loop calls it when a child was reaped, when a command arrives, and w
 """
 
 import math
-import os
 import signal
 import subprocess
 import time
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.agent import process
-from cordee.agent.launch import Assignment, LaunchError, RankGroupLaunch, RankLaunch
+from cordee.agent.launch import Assignment, RankGroupLaunch, RankLaunch
 from cordee.agent.logs import LogPump, tail, torchrun_root_cause
 from cordee.agent.process import Process
 from cordee.agent.spools import last_reports
@@ -267,31 +266,6 @@ class RankGroup:
         if code < 0:
             return Failure(rank=number, exit_code=None, signal=-code, tail=lines)
         return Failure(rank=number, exit_code=code, signal=None, tail=lines)
-
-
-def read_secrets(home: Path, names: list[str]) -> dict[str, str]:
-    """Return the values of the named secrets of this home.
-
-    Raises:
-        LaunchError: a secret does not exist.
-    """
-    values = {}
-    for name in names:
-        path = home / "secrets" / os.path.basename(name)  # noqa: PTH119
-        try:
-            values[name] = path.read_text().rstrip("\n")
-        except OSError as error:
-            raise LaunchError(f"the secret {name} is not in {path.parent}: {error.strerror}") from error
-    return values
-
-
-def without_secrets(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the shell that started the server, without the secrets of this home's jobs.
-
-    A job that declares a secret gets it, masked in its logs; other jobs shall not find it by chance.
-    """
-    known = {path.name for path in (home / "secrets").glob("*")}
-    return {name: value for name, value in environ.items() if name not in known}
 
 
 def _signal_name(number: int) -> str:

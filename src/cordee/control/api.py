@@ -45,6 +45,8 @@ from cordee.answers import (
 )
 from cordee.client import as_body
 from cordee.control import logs
+from cordee.control.agents import link
+from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.service import Service
 from cordee.errors import CordeeError, ForbiddenError, InputError, NotFoundError, TokenError
@@ -421,12 +423,15 @@ def _methods(request: Request) -> str:
     return ", ".join(sorted(found))
 
 
-def create_app(service: Service) -> FastAPI:
-    """Create the application around one service."""
+def create_app(service: Service, agents: AgentsExecutor | None = None) -> FastAPI:
+    """Create the application around one service and, for the agents' links, its executor."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(router)
     app.include_router(agents_router)
+    if agents is not None:
+        app.state.agents = agents
+        app.include_router(link.router)
     app.add_exception_handler(CordeeError, _cordee_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _unknown)

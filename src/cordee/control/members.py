@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cordee.answers import Joined, JoinRequest, JoinTokenRequest, JoinTokenView, Leaving
+from cordee.control.node_tokens import NEW_TOKEN, DerivedTokens, check_node
 from cordee.control.ports import Clock
 from cordee.control.store.credentials import Credentials
 from cordee.control.tick import Control
@@ -15,7 +16,6 @@ from cordee.servers import write_join_token
 from cordee.units import US_PER_S, format_duration, plural
 
 _WHY = "it leaves"
-_NEW_TOKEN = "`cordee nodes token` prints a new one, on a machine that uses the server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Members:
         public: where other machines reach the server; None: they do not.
         wake: wakes the control loop.
         dismiss: makes the agent of a node exit.
+        derived: the tokens of nodes whose agents the server starts itself.
     """
 
     control: Control
@@ -47,6 +48,7 @@ class Members:
     public: PublicAddress | None = None
     wake: Callable[[], None] = lambda: None
     dismiss: Callable[[str], None] = lambda node: None
+    derived: DerivedTokens | None = None
     _joining: threading.Lock = field(default_factory=threading.Lock)
 
     def issue(self, request: JoinTokenRequest, by: str) -> JoinTokenView:
@@ -82,14 +84,15 @@ class Members:
             row: dict[str, object] = {"node": request.name, "token_hash": hash_of(token), "machine": request.machine}
             row |= {"joined_us": self.clock.now_us(), "by": by}
             if not self.credentials.add_agent(row, join_hash=hash_of(secret)):
-                raise TokenError("the join token was used up a moment ago", hint=_NEW_TOKEN)
+                raise TokenError("the join token was used up a moment ago", hint=NEW_TOKEN)
         self._end_cordon(request.name, by)
         assert self.public is not None, "a join token was issued"
         return Joined(node=request.name, token=token, servers=[self.public.url])
 
     def node_of(self, token: str) -> str | None:
         """Return the node whose token this is; None: no node's."""
-        return self.credentials.node_of(hash_of(token))
+        own = None if self.derived is None else self.derived.node_of(token)
+        return own or self.credentials.node_of(hash_of(token))
 
     def leave(self, name: str, by: str | None = None) -> Leaving:
         """Drain a node that joined; once no attempt is left there, make its token void and end its agent.
@@ -132,14 +135,7 @@ class Members:
             ForbiddenError: it is another node's.
             TokenError: it is no node's.
         """
-        found = self.node_of(token)
-        if found is None:
-            hint = f"a node that has left joins again: {_NEW_TOKEN}"
-            raise TokenError("the token is no node's" if token else "no token was sent", hint=hint)
-        if found != name:
-            raise ForbiddenError(
-                f"this token is node {found}'s, not {name}'s", hint="each node has an agent.json of its own"
-            )
+        check_node(name, token, self.node_of)
 
     def gone(self) -> set[str]:
         """Return the nodes that have left."""
@@ -160,13 +156,13 @@ class Members:
         """
         row, now_us = self.credentials.join_token(hash_of(secret)), self.clock.now_us()
         if row is None:
-            raise TokenError("the join token is unknown to this server", hint=_NEW_TOKEN)
+            raise TokenError("the join token is unknown to this server", hint=NEW_TOKEN)
         if row["expires_us"] <= now_us:
             ago = format_duration((now_us - row["expires_us"]) / US_PER_S)
-            raise TokenError(f"the join token expired {ago} ago", hint=_NEW_TOKEN)
+            raise TokenError(f"the join token expired {ago} ago", hint=NEW_TOKEN)
         if row["used"] >= row["uses"]:
             raise TokenError(
-                f"the join token is used up: it was good for {plural(row['uses'], 'node')}", hint=_NEW_TOKEN
+                f"the join token is used up: it was good for {plural(row['uses'], 'node')}", hint=NEW_TOKEN
             )
         return str(row["by"])
 

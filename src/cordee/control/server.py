@@ -12,7 +12,6 @@ import queue
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,28 +19,30 @@ from pathlib import Path
 from types import FrameType
 
 import structlog
-import uvicorn
 
 from cordee.client import as_body
+from cordee.control.agents.committed import CommittedLog
+from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.api import create_app, local_owner
 from cordee.control.collector import collected_when_idle
-from cordee.control.executors.local import LocalExecutor
+from cordee.control.engines.local import LocalEngine, NodeConfig
 from cordee.control.home import Home
 from cordee.control.listen import Listener
 from cordee.control.members import Members, PublicAddress
+from cordee.control.node_tokens import DerivedTokens
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
 from cordee.control.service import Service
 from cordee.control.store.credentials import Credentials
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
+from cordee.control.web import WebServer
 from cordee.errors import CordeeError, InputError, ServerError, StoreError
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
 
 NODE_WAIT_S = 20.0
 _RETRY_S = 1.0
-_LET_GO_S = 1
 _IDLE_US = 1_000_000  # garbage is collected when nothing is due for this long
 
 
@@ -51,42 +52,6 @@ class SystemClock:
     def now_us(self) -> int:
         """Return microseconds since the Unix epoch."""
         return time.time_ns() // 1000
-
-
-class _Http(uvicorn.Server):
-    """uvicorn in its own thread, on loopback and on the port for other machines; the main thread handles signals."""
-
-    def __init__(self, service: Service, listener: socket.socket, public: Listener | None = None) -> None:
-        config = uvicorn.Config(
-            create_app(service),
-            log_config=None,
-            access_log=False,  # clients that watch send many requests a second
-            lifespan="off",
-            timeout_graceful_shutdown=_LET_GO_S,
-        )
-        super().__init__(config)
-        self._public = public
-        self.answers = threading.Event()
-        self._thread = threading.Thread(target=self.run, args=([listener],), name="http", daemon=True)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self._public is not None:
-            loopback, self.config.ssl = self.servers, self._public.context
-            await super().startup([self._public.socket])
-            self.servers += loopback
-        self.answers.set()
-
-    def begin(self) -> None:
-        """Serve until `end` is called."""
-        self._thread.start()
-        self.answers.wait()
-
-    def end(self) -> None:
-        """Disconnect the followers and stop answering."""
-        self.should_exit = True
-        if self._thread.is_alive():
-            self._thread.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +93,19 @@ class Server:
         owners = home.owners(local_owner())
         self._store = SqlStore(f"sqlite:///{home.path / 'cordee.db'}")
         clock = SystemClock()
-        self._executor = LocalExecutor(
-            home.path, mark=self._store.mark, epoch=self._store.node_epoch, slots=offer.slots, wake=self._wake
+        credentials = Credentials(self._store)
+        secrets = SecretStore(home.path, credentials)
+        self._cluster = CommittedLog(self._store, secrets)
+        derived = DerivedTokens(home.token())
+        engine = LocalEngine(home.path, [NodeConfig(name="local", slots=offer.slots)], derived)
+        self._executor = AgentsExecutor(
+            log=self._cluster,
+            node_of=self._node_of,
+            engines=[engine],
+            wake=self._wake,
         )
         priced = Priced(self._executor, catalogue, offer.price_as)
-        self.control = Control(clock=clock, store=self._store, executor=priced)
-        credentials = Credentials(self._store)
+        self.control = self._cluster.control = Control(clock=clock, store=self._store, executor=priced)
         self.service = Service(
             control=self.control,
             store=self._store,
@@ -149,8 +121,10 @@ class Server:
                 operator=local_owner(),
                 public=None if public is None else PublicAddress(public.url, public.fingerprint),
                 wake=self._wake,
+                dismiss=self._executor.dismiss,
+                derived=derived,
             ),
-            secrets=SecretStore(home.path, credentials),
+            secrets=secrets,
         )
 
     def run(self, on_ready: Callable[[str], None]) -> None:
@@ -158,30 +132,29 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = socket.create_server(("127.0.0.1", 0))
-        http = _Http(self.service, listener, self._public)
+        http = WebServer(create_app(self.service, self._executor), listener, self._public)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        host, port = self._executor.listen()
-        facts = {"pid": os.getpid(), "agents": {"host": host, "port": port}}
-        self._home.announce(facts)
+        facts = {"pid": os.getpid(), "agents": url}
         shut_down = False
         try:
             self.control.up()
-            self._executor.start()
+            http.begin()
+            self._home.announce(facts)
+            self._executor.start(self._cluster.members())
             self._wait_for_node()
             # Clients come last: without a node, every job would be refused as too large.
-            http.begin()
             self._home.announce(facts | {"url": url})
             self._log.info("ready", url=url, log_number=self.control.number)
             on_ready(url)
             shut_down = self._loop()
         finally:
             self.service.closing = True
-            http.end()
             if shut_down:  # an agent that dials only now must still find the server and receive its Shutdown
                 self._executor.shutdown()
                 self._tick()  # records that the nodes are down, so that they do not count as idle
             self._home.withdraw()
             self._executor.close()
+            http.end()
             self._store.close()
             self._log.info("ended", shut_down=shut_down, signal=self._signal)
 
@@ -235,6 +208,9 @@ class Server:
                 )
             self._tick()
             self._wait(SystemClock().now_us() + 100_000)
+
+    def _node_of(self, token: str) -> str | None:
+        return self.service.members.node_of(token)
 
     def _wake(self) -> None:
         self._turn.put(None)

@@ -14,7 +14,7 @@ from cordee.client import Client, from_body
 from cordee.errors import HomeInUseError, HomeUnsuitableError, MissingExtraError, NoServerError
 from cordee.servers import read_remote
 
-_NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "alembic", "structlog", "cryptography", "blake3", "xxhash")
+_NEEDS = ("fastapi", "uvicorn", "websockets", "sqlalchemy", "alembic", "structlog", "cryptography", "blake3", "xxhash")
 _RIVAL_WAIT_S = 20.0
 
 

@@ -22,7 +22,7 @@ from cordee.control.ports import Command, Pending
 from cordee.control.store import tables
 from cordee.errors import StoreError
 from cordee.event_json import decode
-from cordee.events import Event, NodeUp
+from cordee.events import Event
 
 _PAGE = 1000  # events fetched at once: no transaction stays open while the reader works
 _BUSY_MS = 10_000
@@ -115,12 +115,6 @@ class SqlStore:
         """Return the rows of the job's attempts, oldest first."""
         attempts = tables.attempts
         return self.read(sa.select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.epoch))
-
-    def node_epoch(self, name: str) -> int:
-        """Return the highest known epoch of the node's agents; 0 if none."""
-        query = sa.select(tables.log.c.body).where(tables.log.c.kind == NodeUp.__name__)
-        claims = (json.loads(row["body"])["node"] for row in self.read(query))
-        return max((node["epoch"] for node in claims if node["name"] == name), default=0)
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from cordee.control.executors.supervise import Supervised
+from cordee.control.agents.claims import Member
 from cordee.control.ports import Report
 
 
@@ -18,25 +18,21 @@ class Inbox:
         self._reports: list[Report] = []
         self._received: dict[str, int] = {}  # by stream: the highest seq that has arrived
         self._acknowledged: dict[str, int] = {}
-        self._owners: dict[str, Supervised] = {}
+        self._owners: dict[str, Member] = {}
 
     def reports(self) -> list[Report]:
         """Return all reports that were not acknowledged."""
         self.fresh = False
         return list(self._reports)
 
-    def open(self, marks: Iterable[tuple[str, int]], owner: Supervised) -> None:
+    def open(self, marks: Iterable[tuple[str, int]], owner: Member) -> None:
         """Expect streams from an agent, starting at their committed marks."""
         for source, mark in marks:
             self._owners[source] = owner
             self._received[source] = max(mark, self._received.get(source, 0))
             self._acknowledged[source] = max(mark, self._acknowledged.get(source, 0))
 
-    def knows(self, source: str) -> bool:
-        """Return whether a record of this stream has arrived."""
-        return source in self._received
-
-    def is_new(self, source: str, seq: int, owner: Supervised) -> bool:
+    def is_new(self, source: str, seq: int, owner: Member) -> bool:
         """Return whether a record arrives for the first time; remember the agent that sent it."""
         self._owners[source] = owner
         return seq > self._received.get(source, 0)
@@ -55,7 +51,7 @@ class Inbox:
         """Return the highest acknowledged seq of a stream."""
         return self._acknowledged.get(source, 0)
 
-    def acknowledge(self, source: str, seq: int) -> Supervised | None:
+    def acknowledge(self, source: str, seq: int) -> Member | None:
         """Drop the reports of a stream up to a seq; return the agent to acknowledge them to."""
         self._reports = [each for each in self._reports if each.source != source or each.seq > seq]
         self._acknowledged[source] = max(seq, self._acknowledged.get(source, 0))

@@ -1,0 +1,59 @@
+"""The server's clock as an agent knows it: an offset from the machine's own, by Cristian's algorithm.
+
+Of a question and its answer the agent knows when it sent one and received the other; the server's time lies between.
+The shortest round trip bounds the error best (F. Cristian, Probabilistic clock synchronization, 1989).
+"""
+
+import logging
+import time
+
+from cordee.units import US_PER_S
+
+TOLERATED_US = 100_000
+"""Smaller offsets are left: they are within what round trips and NTP explain."""
+
+WARNED_US = 2 * US_PER_S
+
+_log = logging.getLogger("cordee.agent")
+
+
+class Clock:
+    """The time of the server.
+
+    Attributes:
+        offset_us: the server's time minus the machine's; 0 while it is within `TOLERATED_US`.
+    """
+
+    def __init__(self) -> None:
+        self.offset_us = 0
+        self._best_us: int | None = None  # the shortest round trip of this connection
+        self._warned_us = 0
+
+    def now_us(self) -> int:
+        """Return the server's time in microseconds since the Unix epoch."""
+        return time.time_ns() // 1000 + self.offset_us
+
+    def now_s(self) -> float:
+        """Return monotonic seconds."""
+        return time.monotonic()
+
+    def begin(self) -> None:
+        """Forget earlier round trips: this connection may lead to another server."""
+        self._best_us = None
+
+    def answered(self, server_us: int, round_trip_s: float) -> None:
+        """Take in an answer that carries the server's time."""
+        round_trip_us = round(round_trip_s * US_PER_S)
+        if self._best_us is not None and round_trip_us >= self._best_us:
+            return
+        self._best_us = round_trip_us
+        offset_us = server_us + round_trip_us // 2 - time.time_ns() // 1000
+        self.offset_us = offset_us if abs(offset_us) > TOLERATED_US + round_trip_us else 0
+        if abs(self.offset_us) >= WARNED_US and abs(self.offset_us - self._warned_us) >= WARNED_US:
+            self._warned_us = self.offset_us
+            side = "behind" if self.offset_us > 0 else "ahead of"
+            _log.warning(
+                "this machine's clock is %.1f s %s the server's; times are corrected by that (hint: run an NTP client)",
+                abs(self.offset_us) / US_PER_S,
+                side,
+            )

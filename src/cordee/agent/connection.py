@@ -1,0 +1,230 @@
+"""The agent's connection: a WebSocket to the first server that answers, dialled again for ever by a thread of its own.
+
+The agent's loop never waits for the network: it takes what has arrived, and what it sends goes into a queue.
+"""
+
+import asyncio
+import logging
+import queue
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+
+from cordee.agent.messages import FromAgent, FromServer, decode, encode
+from cordee.agent.settings import AgentSettings
+from cordee.errors import CordeeError, InputError
+from cordee.tls import client_context
+
+LOCAL_DIAL_S, DIAL_S = 0.1, 0.5
+"""The time between two rounds of dialling: a server on this machine, or another."""
+
+CONNECT_S = 5.0
+FINISH_S = 1.0
+FRAME_BYTES_MAX = 64 * 2**20
+
+_log = logging.getLogger("cordee.agent")
+
+
+class WebSocketLine:
+    """An open connection; usable from any thread.
+
+    Attributes:
+        address: this machine's address towards the server.
+    """
+
+    def __init__(self, address: str, websocket: ClientConnection) -> None:
+        self.address = address
+        self._websocket = websocket
+        self._texts: asyncio.Queue[str | None] = asyncio.Queue()
+
+    def send(self, message: FromAgent) -> None:
+        """Send a message, unless the connection ends before it is sent."""
+        self._call(self._texts.put_nowait, encode(message))
+
+    def hang_up(self) -> None:
+        """Drop the connection at once, since the server may not read; the thread dials again."""
+        self._call(self._websocket.transport.abort)
+
+    def finish(self) -> None:
+        """Close the connection after what was sent."""
+        self._call(self._texts.put_nowait, None)
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        try:
+            self._websocket.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            pass  # the thread has ended
+
+    async def write(self) -> None:
+        """Send the queued messages until `finish`."""
+        while (text := await self._texts.get()) is not None:
+            await self._websocket.send(text)
+        await self._websocket.close()
+
+
+class Opened(NamedTuple):
+    """A connection was opened: its server expects a claim."""
+
+    line: WebSocketLine
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A round of dialling failed, or a connection ended.
+
+    Attributes:
+        why: the reason.
+        at_s: the monotonic time at which the round began.
+        refused: no server runs at any known address: each refused the connection, or the home says so.
+    """
+
+    why: str
+    at_s: float
+    refused: bool
+
+
+Arrival = Opened | Closed | FromServer
+
+
+class Connection:
+    """The connection to the servers that agent.json names.
+
+    Args:
+        folder: the agent's; agent.json is read again before each round, since tokens and servers may change.
+        wake: called on the connection's thread when something has arrived.
+    """
+
+    def __init__(self, folder: Path, wake: Callable[[], None]) -> None:
+        self._folder, self._wake = folder, wake
+        self._arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._line: WebSocketLine | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="cordee-connection", daemon=True)
+
+    def start(self) -> None:
+        """Begin to dial."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Dial no more, and hang up after what was sent, or when the server does not take it."""
+        self._closing = True
+        if self._line is not None:
+            self._line.finish()
+            self._thread.join(FINISH_S)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._dialling.cancel)
+            self._thread.join()
+
+    def arrived(self) -> list[Arrival]:
+        """Return what has arrived since the last call, in order."""
+        found = []
+        while not self._arrived.empty():
+            found.append(self._arrived.get())
+        return found
+
+    def _put(self, arrival: Arrival) -> None:
+        self._arrived.put(arrival)
+        self._wake()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._dialling = asyncio.create_task(self._dial_for_ever())
+        try:
+            await self._dialling
+        except asyncio.CancelledError:
+            pass
+
+    async def _dial_for_ever(self) -> None:
+        while not self._closing:
+            began_s, local = time.monotonic(), False
+            reasons, refused = [], True
+            try:
+                settings = AgentSettings.read(self._folder)
+                local = settings.home is not None
+                for url in settings.urls():
+                    try:
+                        await self._talk(url, settings)
+                        reasons, refused = ["it was closed"], False
+                        break
+                    except (CordeeError, OSError, WebSocketException, ValueError) as error:
+                        reasons.append(f"{url}: {_reason(error)}")
+                        refused = refused and isinstance(error, ConnectionRefusedError)
+            except InputError as error:
+                reasons, refused = [error.message], False
+            self._put(Closed(", ".join(reasons) or "no server runs", began_s, refused))
+            await asyncio.sleep(LOCAL_DIAL_S if local else DIAL_S * random.uniform(0.5, 1.5))
+
+    async def _talk(self, url: str, settings: AgentSettings) -> None:
+        """Dial a server, and pass messages on until the connection ends.
+
+        Raises:
+            ConnectionRefusedError: no server runs there.
+            OSError, WebSocketException: there was no connection, or it broke.
+            CertificateError: it is another server.
+            ValueError: the server speaks another protocol.
+        """
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        sock = await self._connected(host, port)
+        async with connect(
+            f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}/v1/agents/{quote(settings.node)}/link",
+            sock=sock,
+            ssl=client_context(settings.fingerprint) if parts.scheme == "https" else None,
+            server_hostname=host if parts.scheme == "https" else None,
+            additional_headers={"Authorization": f"Bearer {settings.token}"},
+            compression=None,
+            open_timeout=CONNECT_S,
+            close_timeout=1,
+            ping_interval=None,  # beats do that, and carry the clock
+            max_size=FRAME_BYTES_MAX,
+        ) as websocket:
+            self._line = line = WebSocketLine(str(sock.getsockname()[0]), websocket)
+            writing = asyncio.create_task(line.write())
+            self._put(Opened(line))
+            try:
+                async for text in websocket:
+                    self._put(decode(text))
+            finally:
+                self._line = None
+                writing.cancel()
+
+    async def _connected(self, host: str, port: int) -> socket.socket:
+        """Return a socket that is connected to the first of the host's addresses that answers."""
+        found = await asyncio.wait_for(self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), CONNECT_S)
+        errors: list[OSError] = []
+        for family, kind, protocol, _, address in found:
+            sock = socket.socket(family, kind, protocol)
+            sock.setblocking(False)
+            try:
+                await asyncio.wait_for(self._loop.sock_connect(sock, address), CONNECT_S)
+            except OSError as error:  # a TimeoutError is one
+                sock.close()
+                errors.append(error)
+            except asyncio.CancelledError:
+                sock.close()
+                raise
+            else:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return sock
+        raise next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, InvalidStatus):
+        body = error.response.body or b""
+        return f"HTTP {error.response.status_code}: {body[:300].decode(errors='replace')}"
+    return str(error) or type(error).__name__

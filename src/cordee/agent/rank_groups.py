@@ -1,0 +1,253 @@
+"""The rank groups of one node: started by orders, followed while they run, and reported when they have ended."""
+
+import logging
+import os
+import random
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+from cordee.agent.clock import Clock
+from cordee.agent.gpus import Devices
+from cordee.agent.journal import Journal
+from cordee.agent.launch import Assignment, LaunchError, prepare
+from cordee.agent.logs import LogPump
+from cordee.agent.rank_group import RankGroup, RankGroupResult
+from cordee.agent.spools import Spools
+from cordee.agent.takeover import end_survivors
+from cordee.events import Event, Outcome, RanksEnded, RanksStarted
+from cordee.ids import JobId
+from cordee.telemetry.notices import write_hint
+from cordee.units import plural
+
+FOLLOW_S = 0.05  # between two reads of the spools while ranks run
+
+# Below the ephemeral range, so that no outgoing connection of another program takes the port.
+_PORTS = range(20_000, 30_000)
+_TRIES = 100
+
+_log = logging.getLogger("cordee.agent")
+
+
+class RankGroups:
+    """The rank groups that run on one node.
+
+    Args:
+        node: the node's name.
+        devices: its GPUs or slots.
+        journal: their files.
+        spools: the reports of their ranks.
+        selector: the loop's; logs are read when it says so.
+        report: reports an event to the server.
+        clock: the time.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        devices: Devices,
+        journal: Journal,
+        spools: Spools,
+        selector: selectors.BaseSelector,
+        report: Callable[[Event], None],
+        clock: Clock,
+    ) -> None:
+        self._node, self._devices, self._journal, self._spools = node, devices, journal, spools
+        self._selector, self._report, self._clock = selector, report, clock
+        self._running: dict[str, RankGroup] = {}
+        self._next_follow_s = 0.0
+
+    def __bool__(self) -> bool:
+        """Return whether a rank group runs."""
+        return bool(self._running)
+
+    def __iter__(self) -> Iterator[RankGroup]:
+        """Iterate over the rank groups that run."""
+        return iter(list(self._running.values()))
+
+    def pids(self) -> set[int]:
+        """Return the pids of all processes of all groups."""
+        return {each.pid for group in self._running.values() for each in group.processes()}
+
+    def take_over(self, ended: set[str]) -> None:
+        """End the processes that an earlier agent of this node left, except of attempts with these tags."""
+        orders = self._journal.unsettled()
+        for order in orders:
+            self._spools.complete(order, self._journal.folder(order.job_id, order.epoch))
+        for order in orders:
+            if order.tag in ended:
+                continue
+            n_ended = end_survivors(order, self._journal.ranks(order))
+            why = f"the agent of {self._node} died; its successor ended {plural(n_ended, 'process', 'processes')}"
+            self._report_end(order, RankGroupResult(Outcome.LOST, why))
+
+    # -- orders ----------------------------------------------------------------------------------------------
+
+    def start(self, order: Assignment, secrets: Mapping[str, str], base_env: Mapping[str, str]) -> None:
+        """Start the ranks of an order that is new to this node; the order is on disk when this returns.
+
+        Raises:
+            OSError: the order cannot be kept.
+        """
+        folder = self._journal.folder(order.job_id, order.epoch)
+        if self._journal.has(order.job_id, order.epoch, "killed"):
+            self._refuse(order, Outcome.KILLED, "it was killed before it started")
+            return
+        if not order.master_port:
+            self._refuse(order, Outcome.LOST, "the ranks of rank 0's node ended before it started")
+            return
+        try:
+            launch = prepare(
+                order,
+                folder=folder,
+                base_env=base_env,
+                secrets=_declared(secrets, order.spec.get("secrets") or ()),
+                real_gpus=self._devices.real,
+                gpus=self._devices.count,
+            )
+        except Exception as error:  # an error in one job's spec must not end the node's other rank groups
+            why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"
+            self._refuse(order, Outcome.FAILED, why)
+            return
+        self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
+        group = self._running[order.tag] = RankGroup(order, folder)
+        group.start(launch, secrets)
+        self._journal.keep_ranks(order, group.known)
+        for log in group.logs:
+            self._selector.register(log.read_fd, selectors.EVENT_READ, partial(self._pump, log))
+        _log.info("%s started: %s", order.tag, launch.says)
+        started = RanksStarted(
+            at_us=self._clock.now_us(),
+            job_id=JobId(order.job_id),
+            epoch=order.epoch,
+            node=self._node,
+            launch=launch.says,
+        )
+        self._report(started)
+
+    def kill(self, job_id: str, epoch: int, why: str) -> None:
+        """Kill a rank group, or make sure that it never starts.
+
+        Raises:
+            OSError: that cannot be kept.
+        """
+        group = self.get(job_id, epoch)
+        if group is not None:
+            group.kill(why, self._clock.now_s())
+        elif not self._journal.has(job_id, epoch, "order"):
+            self._journal.keep_tombstone(job_id, epoch, why)
+
+    def kept_order(self, job_id: str, epoch: int) -> Assignment | None:
+        """Return the order for a rank group, if this node has had it."""
+        return self._journal.order(job_id, epoch) if self._journal.has(job_id, epoch, "order") else None
+
+    def settle(self, ended: RanksEnded) -> None:
+        """Forget a rank group, since the server has committed its end."""
+        self._journal.settle(ended)
+        self._spools.drop(ended.job_id, ended.epoch)
+
+    def get(self, job_id: str, epoch: int) -> RankGroup | None:
+        """Return a rank group that runs."""
+        return self._running.get(f"{job_id}.{epoch}")
+
+    def hint(self, why: str) -> None:
+        """Pass a hint that the machine may go soon on to the ranks, which save and go on."""
+        for group in self._running.values():
+            write_hint(group.folder / "spool", self._clock.now_us(), why)
+
+    def _refuse(self, order: Assignment, outcome: Outcome, why: str) -> None:
+        self._journal.keep_order(order)
+        self._report_end(order, RankGroupResult(outcome, why))
+
+    # -- the loop --------------------------------------------------------------------------------------------
+
+    @property
+    def due_s(self) -> list[float]:
+        """The monotonic times at which `step` has something to do."""
+        due = [group.wake_at_s for group in self._running.values() if group.wake_at_s is not None]
+        return [*due, self._next_follow_s] if self._running else []
+
+    def step(self, now_s: float) -> None:
+        """Reap children, do the work that is due, and follow the spools."""
+        self._reap(now_s)
+        for tag, group in list(self._running.items()):
+            if group.tick(now_s):
+                del self._running[tag]
+                self._finish(group)
+        if now_s >= self._next_follow_s:
+            self._next_follow_s = now_s + FOLLOW_S
+            for group in self._running.values():
+                self._spools.follow(group.order, group.folder)
+
+    def _reap(self, now_s: float) -> None:
+        exits = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            exits.append((pid, os.waitstatus_to_exitcode(status)))
+        # When a rank is killed, others may fail because of it before this loop sees either: report the killed one.
+        for pid, code in sorted(exits, key=lambda each: each[1] != -signal.SIGKILL):
+            any(group.reaped(pid, code, now_s) for group in self._running.values())
+
+    def _finish(self, group: RankGroup) -> None:
+        for log in group.logs:
+            if log.read_fd in self._selector.get_map():
+                self._selector.unregister(log.read_fd)
+            log.close()
+        result = group.result()
+        self._spools.complete(group.order, group.folder)
+        self._report_end(group.order, result)
+
+    def _pump(self, log: LogPump) -> None:
+        if not log.pump():
+            self._selector.unregister(log.read_fd)
+
+    def _report_end(self, order: Assignment, result: RankGroupResult) -> None:
+        _log.info("%s ended: %s: %s", order.tag, result.outcome, result.why)
+        ended = RanksEnded(
+            at_us=self._clock.now_us(),
+            job_id=JobId(order.job_id),
+            epoch=order.epoch,
+            node=self._node,
+            outcome=result.outcome,
+            failure=result.failure,
+            why=result.why,
+        )
+        self._report(ended)
+
+
+def free_port() -> int:
+    """Return a port at which rank 0 may listen.
+
+    Raises:
+        OSError: none was found.
+    """
+    for _ in range(_TRIES):
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port among {_TRIES} tries in {_PORTS.start}-{_PORTS.stop - 1}")
+
+
+def _declared(secrets: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return the secrets that a job declares.
+
+    Raises:
+        LaunchError: the server has not sent one of them.
+    """
+    missing = [name for name in names if name not in secrets]
+    if missing:
+        raise LaunchError(
+            f"the secret {missing[0]} is not in the server's home: submit the job again with `cordee run`"
+        )
+    return {name: secrets[name] for name in names}

@@ -1,0 +1,48 @@
+"""The log as the executor reads it: the live state, and the tables for what has ended."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from cordee.control.agents.claims import Member
+from cordee.control.secret_store import SecretStore
+from cordee.control.store.sql import SqlStore
+from cordee.control.tick import Control
+from cordee.ids import JobId
+
+
+class CommittedLog:
+    """Implements `executor.ClusterLog` for a server.
+
+    Attributes:
+        control: the control plane; it needs the executor, so it comes after this object.
+    """
+
+    control: Control
+
+    def __init__(self, store: SqlStore, secrets: SecretStore) -> None:
+        self._store, self._secrets = store, secrets
+        self.mark = store.mark
+
+    def leased(self, job_id: str, epoch: int) -> tuple[str, ...]:
+        """Return the nodes of an attempt in the order of its leases; empty if there was no such attempt."""
+        # Without the lock: a tick may try changes meanwhile, so an attempt that is absent is looked up in the tables.
+        attempt = self.control.state.attempts.get(JobId(job_id))
+        if attempt is not None and attempt.epoch == epoch:
+            return tuple(lease.node for lease in attempt.leases)
+        rows = [row for row in self._store.attempts(job_id) if row["epoch"] == epoch]
+        return tuple(lease["node"] for row in rows for lease in json.loads(row["leases"]))
+
+    def held(self, job_id: str, epoch: int) -> tuple[str, ...]:
+        """Return the nodes on which an attempt's ranks have not ended."""
+        attempt = self.control.state.attempts.get(JobId(job_id))
+        return tuple(lease.node for lease in attempt.held) if attempt and attempt.epoch == epoch else ()
+
+    def secrets(self, job_id: str, names: Sequence[str]) -> dict[str, str]:
+        """Return the values of these secrets of a job, as far as they exist."""
+        return {name: value.rstrip("\n") for name, value in self._secrets.of(job_id, names).items()}
+
+    def members(self) -> Iterator[Member]:
+        """Yield the nodes of the log."""
+        for record in self.control.state.nodes.records.values():
+            node = record.node
+            yield Member(node.name, epoch=node.epoch, up=record.up, machine=node.machine)

@@ -1,0 +1,399 @@
+"""The executor that reaches machines through their agents, each of which dials in over one link.
+
+The web server's thread brings claims and messages, a thread of its own watches leases and engines, and the control
+loop's thread takes reports and sends commands. A report stays here until it is committed, and at the agent until the
+agent has the acknowledgement.
+"""
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Protocol, cast
+
+from cordee.agent.messages import (
+    Beat,
+    Claim,
+    Confirm,
+    FromAgent,
+    Meeting,
+    Order,
+    Records,
+    Refused,
+    Seen,
+    Shutdown,
+    Welcome,
+)
+from cordee.control.agents.claims import Member, Session, judge
+from cordee.control.agents.inbox import Inbox
+from cordee.control.agents.leases import LeaseTerms
+from cordee.control.engines.port import Engine
+from cordee.control.ports import Pending, Report
+from cordee.errors import StoreError
+from cordee.event_json import decode, encode
+from cordee.events import AttemptPlaced, Event, NodeDown, NodeUp, RanksEnded, RanksStarted
+from cordee.reports import parse_stream, repair_text
+
+LOOK_S = 0.1
+"""The time between two questions to the engines while a node of theirs is not connected."""
+
+_log = logging.getLogger("cordee.control")
+
+
+class ClusterLog(Protocol):
+    """The queries of the log that the executor makes, from each thread."""
+
+    def mark(self, source: str) -> int:
+        """Return the highest committed seq of a stream; 0 if none.
+
+        Raises:
+            StoreError: the log cannot be read now.
+        """
+        ...
+
+    def leased(self, job_id: str, epoch: int) -> Sequence[str]:
+        """Return the nodes of an attempt in the order of its leases; empty if there was no such attempt.
+
+        Raises:
+            StoreError: the log cannot be read now.
+        """
+        ...
+
+    def held(self, job_id: str, epoch: int) -> Sequence[str]:
+        """Return the nodes on which an attempt's ranks have not ended; call it on the control loop's thread only."""
+        ...
+
+    def secrets(self, job_id: str, names: Sequence[str]) -> dict[str, str]:
+        """Return the values of these secrets of a job, as far as they exist."""
+        ...
+
+
+class AgentsExecutor:
+    """The executor over agents; implements `cordee.control.ports.Executor`.
+
+    Args:
+        log: what was committed.
+        node_of: returns the node whose token this is, None if it is no node's.
+        engines: they start agents; an agent may also come by itself.
+        terms: of the nodes' leases.
+        wake: called from other threads when `reports` has something new, or a command can be sent.
+        confirm_s: how long `carry_out` waits for agents to confirm.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: ClusterLog,
+        node_of: Callable[[str], str | None],
+        engines: Sequence[Engine] = (),
+        terms: LeaseTerms | None = None,
+        wake: Callable[[], None] = lambda: None,
+        confirm_s: float = 2.0,
+    ) -> None:
+        self.node_of = node_of
+        self._log, self._engines, self._terms = log, engines, terms or LeaseTerms()
+        self._wake, self._confirm_s = wake, confirm_s
+        self._members: dict[str, Member] = {}
+        self._changed = threading.Condition()
+        self._inbox = Inbox()
+        self._stopped = False
+        self._farewell: Shutdown | None = None  # sent to the agents of the engines when they shall exit
+        self._poke = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cordee-agents", daemon=True)
+
+    def start(self, known: Iterable[Member] = ()) -> None:
+        """Let agents in, and start the engines. Agents must find the server's address before this call.
+
+        Args:
+            known: the nodes of the log; each has a fresh lease.
+        """
+        with self._changed:
+            for member in known:
+                self._members[member.name] = member
+        for engine in self._engines:
+            engine.start(self._poke.set)
+        self._thread.start()
+
+    # -- the port: the control loop's thread ------------------------------------------------------------------------
+
+    def reports(self) -> Sequence[Report]:
+        """Return the reports that were not acknowledged, in an order in which they may be committed."""
+        with self._changed:
+            return self._inbox.reports()
+
+    def acknowledge(self, source: str, seq: int) -> None:
+        """Record that a stream was committed up to `seq`, and pass this on to the agent."""
+        with self._changed:
+            owner = self._inbox.acknowledge(source, seq)
+            if owner is not None and owner.session is not None:
+                owner.session.send(Seen(source=source, seq=seq))
+
+    def carry_out(self, pending: Pending) -> bool:
+        """Send the command to the agents concerned; return True when all of them have confirmed that it is on disk.
+
+        A start goes to the agent of rank 0 first, whose confirmation carries the rendezvous of all ranks. A node whose
+        part of the attempt has ended needs no command.
+        """
+        command = pending.command
+        names = list(self._log.held(command.job_id, command.epoch))
+        order = Order(
+            number=pending.number,
+            event=encode(command),
+            spec=pending.spec,
+            estimate=None if pending.estimate is None else asdict(pending.estimate),
+        )
+        if not isinstance(command, AttemptPlaced):
+            return self._send(order, names)
+        order = replace(order, secrets=self._log.secrets(command.job_id, _secret_names(pending.spec)))
+        first = command.leases[0].node
+        if first in names:
+            if not self._send(order, [first], keep=True):
+                return False
+            names.remove(first)
+        with self._changed:
+            confirm = self._members[first].confirmed.get(order.number) if first in self._members else None
+        done = self._send(replace(order, meeting=confirm.meeting if confirm else None), names)
+        if done and confirm:
+            with self._changed:
+                self._members[first].confirmed.pop(order.number, None)
+        return done
+
+    def _send(self, order: Order, names: Sequence[str], *, keep: bool = False) -> bool:
+        """Send an order to these nodes; return whether all have confirmed it, and forget that unless `keep`."""
+        with self._changed:
+            nodes = [self._members[name] for name in names if name in self._members]
+            fresh = [node for node in nodes if node.must_send(order.number)]
+            for node in fresh:
+                assert node.session is not None, "must_send says so"
+                node.sent.add(order.number)
+                node.session.send(_reachable_meeting(order, node.session))
+            if any(node.reachable for node in fresh):  # do not wait a second time for an agent that did not answer
+                self._changed.wait_for(lambda: not any(order.number in node.sent for node in nodes), self._confirm_s)
+            done = len(nodes) == len(names) and all(order.number in node.confirmed for node in nodes)
+            for node in nodes if done and not keep else ():
+                del node.confirmed[order.number]
+            return done
+
+    def dismiss(self, name: str) -> None:
+        """Make the agent of a node exit when it runs no rank group any more."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is not None and member.session is not None:
+                member.session.send(Shutdown())
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `reports` has something new; return False after a timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._inbox.fresh, timeout_s)
+
+    def shutdown(self, *, now: bool = False, timeout_s: float = 10.0) -> bool:
+        """Make the agents of the engines exit, and wait until they have; joined ones wait for the next server.
+
+        Args:
+            now: end the rank groups that still run; otherwise an agent exits when its last one has ended.
+            timeout_s: the longest wait.
+
+        Returns:
+            True if every agent has exited.
+        """
+        for engine in self._engines:
+            engine.retire()
+        with self._changed:
+            self._farewell = Shutdown(now=now)
+            owned = [member for member in self._members.values() if self._owner(member.name) is not None]
+            for member in owned:
+                if member.session is not None:
+                    member.session.send(self._farewell)
+            self._poke.set()
+            return self._changed.wait_for(lambda: not any(member.up for member in owned), timeout_s)
+
+    def close(self, *, kill_agents: bool = False) -> None:
+        """Stop the executor; agents and ranks go on unless `kill_agents` is set."""
+        if self._thread.is_alive():
+            if kill_agents:
+                self.shutdown(now=True)
+            self._stopped = True
+            self._poke.set()
+            self._thread.join()
+        with self._changed:
+            for member in self._members.values():
+                member.disconnect()
+        for engine in self._engines:
+            engine.close()
+
+    # -- the link: the web server's thread ---------------------------------------------------------------------
+
+    def claim(self, name: str, claim: Claim, session: Session) -> Refused | None:
+        """Judge an agent's claim; welcome it over its session, or return the refusal."""
+        with self._changed:
+            member = self._members.get(name) or Member(name)
+            epoch = judge(member, claim, self._terms, time.monotonic())
+            try:
+                if isinstance(epoch, Refused):
+                    _log.warning("a claim of node %s from %s was refused: %s", name, session.peer, epoch.why)
+                    return epoch
+                marks = {source: self._log.mark(source) for source in claim.sources if _is_stream_of(name, source)}
+                if epoch != member.epoch:
+                    self._report_down(member, "its agent is gone: another one has the node")
+            except StoreError as error:
+                return Refused(why=f"the log cannot be read now: {error.message}")
+            self._members[name] = member
+            member.disconnect()
+            if epoch != member.epoch:
+                member.epoch, member.up, member.reachable = epoch, True, True
+            member.machine, member.incarnation, member.session = claim.machine, claim.incarnation, session
+            member.heard_s = time.monotonic()
+            now_us = time.time_ns() // 1000
+            member.clock_off_us = claim.clock_us - now_us
+            self._inbox.open(marks.items(), member)
+            terms = self._terms
+            session.send(Welcome(epoch=epoch, marks=marks, lease_s=terms.lease_s, beat_s=terms.beat_s, clock_us=now_us))
+            if self._farewell is not None and self._owner(name) is not None:
+                session.send(self._farewell)
+            self._notify()  # commands may be waiting for this node
+        return None
+
+    def receive(self, name: str, session: Session, message: FromAgent) -> None:
+        """Take in a message of an agent whose claim was accepted."""
+        with self._changed:
+            member = self._members[name]
+            if member.session is not session:
+                return
+            member.heard_s = time.monotonic()
+            if isinstance(message, Beat):
+                session.send(Beat(number=message.number, clock_us=time.time_ns() // 1000))
+            elif isinstance(message, Confirm):
+                member.sent.discard(message.number)
+                member.confirmed[message.number] = message
+                self._changed.notify_all()
+            elif isinstance(message, Records):
+                for seq, event in zip(message.seqs, message.events, strict=True):
+                    self._take_in(member, message.source, seq, event)
+
+    def closed(self, name: str, session: Session, why: str) -> None:
+        """Note that a connection has ended."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is not None and member.session is session:
+                _log.info("the connection to the agent of %s ended: %s", name, why)
+                member.disconnect()
+                self._poke.set()
+                self._notify()
+
+    def _take_in(self, member: Member, source: str, seq: int, data: dict[str, object]) -> None:
+        session = member.session
+        assert session is not None, "the record came over it"
+        if not self._inbox.is_new(source, seq, member):
+            # A repeated record: if it is committed, the agent has missed the acknowledgement.
+            seen = self._inbox.acknowledged(source)
+            if seq <= seen:
+                session.send(Seen(source=source, seq=seen))
+            return
+        try:
+            event = self._read(member, source, data)
+        except (ValueError, StoreError) as error:
+            # It is acknowledged all the same: the agent would otherwise send it for ever.
+            member.refused += 1
+            _log.error("record %d of %r from node %s is refused: %s", seq, source, member.name, error)
+            self._inbox.skip(source, seq)
+            session.send(Seen(source=source, seq=seq))
+        else:
+            self._inbox.add(Report(source=source, seq=seq, event=event))
+            self._notify()
+
+    def _read(self, member: Member, source: str, data: dict[str, object]) -> Event:
+        """Return a record's event.
+
+        Raises:
+            ValueError: it is not an event, or not one that this node may report.
+        """
+        if not _is_stream_of(member.name, source):
+            raise ValueError("it is not a stream of this node")
+        stream = parse_stream(source)
+        event = decode(data if stream else cast("dict[str, object]", repair_text(data)))
+        if stream is not None:
+            attempt: tuple[str, int] | None = stream[:2]
+        elif isinstance(event, RanksStarted | RanksEnded):
+            attempt = (event.job_id, event.epoch)
+            if event.node != member.name:
+                raise ValueError(f"it is about ranks of node {event.node}")
+        else:
+            attempt = None
+            about = event.node.name if isinstance(event, NodeUp) else getattr(event, "node", member.name)
+            if about != member.name:
+                raise ValueError(f"it is about node {about}")
+        if attempt is not None and member.name not in self._log.leased(*attempt):
+            raise ValueError(f"attempt {attempt[0]}.{attempt[1]} has no lease on this node")
+        return event
+
+    # -- the thread that watches leases and engines ------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._stopped:
+            try:
+                self._look()
+            except (StoreError, OSError) as error:
+                _log.error("nodes cannot be looked after now, it is tried again: %s", error)
+            with self._changed:
+                lonely = any(
+                    member.session is None and self._owner(member.name) is not None for member in self._members.values()
+                )
+            nothing_yet = bool(self._engines) and not self._members
+            self._poke.wait(LOOK_S if lonely or nothing_yet else 1.0)
+            self._poke.clear()
+
+    def _look(self) -> None:
+        """Take the deaths in that the engines know."""
+        with self._changed:
+            before = {name: member.epoch for name, member in self._members.items()}
+        deaths = [death for engine in self._engines for death in engine.ended()]
+        with self._changed:
+            for death in deaths:
+                member = self._members.get(death.node)
+                if member is not None and member.epoch == before.get(death.node):
+                    member.disconnect()
+                    self._report_down(member, death.why)
+
+    def _owner(self, node: str) -> Engine | None:
+        return next((engine for engine in self._engines if engine.owns(node)), None)
+
+    def _report_down(self, member: Member, why: str) -> None:
+        """Report once that the agent with the node's epoch is gone, even if it died while no server ran."""
+        if member.up:
+            down = NodeDown(at_us=time.time_ns() // 1000, node=member.name, epoch=member.epoch, why=why)
+            self._report(member, down)
+            member.up = False
+
+    def _report(self, member: Member, event: Event) -> None:
+        """Add a report of the server's own about the node's epoch."""
+        source = f"server/{member.name}/{member.epoch}"
+        self._inbox.add(Report(source=source, seq=member.next_seq(self._log.mark(source)), event=event))
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        self._wake()
+
+
+def _is_stream_of(node: str, source: str) -> bool:
+    """Return whether an agent of the node may forward a stream of this name: its own, or a rank's."""
+    return parse_stream(source) is not None or re.fullmatch(rf"node/{re.escape(node)}/\d{{1,15}}", source) is not None
+
+
+def _reachable_meeting(order: Order, session: Session) -> Order:
+    """Return the order with a meeting that the session's agent can reach.
+
+    Rank 0 on the server's machine knows itself by its loopback address; others know it by the one that they dialled.
+    """
+    meeting = order.meeting
+    if meeting is None or not meeting.address.startswith("127.") or session.peer.startswith("127."):
+        return order
+    return replace(order, meeting=Meeting(address=session.own_address, port=meeting.port))
+
+
+def _secret_names(spec: str) -> list[str]:
+    names = json.loads(spec).get("secrets")
+    return [str(name) for name in names] if isinstance(names, list) else []

@@ -1,1 +1,0 @@
-"""Executors: implementations of the port in `cordee.control.ports` that run the ranks."""

@@ -1,0 +1,52 @@
+"""uvicorn in a thread of its own: the main thread turns the tick and handles signals."""
+
+import socket
+import threading
+
+import uvicorn
+from fastapi import FastAPI
+
+from cordee.control.listen import Listener
+
+FRAME_BYTES_MAX = 64 * 2**20
+_LET_GO_S = 1
+
+
+class WebServer(uvicorn.Server):
+    """A web server on loopback and, over TLS, on the port for other machines."""
+
+    def __init__(self, app: FastAPI, listener: socket.socket, public: Listener | None = None) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,  # clients that watch send many requests a second
+            lifespan="off",
+            timeout_graceful_shutdown=_LET_GO_S,
+            ws="websockets-sansio",
+            ws_max_size=FRAME_BYTES_MAX,
+            ws_ping_interval=None,  # the agents' beats do that
+            ws_per_message_deflate=False,
+        )
+        super().__init__(config)
+        self._public = public
+        self.answers = threading.Event()
+        self._thread = threading.Thread(target=self.run, args=([listener],), name="http", daemon=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._public is not None:
+            loopback, self.config.ssl = self.servers, self._public.context
+            await super().startup([self._public.socket])
+            self.servers += loopback
+        self.answers.set()
+
+    def begin(self) -> None:
+        """Serve until `end` is called."""
+        self._thread.start()
+        self.answers.wait()
+
+    def end(self) -> None:
+        """Disconnect the followers and stop answering."""
+        self.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
