@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cordee.control.ports import Pending, Report, Store
+from cordee.control.snapshot import Snapshot, loaded, taken
 from cordee.control.tick import Control
 from cordee.errors import QueuesError, StoreError
 from cordee.event_json import encode
@@ -156,6 +157,7 @@ class FaultWorld:
         self.marks: dict[str, int] = {}
         self.injected: dict[str, int] = {}
         self._checked: tuple[Control | None, int] = (None, 0)  # this state was
+        self._snapshot: Snapshot | None = None
         self.accepted: set[JobId] = set()
         self.control: Control | None = None
         self.steps = self.crashes = self.events = 0
@@ -303,7 +305,10 @@ class FaultWorld:
         ports = _Ports(self)
         self.skew_us = self._rng.randint(-self.skew_us_max, self.skew_us_max) if not self.faults_over else self.skew_us
         self.cluster.server_restarts()
-        control = Control(clock=ports, store=ports, executor=ports, policy=self.policy)
+        fold = None
+        if self._snapshot is not None and self.crashes % 2:  # the others replay the whole log
+            fold = loaded(self._snapshot, self.policy, self._snapshot.number)
+        control = Control(clock=ports, store=ports, executor=ports, policy=self.policy, fold=fold)
         assert control.state.snapshot() == self.shadow.snapshot(), "the log does not give the state back"
         self.control = control
 
@@ -319,6 +324,8 @@ class FaultWorld:
         if self._checked == (control, control.number):
             return
         self._checked = (control, control.number)
+        if control.number % 3 == 0:
+            self._snapshot = taken(control.fold)
         self.invariants.check_state(control.state)
         before = control.state.snapshot()
         assert before == self.shadow.snapshot(), "the state is not what was committed"

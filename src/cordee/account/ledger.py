@@ -11,6 +11,7 @@ none covers is lost if the attempt ends otherwise than finished, and the job tha
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from cordee.account.attempt import AttemptRow, Charged, OpenAttempt
@@ -116,7 +117,8 @@ class Ledger:
     def saved(self) -> SavedLedger:
         """Return the saved form; it shares this object's values, so encode it before the next change."""
         assert not self._detailed, "segments are not saved"
-        lists = (self._jobs, self._high, self._open, self._epochs, self._closed, self._retired)
+        retired = dict(sorted(self._retired.items()))
+        lists = (self._jobs, self._high, self._open, self._epochs, self._closed, retired)
         return SavedLedger(self.at_us, *lists, self._idle)
 
     @classmethod
@@ -165,23 +167,15 @@ class Ledger:
         live = {(job_id, each.epoch): each.segments(now_us, None) for job_id, each in self._open.items()}
         return self._segments | live
 
-    def cost(self, by: By, now_us: int, retired_rows: Iterable[AttemptRow] = ()) -> tuple[CostRow, ...]:
+    def cost(self, by: By, now_us: int) -> tuple[CostRow, ...]:
         """Return the rows of each job, user, queue or attempt summed, in the order of their keys.
 
-        By job and by attempt, the rows of retired jobs count only if they are passed in; the other sums include them.
+        Sums by job and by attempt are without retired jobs.
         """
-        key = _KEYS[by]
-        groups: dict[str, list[AttemptRow]] = {}
-        charged: dict[str, list[AttemptRow]] = {}
-        for row in (*self.rows(now_us), *(retired_rows if by in ("job", "epoch") else ())):
-            groups.setdefault(key(row), []).append(row)
-            if row.charged is not None and by != "epoch":
-                charged.setdefault(_payer(by, row.charged), []).append(row)
         retired: dict[str, list[CostRow]] = {}
         for (owner, queue), sums in self._retired.items() if by in ("user", "queue") else ():
             retired.setdefault(owner if by == "user" else queue, []).append(sums)
-        keys = sorted(groups.keys() | charged.keys() | retired.keys())
-        return tuple(_sum(key, groups.get(key, ()), charged.get(key, ()), retired.get(key, ())) for key in keys)
+        return summed(by, self.rows(now_us), retired)
 
     def totals(self, now_us: int) -> Totals:
         """Return held and idle time of the whole cluster until now."""
@@ -283,6 +277,21 @@ def attempt_segments(events: Iterable[Event]) -> dict[tuple[JobId, int], tuple[S
         ledger.apply(event)
         last_us = max(last_us, event.at_us)
     return ledger.segments(last_us)
+
+
+def summed(
+    by: By, rows: Iterable[AttemptRow], sums: Mapping[str, Sequence[CostRow]] = MappingProxyType({})
+) -> tuple[CostRow, ...]:
+    """Return these rows, and earlier sums by key, summed in the order of their keys."""
+    key = _KEYS[by]
+    groups: dict[str, list[AttemptRow]] = {}
+    charged: dict[str, list[AttemptRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+        if row.charged is not None and by != "epoch":
+            charged.setdefault(_payer(by, row.charged), []).append(row)
+    keys = sorted(groups.keys() | charged.keys() | sums.keys())
+    return tuple(_sum(key, groups.get(key, ()), charged.get(key, ()), sums.get(key, ())) for key in keys)
 
 
 def _sum(key: str, rows: Sequence[AttemptRow], charged: Sequence[AttemptRow], sums: Sequence[CostRow] = ()) -> CostRow:

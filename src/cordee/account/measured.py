@@ -7,7 +7,7 @@ ranks measure.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
@@ -224,6 +224,10 @@ class Measurements:
         """Return the newest attempt of a job, or the one of this epoch."""
         attempts = self._attempts.get(job_id, ())
         return next((each for each in reversed(attempts) if epoch in (None, each.epoch)), None)
+
+    def attempts(self, job_id: JobId) -> list[Measurement]:
+        """Return a copy of the attempts of a job, oldest first."""
+        return [replace(each) for each in self._attempts.get(job_id, ())]
 
     def steps_left(self, job_id: JobId, *, running: bool) -> StepsLeft | None:
         """Return the steps that a job has left; None if it never reported how many there are, or no time is known.

@@ -30,7 +30,7 @@ class SavedFold(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """All that the fold knows of a job that ended; `missed` holds a sentence for each quantity off its estimate."""
+    """All that is known of a job once it has ended; `missed` holds a sentence for each quantity off its estimate."""
 
     record: JobRecord
     accounts: list[AttemptRow]
@@ -102,6 +102,12 @@ class Fold:
         needed = {event.job_id for event in self.measurements.due()}
         needed |= {notice.for_job for notice in notices if notice is not None and notice.for_job is not None}
         return [job_id for job_id, record in self.state.jobs.items() if record.phase.ended and job_id not in needed]
+
+    def known(self, job_id: JobId) -> EndedJob:
+        """Return what is known of a job of the state, without its accounts."""
+        measured = self.measurements
+        missed = list(measured.missed(job_id))
+        return EndedJob(self.state.jobs[job_id], [], measured.attempts(job_id), missed)
 
     def retire(self, job_ids: Iterable[JobId]) -> dict[JobId, EndedJob]:
         """Forget ended jobs, of which no decision depends on anything but sums, and return them."""

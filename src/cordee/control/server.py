@@ -33,6 +33,7 @@ from cordee.control.node_tokens import DerivedTokens
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
 from cordee.control.service import Service
+from cordee.control.snapshots import Snapshots, newest_fold
 from cordee.control.store.credentials import Credentials
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
@@ -40,6 +41,7 @@ from cordee.control.web import WebServer
 from cordee.errors import CordeeError, InputError, ServerError, StoreError
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
+from cordee.schedule.policy import Policy
 
 NODE_WAIT_S = 20.0
 _RETRY_S = 1.0
@@ -91,7 +93,8 @@ class Server:
         self._logged: set[tuple[str, str]] = set()  # errors of the last tick, so that each is logged once
         catalogue = _catalogue(home.path)
         owners = home.owners(local_owner())
-        self._store = SqlStore(f"sqlite:///{home.path / 'cordee.db'}")
+        database = f"sqlite:///{home.path / 'cordee.db'}"
+        self._store = SqlStore(database)
         clock = SystemClock()
         credentials = Credentials(self._store)
         secrets = SecretStore(home.path, credentials)
@@ -105,7 +108,10 @@ class Server:
             wake=self._wake,
         )
         priced = Priced(self._executor, catalogue, offer.price_as)
-        self.control = self._cluster.control = Control(clock=clock, store=self._store, executor=priced)
+        fold = newest_fold(self._store, Policy())
+        self._snapshots = Snapshots(self._store, database, fold)
+        self.control = Control(clock=clock, store=self._store, executor=priced, fold=fold)
+        self._cluster.control = self.control
         self.service = Service(
             control=self.control,
             store=self._store,
@@ -155,6 +161,7 @@ class Server:
             self._home.withdraw()
             self._executor.close()
             http.end()
+            self._snapshots.end(self.control)
             self._store.close()
             self._log.info("ended", shut_down=shut_down, signal=self._signal)
 
@@ -163,6 +170,7 @@ class Server:
         with collected_when_idle() as idle:
             while self._signal is None:
                 wake_at_us = self._tick()
+                self._snapshots.step(self.control)
                 with self.control.changed:
                     if self.control.state.shutting_down and not self.control.state.attempts:
                         return True

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 import cordee
-from cordee.account.ledger import By, CostRow
-from cordee.account.measured import StepsLeft
+from cordee.account.ledger import By, CostRow, summed
+from cordee.account.measured import Measurement, StepsLeft
 from cordee.answers import (
     AttemptView,
     ComparisonView,
@@ -37,16 +37,18 @@ from cordee.answers import (
 )
 from cordee.control.admission import Admitted, admit
 from cordee.control.files import JobFiles
+from cordee.control.fold import EndedJob
 from cordee.control.members import Members
 from cordee.control.ports import Clock
 from cordee.control.rehearse import forecast_of, rehearse
 from cordee.control.secret_store import SecretStore
+from cordee.control.snapshot import decoded_jobs
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError, SpecError, StoreError
 from cordee.events import Lease, Queue
 from cordee.hardware.catalog import Catalogue
-from cordee.ids import ALPHABET, JobId
+from cordee.ids import ALPHABET, JobId, attempt_name
 from cordee.schedule.explain import explain
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.quota.queues import DEFAULT
@@ -117,7 +119,7 @@ class Service:
         job_id = JobId(submission.job_id)
         with self.control.changed:
             admitted = None
-            if job_id not in self.control.state.jobs:
+            if job_id not in self.control.state.jobs and not self.store.archive.retired(job_id):
                 admitted = self._admitted(spec, submission, owner, self.control.state)
                 self.secrets.keep(job_id, submission.secrets)
                 try:
@@ -186,9 +188,9 @@ class Service:
         job = self.job(ref)
         job_id = JobId(job.job_id)
         with self.control.changed:
-            record = self.control.state.jobs[job_id]
-            requested = record.stop is not None and (record.stop.now or not now)
-            if not record.phase.ended and not requested:
+            record = self.control.state.jobs.get(job_id)  # None: it ended long ago
+            live = record if record is not None and not record.phase.ended else None
+            if live is not None and (live.stop is None or (now and not live.stop.now)):
                 self.control.stop(job_id, by=by, now=now)
         self.wake()
         return self.job(job_id)
@@ -211,34 +213,51 @@ class Service:
         Raises:
             NotFoundError: there is none, or there are several.
         """
-        found = self.store.jobs(ref)
-        row = found[0] if found else _find(self.store.jobs(), ref)
+        row = self._row(ref)
         attempts = [_attempt_view(attempt) for attempt in self.store.attempts(row["job_id"])]
         view = _job_view(row).model_dump()
-        with self.control.changed:
-            measured = self._measured(row["job_id"])
-            newest = self.control.measurements.of(row["job_id"])
-            missed = list(self.control.measurements.missed(row["job_id"]))
-            job = self.control.state.jobs[row["job_id"]].job
+        found = self._known(row["job_id"])
+        job, newest = found.record.job, found.measurements[-1] if found.measurements else None
         return JobDetailView(
             **view,
             attempts=attempts,
             spec=json.loads(row["spec"]),
             estimate=job.estimate_on(job.gpus) if newest is None else newest.estimate,
-            measured=measured,
-            estimate_missed=missed,
+            measured=_compared(newest),
+            estimate_missed=found.missed,
         )
 
-    def _measured(self, job_id: str, epoch: int | None = None) -> list[ComparisonView]:
-        """Compare the newest attempt of a job, or the one of this epoch, with its estimate."""
-        found = self.control.measurements.of(JobId(job_id), epoch)
-        return [] if found is None else [ComparisonView.of(row) for row in found.comparisons()]
+    def _row(self, ref: str) -> Mapping[str, Any]:
+        """Return the row of a job by its id, or by its name if only one job, or only one that has not ended, has it."""
+        rows = self.store.jobs(ref) or self.store.jobs(name=ref)
+        live = [row for row in rows if row["ended_us"] is None]
+        for candidates in (rows, live):
+            if len(candidates) == 1:
+                return candidates[0]
+        if rows:
+            ids = ", ".join(row["job_id"] for row in rows[:5])
+            raise NotFoundError(f"{len(rows)} jobs are named {ref!r}", hint=f"say which: {ids}")
+        known = [row[key] for key in ("job_id", "name") for row in self.store.jobs()]
+        near = difflib.get_close_matches(ref, known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise NotFoundError(f"there is no job {ref!r}", hint=hint + "`cordee jobs` lists them")
+
+    def _known(self, job_id: JobId) -> EndedJob:
+        """Return what is known of a job: from the state, or from the archive if it ended long ago."""
+        with self.control.changed:
+            if job_id in self.control.state.jobs:
+                return self.control.fold.known(job_id)
+        [found] = decoded_jobs(self.store.archive.retired(job_id).values())
+        return found
 
     def why(self, ref: str, draws: int = 0) -> WhyView:
         """Explain the state of a job; with draws, also forecast when it starts and ends."""
         job = self.job(ref)
         job_id = JobId(job.job_id)
         state, now_us = (self.control.state, self.clock.now_us()) if not draws else self._copy()
+        if job_id not in state.jobs:
+            state = State()
+            state.jobs[job_id] = self._known(job_id).record
         steps_left = self._steps_left(state) if draws else {}
         with self.control.changed if not draws else self.forecasting:
             explained = explain(state, job_id, now_us)
@@ -335,10 +354,22 @@ class Service:
         """Return GPU time and cost until now."""
         now_us = self.clock.now_us()
         with self.control.changed:
-            rows = self.control.ledger.cost(by, now_us)
-            totals = self.control.ledger.totals(now_us)
-            measured = {row.key: self._measured(*_attempt_of(by, row.key)) for row in rows if by in ("job", "epoch")}
-        views = [_cost_row(row, measured.get(row.key, [])) for row in rows]
+            ledger, jobs = self.control.ledger, set(self.control.state.jobs)
+            rows, totals = ledger.cost(by, now_us), ledger.totals(now_us)
+            attempts = ledger.rows(now_us) if by in ("job", "epoch") else ()
+            measured = {job_id: self.control.measurements.attempts(job_id) for job_id in jobs if attempts}
+        if by in ("job", "epoch"):
+            ended = [
+                job for job in decoded_jobs(self.store.archive.retired().values()) if job.record.job.job_id not in jobs
+            ]
+            rows = summed(by, (*attempts, *(row for job in ended for row in job.accounts)))
+            measured |= {job.record.job.job_id: job.measurements for job in ended}
+        compared = {
+            each.job_id if by == "job" else attempt_name(each.job_id, each.epoch): _compared(each)
+            for found in measured.values()
+            for each in found
+        }
+        views = [_cost_row(row, compared.get(row.key, [])) for row in rows]
         return CostView.of(totals, by=by, at_us=now_us, rows=views)
 
     def progress(self, job_id: str) -> tuple[int, bool, bool]:
@@ -363,19 +394,8 @@ def _spec(submission: Submission) -> JobSpec:
     return spec
 
 
-def _find(rows: list[Mapping[str, Any]], ref: str) -> Mapping[str, Any]:
-    """Return the one job with this name; of several, the one that has not ended."""
-    named = [row for row in rows if row["name"] == ref]
-    live = [row for row in named if row["ended_us"] is None]
-    for candidates in (named, live):
-        if len(candidates) == 1:
-            return candidates[0]
-    if named:
-        ids = ", ".join(row["job_id"] for row in named[:5])
-        raise NotFoundError(f"{len(named)} jobs are named {ref!r}", hint=f"say which: {ids}")
-    near = difflib.get_close_matches(ref, [row[key] for key in ("job_id", "name") for row in rows], n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise NotFoundError(f"there is no job {ref!r}", hint=hint + "`cordee jobs` lists them")
+def _compared(measurement: Measurement | None) -> list[ComparisonView]:
+    return [] if measurement is None else [ComparisonView.of(row) for row in measurement.comparisons()]
 
 
 def _job_view(row: Mapping[str, Any]) -> JobView:
@@ -419,14 +439,6 @@ def _queue_view(standing: Standing, running: int, waiting: list[int]) -> QueueVi
         waiting_jobs=len(waiting),
         waiting_gpu_milli=sum(waiting),
     )
-
-
-def _attempt_of(by: By, key: str) -> tuple[str, int | None]:
-    """Return the job of a row, and the epoch if the row covers one attempt."""
-    if by == "job":
-        return key, None
-    job_id, _, epoch = key.rpartition(".")
-    return job_id, int(epoch)
 
 
 def _cost_row(row: CostRow, measured: list[ComparisonView]) -> CostRowView:

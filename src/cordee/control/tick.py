@@ -84,6 +84,11 @@ class Control:
         """Return the log's last number."""
         return self.fold.number
 
+    def retire(self, job_ids: Iterable[JobId]) -> None:
+        """Forget jobs that ended; the archive has them."""
+        with self.changed:
+            self.fold.retire(job_ids)
+
     def up(self) -> None:
         """Accept jobs, also after a shutdown."""
         self._append(ServerUp(at_us=self._clock.now_us()))

@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cordee.control.ports import Command, Pending
 from cordee.control.store import tables
+from cordee.control.store.archive import Archive
 from cordee.errors import StoreError
 from cordee.event_json import decode
 from cordee.events import Event
@@ -29,7 +30,11 @@ _BUSY_MS = 10_000
 
 
 class SqlStore:
-    """The `Store` port on a database; usable from several threads."""
+    """The `Store` port on a database; usable from several threads.
+
+    Attributes:
+        archive: old events in segments, the snapshot, and retired jobs.
+    """
 
     def __init__(self, url: str) -> None:
         """Open the database and bring its schema to this version.
@@ -41,6 +46,7 @@ class SqlStore:
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
             sa.event.listen(self._engine, "begin", _begin_sqlite)
+        self.archive = Archive(self._engine)
         try:
             _migrate(self._engine)
         except SQLAlchemyError as error:
@@ -69,6 +75,13 @@ class SqlStore:
             page = self.read(
                 sa.select(*columns).where(tables.log.c.number > after).order_by(tables.log.c.number).limit(_PAGE)
             )
+            if not page or page[0]["number"] != after + 1:
+                # They lie in a segment, or were moved into one just now.
+                for number, body in (rows := self.archive.rows_after(after)):
+                    yield number, decode(json.loads(body))
+                if rows:
+                    after = rows[-1][0]
+                    continue
             for row in page:
                 yield row["number"], decode(json.loads(row["body"]))
             if len(page) < _PAGE:
@@ -98,8 +111,8 @@ class SqlStore:
         except SQLAlchemyError as error:
             raise StoreError(f"command {number} could not be marked as delivered: {reason(error)}") from error
 
-    def jobs(self, job_id: str | None = None) -> list[Mapping[str, Any]]:
-        """Return the rows of all jobs, newest first, or of one job, with the steps of its newest attempt."""
+    def jobs(self, job_id: str | None = None, *, name: str | None = None) -> list[Mapping[str, Any]]:
+        """Return the rows of all jobs, newest first, or of one job or name, with the steps of its newest attempt."""
         attempts, jobs = tables.attempts, tables.jobs
         newest = (attempts.c.job_id == jobs.c.job_id) & (attempts.c.epoch == jobs.c.epoch)
         # The newest checkpoint may be of an earlier attempt; a new one has none.
@@ -109,6 +122,8 @@ class SqlStore:
         query = query.join(attempts, newest, isouter=True)
         if job_id is not None:
             query = query.where(jobs.c.job_id == job_id)
+        if name is not None:
+            query = query.where(jobs.c.name == name)
         return self.read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id))
 
     def attempts(self, job_id: str) -> list[Mapping[str, Any]]:

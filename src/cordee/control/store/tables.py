@@ -1,6 +1,7 @@
 """The tables of the database, and the changes that each event makes to them.
 
-`log` is the truth; `jobs` and `attempts` are derived from it, for queries by people and by the API.
+`log` is the truth, and its old events lie in `segments`; `jobs` and `attempts` are derived from it, for queries by
+people and by the API, and so are `snapshots` and `retired` (archive.py).
 `commands` is the outbox: a row stays until its delivery is confirmed or its attempt has ended.
 """
 
@@ -46,7 +47,7 @@ jobs = sa.Table(
     "jobs",
     metadata,
     sa.Column("job_id", sa.String, primary_key=True),
-    sa.Column("name", sa.String, nullable=False),
+    sa.Column("name", sa.String, nullable=False, index=True),
     sa.Column("owner", sa.String, nullable=False),
     sa.Column("queue", sa.String, nullable=False),
     sa.Column("tier", sa.String, nullable=False),
@@ -92,6 +93,29 @@ marks = sa.Table(
     metadata,
     sa.Column("source", sa.String, primary_key=True),
     sa.Column("seq", sa.BigInteger, nullable=False),
+)
+segments = sa.Table(
+    "segments",
+    metadata,
+    sa.Column("first", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("last", sa.BigInteger, nullable=False, unique=True),
+    sa.Column("hash", sa.String, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+snapshots = sa.Table(
+    "snapshots",
+    metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at_us", sa.BigInteger, nullable=False),
+    sa.Column("version", sa.String, nullable=False),
+    sa.Column("hash", sa.String, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+retired = sa.Table(
+    "retired",
+    metadata,
+    sa.Column("job_id", sa.String, primary_key=True),
+    sa.Column("body", sa.Text, nullable=False),
 )
 
 
