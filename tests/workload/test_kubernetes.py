@@ -178,6 +178,18 @@ def test_a_launcher_in_the_command_is_refused() -> None:
         rendered("run: torchrun train.py\ngpus: 8")
 
 
+@pytest.mark.parametrize(("place", "kind"), [("", "preferred"), ("place: {within: rack}", "required")])
+def test_kueue_places_by_a_level_of_its_topology(place: str, kind: str) -> None:
+    level = "cloud.google.com/gce-topology-subblock"
+    cluster = Cluster(image="i", kueue_queue="research", topology=level)
+    job = rendered(f"{JOB}{place}", cluster)[-1]
+    annotations = job["spec"]["template"]["metadata"]["annotations"]
+    assert annotations == {f"kueue.x-k8s.io/podset-{kind}-topology": level}
+    kubernetes_validate.validate(job, VERSIONS[-1], strict=True)
+    with pytest.raises(SpecError, match="needs Kueue"):
+        rendered(JOB, Cluster(image="i", topology=level))
+
+
 @pytest.mark.parametrize("to", ["", "checkpoint: {to: 's3://b/c'}"])
 def test_a_claim_without_a_folder_is_refused(to: str) -> None:
     with pytest.raises(SpecError, match="no folder to be mounted at"):

@@ -30,6 +30,9 @@ GpusPerNode = Annotated[int, typer.Option(min=1, help="GPUs of one node; a pod g
 NodeSelector = Annotated[list[str] | None, typer.Option(help="Label of the nodes, KEY=VALUE; may be repeated.")]
 Claim = Annotated[str | None, typer.Option(help="PersistentVolumeClaim to mount at the job's checkpoint folder.")]
 Queue = Annotated[str | None, typer.Option(help="LocalQueue of Kueue, which then starts the job.")]
+Topology = Annotated[
+    str | None, typer.Option(help="Level of Kueue's topology in which the pods lie, by its key: for `place.within`.")
+]
 PriorityClass = Annotated[
     str | None, typer.Option(help="PriorityClass of the pods; with --kueue-queue a WorkloadPriorityClass.")
 ]
@@ -51,6 +54,7 @@ def kubernetes(
     node_selector: NodeSelector = None,
     claim: Claim = None,
     kueue_queue: Queue = None,
+    topology: Topology = None,
     priority_class: PriorityClass = None,
     out: Out = None,
 ) -> None:
@@ -62,6 +66,7 @@ def kubernetes(
         node_selector=dict(_label(text) for text in node_selector or ()),
         claim=claim,
         kueue_queue=kueue_queue,
+        topology=topology,
         priority_class=priority_class,
     )
     _write(job_objects(spec, cluster), out)

@@ -33,6 +33,7 @@ class Cluster:
         node_selector: labels of the nodes, by key.
         claim: PersistentVolumeClaim that is mounted at the checkpoint folder.
         kueue_queue: Kueue's LocalQueue.
+        topology: key of a level of Kueue's topology, in which the gang has to lie, or, without `place.within`, should.
         priority_class: Kueue's WorkloadPriorityClass with a queue, else a PriorityClass.
     """
 
@@ -41,6 +42,7 @@ class Cluster:
     node_selector: dict[str, str] = field(default_factory=dict)
     claim: str | None = None
     kueue_queue: str | None = None
+    topology: str | None = None
     priority_class: str | None = None
 
 
@@ -62,7 +64,7 @@ def job_objects(spec: JobSpec, cluster: Cluster) -> list[Manifest]:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": spec.name, "labels": _labels(spec, cluster)},
-        "spec": _job(spec, cluster, nodes) | {"template": {"spec": _pod(spec, cluster, nodes, gpus)}},
+        "spec": _job(spec, cluster, nodes) | {"template": _template(spec, cluster, nodes, gpus)},
     }
     service: Manifest = {
         "apiVersion": "v1",
@@ -135,10 +137,17 @@ def _shape_misfits(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str]]
     pod = min(spec.gpus, per_node)
     if pod % unit:
         yield f"place.unit = {unit} does not divide the {pod} GPUs of a pod", f"use a unit that divides {pod}"
-    if within in ("island", "rack", "block") or (within == "node" and spec.gpus > per_node):
+    if within == "node" and spec.gpus > per_node:
+        yield f"place.within: node cannot hold {spec.gpus} GPUs on nodes of {per_node}", "leave it out"
+    if within in ("island", "rack", "block") and cluster.topology is None:
         yield (
             f"place.within: {within} cannot be asked for with {spec.gpus} GPUs on nodes of {per_node}",
-            "leave it out, and add the annotation of Kueue's topology for your cluster's labels",
+            "leave it out, or name the level of Kueue's topology: --topology cloud.google.com/gce-topology-subblock",
+        )
+    if cluster.topology is not None and cluster.kueue_queue is None:
+        yield (
+            f"--topology {cluster.topology} needs Kueue, which places by it",
+            "name its LocalQueue: --kueue-queue NAME",
         )
     if spec.gpus > per_node and not spec.name[0].isalpha():
         yield f"a Service cannot be named {spec.name}", "use a name that begins with a letter"
@@ -199,6 +208,14 @@ def _job(spec: JobSpec, cluster: Cluster, nodes: int) -> Manifest:
     elif spec.limit.time_s is not None:
         job["activeDeadlineSeconds"] = _seconds_to_notice(spec, spec.limit.time_s)
     return job
+
+
+def _template(spec: JobSpec, cluster: Cluster, nodes: int, gpus: int) -> Manifest:
+    template: Manifest = {"spec": _pod(spec, cluster, nodes, gpus)}
+    if cluster.topology is not None:
+        kind = "preferred" if spec.place.within is None else "required"
+        template["metadata"] = {"annotations": {f"kueue.x-k8s.io/podset-{kind}-topology": cluster.topology}}
+    return template
 
 
 def _seconds_to_notice(spec: JobSpec, limit_s: float) -> int:
