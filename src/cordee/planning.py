@@ -16,6 +16,7 @@ from cordee.plan.expect import Assumptions
 from cordee.plan.layout import Recompute
 from cordee.plan.serving.ask import ServingAnswer, ServingRequest
 from cordee.plan.serving.ask import ask as ask_serving
+from cordee.plan.serving.disaggregation import parse_phases
 from cordee.plan.serving.engine import Engine, find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS, Format, default_format, find_format
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, parse_serving_layout
@@ -108,6 +109,7 @@ class ServingGiven(TypedDict, total=False):
     weights: str | None
     kv: str
     layout: str | None
+    disaggregate: str | None
     engine: str | None
     context: str | None
     max_sequences: int | None
@@ -136,7 +138,8 @@ def serve_plan(model: str | Path, gpus: str, **given: Unpack[ServingGiven]) -> S
         CatalogueError, ShapeError, LayoutError, SpecError, UnitError, TraceError: something is unknown, unreadable or
             does not divide.
     """
-    return ask_serving(serving_request(model, gpus, **given))
+    wanted = given.get("disaggregate")
+    return ask_serving(serving_request(model, gpus, **given), None if wanted is None else parse_phases(wanted))
 
 
 def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven]) -> ServingRequest:

@@ -11,6 +11,7 @@ from cordee.cli.plan_more import write_page
 from cordee.cli.serve_text import print_serving, print_settings
 from cordee.errors import DoesNotFitError
 from cordee.plan.serving.ask import ServingAnswer, ask
+from cordee.plan.serving.disaggregation import parse_phases
 from cordee.plan.serving.document import serving_document
 from cordee.planning import serving_request
 from cordee.workload.load import model_path
@@ -49,6 +50,10 @@ Kv = Annotated[str, typer.Option(help="Format of the KV cache: bf16, fp8, ...; a
 LayoutText = Annotated[str | None, typer.Option(help="Evaluate only layouts with these axes: tp=2 or tp=8,ep.")]
 EngineName = Annotated[
     str | None, typer.Option("--engine", help="Engine and version: vllm@0.21, sglang, ...", show_default="vllm")
+]
+Disaggregate = Annotated[
+    str | None,
+    typer.Option(help="Plan prefill and decode on replicas of their own: any, or prefill=2xtp4 decode=4xtp8."),
 ]
 Context = Annotated[
     str | None, typer.Option(help="Longest prompt with its answer: 16384, 32K.", show_default="the model's, if it fits")
@@ -122,6 +127,7 @@ def plan(
     weights: Weights = None,
     kv: Kv = "bf16",
     layout: LayoutText = None,
+    disaggregate: Disaggregate = None,
     engine: EngineName = None,
     context: Context = None,
     max_sequences: MaxSequences = None,
@@ -154,7 +160,8 @@ def plan(
         max_sequences=max_sequences, memory_fraction=memory_fraction, acceptance=acceptance, draft=draft,
         prefix=prefix, kv_bandwidth=kv_bandwidth, capacity=capacity, prices=prices, hours=hours, api=api,
     )  # fmt: skip
-    answer = ask(replace(request, why=why, launcher=launcher))
+    phases = None if disaggregate is None else parse_phases(disaggregate)
+    answer = ask(replace(request, why=why, launcher=launcher), phases)
     _print(
         answer, html, model_path=model_path(model), show_all=show_all, with_curve=with_curve, with_levers=with_levers,
         as_json=as_json,
@@ -180,5 +187,5 @@ def _print(
         print_settings(answer.launch, answer)
     else:
         print_serving(answer, show_all=show_all, with_curve=with_curve, with_levers=with_levers)
-    if answer.best is None:
+    if not answer.meets:
         raise typer.Exit(DoesNotFitError.exit_code)

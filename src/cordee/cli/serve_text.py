@@ -12,12 +12,14 @@ from cordee.cli.plan_text import console, indented, title
 from cordee.plan.launch import Launch
 from cordee.plan.serving.ask import ServingAnswer
 from cordee.plan.serving.curve import ServingCurve
+from cordee.plan.serving.disaggregation import PhasesPlan
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers.lever import Lever
 from cordee.plan.serving.levers.renting import HourPrice
 from cordee.plan.serving.memory.kv import is_linear
 from cordee.plan.serving.memory.memory import ServingMemory
 from cordee.plan.serving.memory.visible import case_visible_bytes, visible_bytes
+from cordee.plan.serving.performance import Performance
 from cordee.plan.serving.request import Traffic
 from cordee.units import format_count, format_digits_usd, format_gb, format_latency, format_usd, plural
 from cordee.view.memory import LIMIT, SERVING_PARTS, MemoryBar, full_scale_bytes, memory_cells
@@ -44,6 +46,8 @@ def print_serving(answer: ServingAnswer, *, show_all: bool, with_curve: bool, wi
         _cache(out, answer)
     if answer.nearest.prices is not None:
         _prices(out, answer)
+    if answer.phases_wanted is not None:
+        _phases(out, answer)
     if with_curve and answer.curve is not None:
         _curve(out, answer.curve, answer)
     if with_levers and answer.levers:
@@ -51,12 +55,14 @@ def print_serving(answer: ServingAnswer, *, show_all: bool, with_curve: bool, wi
     _sources(out, answer)
     out.print()
     out.print(answer.summary, style="bold")
+    if answer.phases_summary:
+        out.print(answer.phases_summary, style="bold")
 
 
 def print_settings(launch: Launch, answer: ServingAnswer) -> None:
     """Print the engine's command, and on standard error what has to be said of it."""
     print(launch.text)
-    notes = [f"layout {launch.layout}: {answer.summary}", *launch.notes]
+    notes = [f"layout {launch.layout}: {answer.phases_summary or answer.summary}", *launch.notes]
     for each in (*notes, *(f"not as planned: {launch.launcher} has no {each}" for each in launch.cannot)):
         print(f"note: {each}", file=sys.stderr)
 
@@ -222,12 +228,16 @@ def _speed(out: Console, found: ServingCandidate) -> None:
     title(out, f"Speed of {plural(found.replicas, 'replica')}", plural(found.gpus, "GPU"))
     prompts, answers = format_count(speed.input_tokens_per_s), format_count(speed.output_tokens_per_s)
     indented(out, f"{prompts} tokens of prompts and {answers} of answers a second", style="")
+    _latencies(out, speed, ("mean", "p50", "p90", "p99") if speed.played else ("mean",))
+
+
+def _latencies(out: Console, found: Performance | PhasesPlan, names: Sequence[str]) -> None:
+    """Print these statistics of the latencies."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
-    names = ("mean", "p50", "p90", "p99") if speed.played else ("mean",)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for what, seconds in (("TTFT", speed.ttft), ("TPOT", speed.tpot), ("end to end", speed.e2e)):
+    for what, seconds in (("TTFT", found.ttft), ("TPOT", found.tpot), ("end to end", found.e2e)):
         table.add_row(f"  {what}", *(format_latency(getattr(seconds, name)) for name in names))
     out.print(table)
 
@@ -297,6 +307,24 @@ def _by_hour(hours: Sequence[HourPrice]) -> str:
         for each in ends
     ]
     return f"a million tokens by the hour: {', '.join(texts)}"
+
+
+def _phases(out: Console, answer: ServingAnswer) -> None:
+    """Print the replicas of each phase, their latencies and prices, and the way of the KV cache."""
+    found = answer.phases
+    title(out, "Prefill and decode apart", "" if found is None else plural(found.gpus, "GPU"))
+    if found is None:
+        indented(out, answer.phases_summary, style="red")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    for name in ("", "layout", "replicas", "GPUs", "$/Mtok"):
+        table.add_column(name, justify="left" if name in ("", "layout") else "right", no_wrap=True)
+    for name, pool, usd in (("prefill", found.prefill, found.input_usd), ("decode", found.decode, found.output_usd)):
+        price = "" if usd is None else format_digits_usd(usd)
+        table.add_row(f"  {name}", pool.name, str(pool.replicas), str(pool.gpus), price)
+    out.print(table)
+    _latencies(out, found, ("mean", "p50", "p90", "p99"))
+    indented(out, found.transfer)
 
 
 def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:

@@ -11,7 +11,8 @@ from cordee.errors import DoesNotFitError, LayoutError
 from cordee.hardware.catalog import Price
 from cordee.plan.launch import Launch
 from cordee.plan.serving.curve import ServingCurve, serving_curve
-from cordee.plan.serving.flags import Deployment, engine_settings
+from cordee.plan.serving.disaggregation import PhasesPlan, PhasesWanted, plan_phases
+from cordee.plan.serving.flags import Deployment, engine_settings, phase_settings
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers.lever import Lever
 from cordee.plan.serving.levers.levers import levers
@@ -36,6 +37,26 @@ class ServingAnswer:
 
     request: ServingRequest
     candidates: tuple[ServingCandidate, ...]
+    phases_wanted: PhasesWanted | None = None
+
+    @cached_property
+    def phases(self) -> PhasesPlan | None:
+        """Replicas for prefill and others for decode; None where they are not asked for, or do not fit."""
+        return None if self.phases_wanted is None else plan_phases(self.request, self.phases_wanted)
+
+    @property
+    def phases_summary(self) -> str:
+        """The plan of both phases, or that none fits; empty where it is not asked for."""
+        if self.phases_wanted is None:
+            return ""
+        return f"no replicas for prefill and decode go into {self.where}" if self.phases is None else str(self.phases)
+
+    @property
+    def meets(self) -> bool:
+        """Return whether what was asked for meets the SLO: a layout, or both phases where these were asked for."""
+        if self.phases_wanted is None:
+            return self.best is not None
+        return self.phases is not None and self.phases.keeps_slo
 
     @property
     def serving(self) -> tuple[ServingCandidate, ...]:
@@ -196,8 +217,11 @@ class ServingAnswer:
         if self.request.launcher != engine:
             message = f"the plan is for {engine}, not for {self.request.launcher}: their memory differs"
             raise LayoutError(message, hint=f"give --engine {self.request.launcher}, or --launch {engine}")
-        deployed = Deployment(self.request.model or self.request.shape.name, found.case, found.replicas)
-        return engine_settings(self.request.launcher, deployed)
+        model, phases = self.request.model or self.request.shape.name, self.phases
+        if phases is not None:
+            pools = [Deployment(model, each.case, each.replicas) for each in (phases.prefill, phases.decode)]
+            return phase_settings(self.request.launcher, *pools)
+        return engine_settings(self.request.launcher, Deployment(model, found.case, found.replicas))
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -144,6 +144,35 @@ class ServingWhyRow(Row):
     layout: ServingLayoutRow | None = read_from("candidate")
 
 
+class PoolRow(Row):
+    """The replicas of one phase."""
+
+    layout: Text = read_from("case", "layout")
+    weights: str = read_from("case", "weights", "name")
+    kv: str = read_from("case", "kv", "name")
+    replicas: int
+    gpus: int
+
+
+class PhasesRow(Row):
+    """Replicas for prefill and others for decode, with the way of a mean prompt's KV cache between them."""
+
+    prefill: PoolRow
+    decode: PoolRow
+    gpus: int
+    requests_per_s: float
+    ttft_s: Percentiles = read_from("ttft")
+    tpot_s: Percentiles = read_from("tpot")
+    e2e_s: Percentiles = read_from("e2e")
+    sent_bytes: int
+    sent_s: float
+    keeps_slo: bool
+    refused: int
+    input_usd: float | None
+    output_usd: float | None
+    usd_per_mtok: float | None
+
+
 class ServingDocument(Row):
     """The whole answer."""
 
@@ -160,6 +189,7 @@ class ServingDocument(Row):
     fits: bool
     keeps_slo: bool
     layouts: tuple[ServingLayoutRow, ...]
+    phases: PhasesRow | None
     engine_log: tuple[str, ...]
     curve: tuple[ServingPointRow, ...]
     knee_sequences: int | None
@@ -192,6 +222,7 @@ def serving_document(answer: ServingAnswer, model_path: str | None = None) -> Se
             "fits": answer.fits,
             "keeps_slo": answer.best is not None,
             "layouts": tuple(_layout(each) for each in answer.candidates),
+            "phases": answer.phases,
             "engine_log": answer.engine_log,
             "curve": () if curve is None else curve.points,
             "knee_sequences": None if curve is None or curve.knee is None else curve.knee.sequences,

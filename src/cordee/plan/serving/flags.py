@@ -89,6 +89,34 @@ def engine_settings(engine: str, deployed: Deployment) -> Launch:
     return Launch(engine, str(case.layout), text, tuple(cannot), tuple(notes))
 
 
+PHASES: Mapping[str, tuple[str, str]] = {
+    "vllm": ('--kv-transfer-config \'{"kv_connector":"NixlConnector","kv_role":"kv_both"}\'',) * 2,
+    "sglang": ("--disaggregation-mode prefill", "--disaggregation-mode decode"),
+}
+"""The words by which an engine computes prompts alone and answers alone."""
+
+
+def phase_settings(engine: str, prefill: Deployment, decode: Deployment) -> Launch:
+    """Return the settings for replicas of prefill and of decode as two commands.
+
+    Raises:
+        LayoutError: no such engine, or one for which this has no words.
+    """
+    if engine not in PHASES:
+        hint = f"use --launch {' or '.join(PHASES)}, or leave out --disaggregate"
+        raise LayoutError(f"prefill and decode apart have no command for {engine}", hint=hint)
+    parts = [engine_settings(engine, each) for each in (prefill, decode)]
+    texts = [
+        f"# {name}\n{part.text} \\\n    {words}"
+        for name, part, words in zip(("prefill", "decode"), parts, PHASES[engine], strict=True)
+    ]
+    notes = [f"{name}: {note}" for name, part in zip(("prefill", "decode"), parts, strict=True) for note in part.notes]
+    notes.append("a router sends each request to a prefill replica, and then to a decode replica")
+    cannot = dict.fromkeys(lack for part in parts for lack in part.cannot)
+    layout = f"prefill {prefill.case.layout}, decode {decode.case.layout}"
+    return Launch(engine, layout, "\n\n".join(texts), tuple(cannot), tuple(notes))
+
+
 def _many(number: int) -> int | None:
     """Return a degree of parallelism, or None for 1, which is every engine's default."""
     return number if number > 1 else None
