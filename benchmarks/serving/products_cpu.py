@@ -34,7 +34,7 @@ def products() -> dict[str, Product]:
     return ways
 
 
-def measure(sizes: tuple[int, ...] = FINE, repeats: int = 3) -> dict[str, list[float]]:
+def measure(sizes: tuple[int, ...] = FINE, repeats: int = 9) -> dict[str, list[float]]:
     """Return the CPU seconds of each way by tokens, the least of some repeats."""
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 64

@@ -73,7 +73,7 @@ DraftText = Annotated[
         show_default="look-up in the prompt",
     ),
 ]
-Prefix = Annotated[float, typer.Option(help="Part of the prompts that a prefix cache would have, for --levers.")]
+Prefix = Annotated[float, typer.Option(help="Fraction of the prompts that a prefix cache would have, for --levers.")]
 KvBandwidth = Annotated[
     str | None,
     typer.Option(help="Bandwidth at which a GPU reads KV from the host, for --levers.", show_default="25GB/s"),

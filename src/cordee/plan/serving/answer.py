@@ -20,7 +20,7 @@ from cordee.plan.serving.levers.quantise import borrowed_kernels
 from cordee.plan.serving.levers.renting import HourPrice, hour_prices
 from cordee.plan.serving.memory.memory import engine_log
 from cordee.plan.serving.page import serving_page
-from cordee.plan.serving.price.energy import Electricity, energy_usd_per_mtok
+from cordee.plan.serving.price.energy import POWER, Electricity, energy_usd_per_mtok
 from cordee.plan.serving.price.hours import DAY_HOURS, Renting
 from cordee.plan.serving.price.own_or_api import BreakEven, OwnReplicas, break_even
 from cordee.plan.serving.remedies import ServiceRemedy, remedies
@@ -80,7 +80,7 @@ class ServingAnswer:
 
     @property
     def nearest(self) -> ServingCandidate:
-        """The best layout, or the one nearest to keeping the latencies, or to fitting."""
+        """The best layout, or the one nearest to meeting the latencies, or to fitting."""
         return self.candidates[0]
 
     @property
@@ -244,6 +244,8 @@ class ServingAnswer:
                 "as routing dumps of deepseek-ai/ESFT have it" if given is None else f"{given:g} times the mean, given"
             )
             found.append(f"experts: the fullest GPU's tokens {text}")
+        if self.electricity_usd_per_mtok is not None:
+            found.append(f"electricity: {POWER[gpu.name]}")
         return tuple(found)
 
     @property

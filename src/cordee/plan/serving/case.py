@@ -41,10 +41,10 @@ class ServingCase:
     Attributes:
         weights: format of the weights.
         kv: format of the KV cache.
-        max_sequences: sequences that the engine runs at once, at most (vLLM's max_num_seqs).
+        max_sequences: sequences that the engine runs concurrently, at most (vLLM's max_num_seqs).
         max_batched_tokens: tokens of one step, at most (vLLM's max_num_batched_tokens).
         max_context_tokens: longest prompt with its answer (vLLM's max_model_len).
-        memory_fraction: part of the GPU's memory that the engine may use (vLLM's gpu_memory_utilization).
+        memory_fraction: fraction of the GPU's memory that the engine may use (vLLM's gpu_memory_utilization).
         visible_bytes: the GPU's memory as CUDA reports it on the machine; None: as its type usually shows.
         eager: no CUDA graphs.
         imbalance: tokens of the fullest expert-parallel GPU over the mean; None: as routing without a balancer has it.

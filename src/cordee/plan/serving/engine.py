@@ -46,7 +46,7 @@ class MemoryRule:
     """The parts of a GPU's memory that an engine counts, and their sizes.
 
     Attributes:
-        covers: what `memory_fraction` is a part of and covers: "all" of the GPU's memory, for everything; "static":
+        covers: what `memory_fraction` is a fraction of and covers: "all" of the GPU's memory, for everything; "static":
             of the memory that is free before the weights, for weights and KV alone; "free": of the memory that is
             free after the weights and a trial run, for KV alone; "none": the cache is as large as the user says.
         non_torch_bytes: of modules and library handles, outside torch's allocator, without the CUDA context, on
@@ -57,7 +57,7 @@ class MemoryRule:
         graph_bytes: of all captured graphs, where `capture_bytes` is 0.
         capture_bytes: of one captured graph, and of one of a model with recurrent layers.
         swap_bytes: of pinned host memory for swapped KV blocks.
-        spread: half of the interval of the parts that a version changes, as a part of them.
+        spread: half of the interval of the parts that a version changes, as a fraction of them.
         spread_bytes: the same for what is not modelled.
         fitted_on: sources of these constants: a benchmark must not count them as evidence.
     """
@@ -86,8 +86,8 @@ class Engine:
         name: vllm, sglang, tensorrt-llm or llama.cpp.
         version: the first version that behaves so.
         block_tokens: tokens of one KV block.
-        memory_fraction: default part of the GPU's memory that the engine may use.
-        max_sequences: default number of sequences at once.
+        memory_fraction: default fraction of the GPU's memory that the engine may use.
+        max_sequences: default number of concurrent sequences.
         max_batched_tokens: default number of tokens of one step.
         large: both defaults on a GPU of 70 GiB and more that is no A100, where they differ.
         chunked_prefill: prompts are cut so that a step holds at most `max_batched_tokens`.
@@ -129,7 +129,7 @@ class Engine:
         return f"{self.version} to below {later[0]}" if later else f"{self.version} or later"
 
     def limits(self, gpu_name: str, visible_bytes: int, max_context_tokens: int) -> tuple[int, int]:
-        """Return the default sequences at once and tokens of one step on this GPU.
+        """Return the default concurrent sequences and tokens of one step on this GPU.
 
         Without chunked prefill a step must hold the longest prompt.
         """
@@ -168,7 +168,8 @@ _TENSORRT_LLM_GROUPED = Engine(
     weights=("bf16", "fp16", "fp8", "int8", "int8-wo", "int4"), kv=("bf16", "fp16", "fp8", "int8"),
 )  # fmt: skip
 
-# Pipeline stages came with 0.5.1, experts on their own GPUs and data-parallel attention with 0.8.
+# Pipeline stages came with 0.5.1, experts on their own GPUs and data-parallel attention with 0.8: an estimate, since no
+# log or test of these versions was read. The axes of other engines are those of their documentation of November 2026.
 _OLDEST = Engine("vllm", "0.2.5", 16, 0.9, 256, 2560, chunked_prefill=False, memory=_V0_RESERVED, axes=(),
                  weights=_UNTIL_0_5)  # fmt: skip
 _OLDER = replace(_OLDEST, version="0.5.4", max_batched_tokens=2048, chunks_above=512, axes=("pp",), weights=_UNTIL_0_8)

@@ -71,7 +71,7 @@ class ServingCandidate:
 
     @property
     def sequences(self) -> int:
-        """Requests of the traffic's length that a replica runs at once, at most."""
+        """Requests of the traffic's length that a replica runs concurrently, at most."""
         return min(self.case.slots, self.memory.sequences(self.request.traffic.request_tokens))
 
     @cached_property
@@ -96,7 +96,7 @@ class ServingCandidate:
 
     @property
     def busy_fraction(self) -> float:
-        """The part of the busiest hour in which a replica works; at most 1."""
+        """The fraction of the busiest hour in which a replica works; at most 1."""
         return min(1.0, self._work_s_per_s)
 
     @property
@@ -173,7 +173,7 @@ def rank(each: ServingCandidate) -> tuple[float, ...]:
 
 
 def judge(request: ServingRequest, layout: ServingLayout, weights: Format, kv: Format) -> ServingCandidate:
-    """Return this layout in these formats, with the fewest replicas that keep the latencies, or with all."""
+    """Return this layout in these formats, with the fewest replicas that meet the latencies, or with all."""
     return under_traffic(_unloaded(request, layout, weights, kv))
 
 
@@ -193,7 +193,7 @@ def _unloaded(request: ServingRequest, layout: ServingLayout, weights: Format, k
 
 
 def under_traffic(candidate: ServingCandidate) -> ServingCandidate:
-    """Return the candidate with the fewest replicas that keep the latencies, or with all."""
+    """Return the candidate with the fewest replicas that meet the latencies, or with all."""
     traffic = candidate.request.traffic
     if not candidate.fits:
         return candidate
@@ -211,12 +211,12 @@ def _concurrent(candidate: ServingCandidate, concurrency: int) -> ServingCandida
         open_requests = -(-concurrency // replicas)
         state = steady_state(traffic, speed, replicas, min(slots, open_requests), open_requests)
         found.append(replace(candidate, replicas=replicas, performance=state))
-    # The fewest replicas that keep the latencies; if none do, those that come nearest.
+    # The fewest replicas that meet the latencies; if none do, those that come nearest.
     return next((each for each in found if each.keeps_slo), min(found, key=lambda each: each.excess))
 
 
 def _largest(candidate: ServingCandidate) -> ServingCandidate:
-    """Return the candidate with as many requests at once as keep the latencies; latency grows with their number."""
+    """Return the candidate with as many concurrent requests as meet the latencies; latency grows with their number."""
     best, low, high = steady(candidate, 1), 1, candidate.sequences
     if not candidate.can_keep_slo:
         return best
@@ -231,7 +231,7 @@ def _largest(candidate: ServingCandidate) -> ServingCandidate:
 
 
 def _played(candidate: ServingCandidate) -> ServingCandidate:
-    """Return the candidate with the fewest replicas that keep the latencies of what they answer, or with all of them.
+    """Return the candidate with the fewest replicas that meet the latencies of what they answer, or with all of them.
 
     Where a request alone misses its latencies, only all replicas are played.
     """
@@ -256,7 +256,7 @@ def _with_replicas(candidate: ServingCandidate, replicas: int) -> ServingCandida
 
 
 def steady(candidate: ServingCandidate, sequences: int) -> ServingCandidate:
-    """Return a layout that fits with so many requests at once in each replica."""
+    """Return a layout that fits with so many concurrent requests in each replica."""
     speed = speed_of(candidate.case)
     found = steady_state(candidate.request.traffic, speed, candidate.replicas, sequences)
     return replace(candidate, performance=found)

@@ -1,4 +1,4 @@
-"""The question: a model, GPUs, an engine, the traffic, and the latencies that it must keep."""
+"""The question: a model, GPUs, an engine, the traffic, and the latencies that it must meet."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -30,7 +30,7 @@ class Traffic:
         output_tokens: tokens of an answer, on average.
         rate_per_s: requests that arrive in a second, at random times.
         concurrency: requests that are open at any time; the next one is sent when one ends.
-        cached_fraction: the part of the prompts that is found in the prefix cache.
+        cached_fraction: the fraction of the prompts that is found in the prefix cache.
         requests: a trace of requests; lengths, rate and reuse are then its own.
         imbalance: tokens of the fullest expert-parallel GPU over the mean, as its tokens select experts; None: as
             routing dumps of other models have it (`speed/grouped.py`).
@@ -64,7 +64,7 @@ class Traffic:
         if not 0 <= self.cached_fraction < 1:
             raise SpecError(
                 f"a cached fraction of {self.cached_fraction:g} is not from 0 to below 1",
-                hint="give the part of the prompts that earlier requests have computed: 0.3",
+                hint="give the fraction of the prompts that earlier requests have computed: 0.3",
             )
 
     @property
@@ -130,8 +130,8 @@ class EngineLimits:
 
     Attributes:
         context_tokens: longest prompt with its answer; None: the model's positions, or what the cache holds once.
-        max_sequences: sequences at once, at most.
-        memory_fraction: part of a GPU's memory that the engine may use.
+        max_sequences: concurrent sequences, at most.
+        memory_fraction: fraction of a GPU's memory that the engine may use.
     """
 
     context_tokens: int | None = None
@@ -187,7 +187,7 @@ class Draft:
     Attributes:
         name: as it was given.
         shape: the model; None where only its size is known.
-        fraction: its part of the large model's parameters where the shape is not known: of weights, KV and time.
+        fraction: its fraction of the large model's parameters where the shape is not known: of weights, KV and time.
     """
 
     name: str
@@ -209,7 +209,7 @@ class LeverAssumptions:
     Attributes:
         acceptance: probability that a drafted token is right.
         draft: the draft model; None: a look-up in the prompt, which costs nothing.
-        prefix_fraction: part of the prompts that a prefix cache would have; a trace has its own.
+        prefix_fraction: fraction of the prompts that a prefix cache would have; a trace has its own.
         kv_bytes_per_s: what a GPU reads of KV blocks from the host; None: 25 GB/s, over PCIe 4 x16.
         speedups: measured products in formats against bf16.
     """
@@ -225,7 +225,7 @@ class LeverAssumptions:
             raise SpecError(f"an acceptance rate of {self.acceptance:g} is not above 0 and up to 1", hint="give 0.7")
         if not 0 < self.prefix_fraction < 1:
             fraction = f"a prefix fraction of {self.prefix_fraction:g}"
-            raise SpecError(f"{fraction} is not between 0 and 1", hint="give the part of the prompts: 0.5")
+            raise SpecError(f"{fraction} is not between 0 and 1", hint="give the fraction of the prompts: 0.5")
         if self.kv_bytes_per_s is not None and self.kv_bytes_per_s <= 0:
             raise SpecError("a KV bandwidth of 0 reads nothing", hint="give bytes a second: 25GB/s")
 

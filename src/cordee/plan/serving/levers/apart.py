@@ -12,7 +12,7 @@ from cordee.units import format_latency
 from cordee.workload.requests import poisson
 
 LOAD = 0.5
-"""Latencies are compared at this part of the lower of both throughputs: at full load only queues differ."""
+"""Latencies are compared at this fraction of the lower of both throughputs: at full load only queues differ."""
 REPLICAS_PLAYED = 4
 PLAYED = 200
 SEED = 7

@@ -1,7 +1,7 @@
 """Idle sessions: after which pause a session's KV cache should leave the GPU.
 
-A session that waits for its user or a tool holds KV blocks that others could fill. Staying costs its part of the pool
-for as long as it pauses; leaving costs a restore, or a prefill, once.
+A session that waits for its user or a tool holds KV blocks that others could fill. Staying costs its fraction of the
+pool for as long as it pauses; leaving costs a restore, or a prefill, once.
 """
 
 import math
@@ -34,7 +34,7 @@ def leave_after_s(pool_bytes: float, kv_bytes: float, return_s: float, worth_fra
 class IdlePlan:
     """The limit after which an idle session leaves the GPU, and GPU-seconds of one pause on average.
 
-    `limit_s` infinite: stay. `always_s` and `never_s` are of leaving at once and of never leaving.
+    `limit_s` infinite: stay. `always_s` and `never_s` are of leaving immediately and of never leaving.
     """
 
     limit_s: float
@@ -48,7 +48,7 @@ def idle_plan(pauses_s: Sequence[float], hold_per_s: float, return_s: float) -> 
 
     Args:
         pauses_s: seconds between a session's answer and its next prompt; infinite: it never came back.
-        hold_per_s: GPU-seconds that a second of staying costs: the session's part of the KV pool.
+        hold_per_s: GPU-seconds that a second of staying costs: the session's fraction of the KV pool.
         return_s: GPU-seconds of restoring, or of computing again; a session that never comes back counts with it.
 
     >>> idle_plan([1.0] * 9 + [1000.0], hold_per_s=0.1, return_s=1.0).limit_s

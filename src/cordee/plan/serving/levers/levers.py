@@ -343,7 +343,7 @@ def _idle(base: ServingCandidate, reuse: BlockReuse | None) -> Lever:
     if limit_s == math.inf:
         crossover = f"stays on the GPU{source}"
     else:
-        crossover = f"moves to {level.name} {f'after {format_duration(limit_s)}' if limit_s else 'at once'}{source}"
+        crossover = f"moves to {level.name} {f'after {format_duration(limit_s)}' if limit_s else 'immediately'}{source}"
     return Lever("idle session", f"{tokens:,} tokens that wait", None, None, crossover)
 
 

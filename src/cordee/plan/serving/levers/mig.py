@@ -1,7 +1,7 @@
 """Slices of a GPU (MIG): the profiles as records, and a slice as a GPU of its own for small models.
 
-A slice has its own part of the memory, of its bandwidth and of the units, so all else of the planner holds for it. It
-has no link to other slices: one slice is one GPU of tp=1.
+A slice has a fraction of the memory, of its bandwidth and of the units, so all else of the planner holds for it. It has
+no link to other slices: one slice is one GPU of tp=1.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ class MigProfile:
     """One kind of slice of a GPU with seven compute and eight memory slices.
 
     Attributes:
-        compute_slices: of 7: its part of the units (SMs).
-        memory_slices: of 8: its part of the memory, of its bandwidth and of the L2 cache.
+        compute_slices: of 7: its fraction of the units (SMs).
+        memory_slices: of 8: its fraction of the memory, of its bandwidth and of the L2 cache.
         instances: so many of them on one GPU.
     """
 
@@ -29,12 +29,12 @@ class MigProfile:
 
     @property
     def compute_fraction(self) -> float:
-        """The part of the units."""
+        """The fraction of the units."""
         return self.compute_slices / 7
 
     @property
     def memory_fraction(self) -> float:
-        """The part of the memory and of its bandwidth."""
+        """The fraction of the memory and of its bandwidth."""
         return self.memory_slices / 8
 
 

@@ -15,7 +15,7 @@ SEED = 7
 
 
 def paged_lever(base: ServingCandidate, traffic: Traffic) -> Lever:
-    """Return the part of the pool that blocks use, against runs of tokens of known length and of the longest one."""
+    """Return the fraction of the pool that blocks use, against runs of known length and runs of the longest."""
     requests = _lengths(traffic, base.case.max_context_tokens)
     longest, block = max(each.tokens for each in requests), base.case.engine.block_tokens
     mean = sum(each.tokens for each in requests) / len(requests)

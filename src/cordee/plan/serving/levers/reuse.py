@@ -35,7 +35,7 @@ class BlockReuse:
         return bisect.bisect_left(self.distances, capacity_tokens // self.block_tokens)
 
     def hit_fraction(self, capacity_tokens: float) -> float:
-        """Return the part of all blocks asked for that such a cache has."""
+        """Return the fraction of all blocks asked for that such a cache has."""
         return self.hits(capacity_tokens) / self.uses
 
     @property

@@ -1,7 +1,8 @@
 """Speculation by batch: the gain of a draft, the best number of drafted tokens, and the batch at which the gain ends.
 
 A small batch waits for weights, so that checking k + 1 tokens costs hardly more than computing one. A large batch waits
-for products, and each rejected token costs its part of them. The gain is accepted tokens x plain step / checking step.
+for products, and a rejected token costs as much of them as an accepted one. The gain is accepted tokens x plain step /
+checking step.
 """
 
 import bisect

@@ -73,7 +73,7 @@ class ServingMemory:
         return int(size / kv_bytes(case, longest, self.stage) * longest) * case.layout.dp
 
     def sequences(self, length_tokens: int) -> int:
-        """Return how many sequences of this length the cache holds at once, in whole blocks."""
+        """Return how many sequences of this length the cache holds concurrently, in whole blocks."""
         one = kv_bytes(self.case, max(1, length_tokens), self.stage)
         return max(0, self.kv_bytes) // one * self.case.layout.dp
 
@@ -119,7 +119,7 @@ class ServingMemory:
 
     @property
     def last_block_waste(self) -> float:
-        """The mean part of the cache that last blocks leave empty, for sequences of the longest context."""
+        """The mean fraction of the cache that last blocks leave empty, for sequences of the longest context."""
         block = self.case.engine.block_tokens
         return (block - 1) / 2 / max(block, self.case.max_context_tokens)
 

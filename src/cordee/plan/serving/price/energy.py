@@ -12,40 +12,52 @@ J_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True, slots=True)
-class PowerDraw:
-    """The limit of a GPU's board in watts, which a loaded GPU comes near, and what its host draws for it.
+class HostDraw:
+    """Watts of CPUs, memory, network and fans for one GPU: the server's limit less its boards, by their number."""
 
-    Attributes:
-        host_watts: a GPU's part of CPUs, memory, network and fans: the server's limit less its boards, by their number.
-    """
+    watts: float
+    source: str
+
+
+_DGX_A100 = HostDraw(412.5, "6.5 kW less 8 boards, NVIDIA DGX A100 datasheet")
+_DGX_H100 = HostDraw(575.0, "10.2 kW less 8 boards, NVIDIA DGX H100 and H200 datasheets")
+_DGX_B200 = HostDraw(787.5, "14.3 kW less 8 boards, NVIDIA DGX B200 datasheet")
+_NVL72 = HostDraw(467.0, "estimate: about 120 kW for 72 boards of a GB200 NVL72")
+_LIKE_H100 = HostDraw(575.0, "estimate: as for an H100")
+_LIKE_B200 = HostDraw(787.5, "estimate: as for a B200")
+_PLAIN = HostDraw(150.0, "estimate: 1.2 kW of a server with 8 cards")
+
+
+@dataclass(frozen=True, slots=True)
+class PowerDraw:
+    """The limit of a GPU's board in watts, which a loaded GPU comes near, and what its host draws for it."""
 
     watts: float
     source: Source
-    host_watts: float = 150.0
+    host: HostDraw = _PLAIN
+
+    def __str__(self) -> str:
+        return f"{self.watts:g} W a board: {self.source}; {self.host.watts:g} W of its host: {self.host.source}"
 
 
-# Hosts: DGX A100 draws at most 6.5 kW, DGX H100 and H200 10.2 kW, DGX B200 14.3 kW, each for 8 boards; GB200 NVL72
-# about 120 kW for 72. B300, GB300 and MI300X take those of the nearest kind (assumed). A card in a plain server takes
-# 150 W of it (assumed): 1.2 kW of CPUs, memory and fans for 8 cards.
-_DGX_A100, _DGX_H100, _DGX_B200, _NVL72 = 412.5, 575.0, 787.5, 467.0
 _A100 = PowerDraw(400, Source("NVIDIA A100 Tensor Core GPU datasheet, SXM4", "2021-06"), _DGX_A100)
 _HOPPER = PowerDraw(700, Source("NVIDIA H100 and H200 Tensor Core GPU datasheets, SXM5", "2023-11"), _DGX_H100)
 POWER = {
     "A100-40": _A100,
     "A100-80": _A100,
     "H100": _HOPPER,
-    "H800": PowerDraw(700, Source("as H100: the same chip and board", "2025-05"), _DGX_H100),
+    "H800": PowerDraw(700, Source("as H100: the same chip and board", "2025-05"), _LIKE_H100),
     "H200": _HOPPER,
     "B200": PowerDraw(1000, Source("NVIDIA DGX B200 datasheet", "2025-03"), _DGX_B200),
     "GB200": PowerDraw(1200, Source("NVIDIA GB200 NVL72 datasheet, configurable up to", "2025-03"), _NVL72),
     "B300": PowerDraw(
-        1100, Source("aiconfigurator-core 0.12.0, systems/b300_sxm.yaml, configurable up to", "2026-08"), _DGX_B200
+        1100, Source("aiconfigurator-core 0.12.0, systems/b300_sxm.yaml, configurable up to", "2026-08"), _LIKE_B200
     ),
     "GB300": PowerDraw(1400, Source("aiconfigurator-core 0.12.0, systems/gb300.yaml", "2026-08"), _NVL72),
     "L40S": PowerDraw(350, Source("NVIDIA L40S datasheet", "2023-08")),
     "A10": PowerDraw(150, Source("NVIDIA A10 datasheet", "2021-04")),
     "RTX-4090": PowerDraw(450, Source("NVIDIA GeForce RTX 4090, total graphics power", "2022-10")),
-    "MI300X": PowerDraw(750, Source("AMD Instinct MI300X datasheet", "2023-12"), _DGX_H100),
+    "MI300X": PowerDraw(750, Source("AMD Instinct MI300X datasheet", "2023-12"), _LIKE_H100),
 }
 """Board limits and hosts, by the name of the GPU in gpus.toml."""
 
@@ -57,7 +69,7 @@ class Electricity:
     Attributes:
         building_factor: watts of the building for a watt of the machines (PUE); 1.56 is the mean of the Uptime
             Institute's survey of 2024.
-        idle_fraction: the part of its limit that a GPU draws while it waits with a model loaded (assumed).
+        idle_fraction: the fraction of its limit that a GPU draws while it waits with a model loaded (assumed).
     """
 
     usd_per_kwh: float = 0.10
@@ -71,7 +83,7 @@ def gpu_watts(gpu: Gpu, at: Electricity, busy_fraction: float = 1.0) -> float | 
     if draw is None:
         return None
     board = draw.watts * (busy_fraction + (1 - busy_fraction) * at.idle_fraction)
-    return (board + draw.host_watts) * at.building_factor
+    return (board + draw.host.watts) * at.building_factor
 
 
 def energy_usd_per_mtok(

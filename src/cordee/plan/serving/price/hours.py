@@ -73,7 +73,7 @@ class SpotReplicas:
         grace_s: notice of a reclaim; requests that end within it lose nothing.
         start_s: from a reclaim until the replacement serves: the node, the weights, the warm-up. It is paid for.
         request_s: a request's mean time on a replica; one that is cut off has run half of it and starts again.
-        fraction_max: the part of each hour's replicas that may be spot, so that a reclaim of all does not end service.
+        fraction_max: the fraction of each hour's replicas that may be spot: a reclaim of all does not end service.
     """
 
     usd_per_gpu_hour: float
@@ -85,7 +85,7 @@ class SpotReplicas:
 
     @property
     def useful_fraction(self) -> float:
-        """The part of paid time that serves requests which end."""
+        """The fraction of paid time that serves requests which end."""
         stops = Interruptions(None, self.reclaim_mtbi_s, self.grace_s)
         times = {"restart_s": self.start_s, "stall_s": 0.0, "upload_s": 0.0, "leave_s": self.request_s}
         return 1 / (1 + lost_fraction(self.request_s, stops, **times))
@@ -121,7 +121,7 @@ class ReplicaHours:
         return self.usd * DAY_HOURS / len(self.replicas)
 
     def busy_fraction(self, replica_s_per_day: float) -> float:
-        """Return the part of the needed replica-hours in which a replica works."""
+        """Return the fraction of the needed replica-hours in which a replica works."""
         return replica_s_per_day * len(self.replicas) / DAY_HOURS / (sum(self.replicas) * HOUR_S)
 
 

@@ -33,7 +33,7 @@ class Limits:
     """The limits of one replica.
 
     Attributes:
-        max_sequences: sequences at once.
+        max_sequences: concurrent sequences.
         max_batched_tokens: tokens of one step.
         kv_tokens: tokens of the KV cache.
         block_tokens: tokens of one of its blocks.

@@ -1,7 +1,7 @@
-"""Seconds of a matrix product in a number format: its roofline, times the part of it that was measured.
+"""Seconds of a matrix product in a number format: its roofline, times the fraction of it that was measured.
 
 A product of m tokens with an n x k weight moves the weight in its format and the activations in theirs, and computes
-2 m n k FLOPs; the slower of both is the roofline (Williams et al. 2009). Measured grids say what part of it kernels
+2 m n k FLOPs; the slower of both is the roofline (Williams et al. 2009). Measured grids say what fraction of it kernels
 reach by m, n and k; a GPU without them reaches the fractions of efficiency.toml.
 """
 

@@ -17,9 +17,9 @@ class Throughput:
 
     Attributes:
         output_tokens_per_s: tokens of answers a second, of the whole replica.
-        sequences: answers that run at once.
+        sequences: concurrent answers.
         step_s: seconds of a mixed step.
-        ttft_s: seconds from the start of a prompt to its first token; waiting for a place is not in it.
+        ttft_s: seconds from the start of a prompt to its first token; waiting for a slot is not in it.
         tpot_s: seconds between two tokens of one answer.
     """
 
@@ -39,7 +39,7 @@ def saturated(
     cached_tokens: int = 0,
     speculation: Speculation | None = None,
 ) -> Throughput:
-    """Return the steady state with so many sequences at once, at most.
+    """Return the steady state with so many concurrent sequences, at most.
 
     Args:
         speed: step times of the replica.
@@ -55,7 +55,7 @@ def saturated(
     computed = input_tokens - cached_tokens
     limit = max(speed.case.max_batched_tokens * speed.case.layout.dp, computed // 64 + 1)
     running = max(1, min(sequences, speed.case.slots))
-    # A request occupies its place while its prompt passes, too: `steps` of answers and a few of prompts.
+    # A request occupies its slot while its prompt passes, too: `steps` of answers and a few of prompts.
     answering: float = running
     for _ in range(8):
         prompt_tokens = min(answering * computed / steps, max(1.0, limit - answering * each))
