@@ -356,10 +356,23 @@ class FileDigests(View):
     digests: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]], Field(max_length=100_000)]
 
 
+class FilesWanted(FileDigests):
+    """The contents that a node asks for, of an attempt that holds GPUs there."""
+
+    job_id: str
+    epoch: Annotated[int, Field(ge=1)]
+
+
 class FilesReceived(View):
     """The number of contents in a pack that were stored."""
 
     received: int
+
+
+class LogReceived(View):
+    """The size of a log on the server, where the next part begins."""
+
+    size_bytes: int
 
 
 class VictimView(View):

@@ -1,9 +1,7 @@
 """The HTTP face of the service: /v1, JSON, a bearer token, and errors that a client can raise again."""
 
 import asyncio
-import difflib
 import getpass
-import hmac
 import json
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
@@ -13,7 +11,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
-from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -23,7 +20,6 @@ from cordee import errors
 from cordee.account.ledger import By
 from cordee.answers import (
     CostView,
-    ErrorView,
     FileDigests,
     FilesReceived,
     HealthView,
@@ -45,11 +41,12 @@ from cordee.answers import (
 )
 from cordee.client import as_body
 from cordee.control import logs
-from cordee.control.agents import link
+from cordee.control.agents import link, transfers
 from cordee.control.agents.executor import AgentsExecutor
+from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, owner_of
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.service import Service
-from cordee.errors import CordeeError, ForbiddenError, InputError, NotFoundError, TokenError
+from cordee.errors import CordeeError, InputError, NotFoundError
 from cordee.event_json import encode
 from cordee.events import Event
 from cordee.reports import COUNT_MAX
@@ -75,85 +72,16 @@ def local_owner() -> str:
     return getpass.getuser()
 
 
-async def _service(request: Request) -> Service:
-    service = request.app.state.service
-    assert isinstance(service, Service), "create_app put it there"
-    return service
-
-
-Asked = Annotated[Service, Depends(_service)]
-
-
-async def _shown(request: Request) -> str:
-    """Return the token of a request; "" if none was sent."""
-    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-    return shown if scheme.lower() == "bearer" else ""
-
-
-Shown = Annotated[str, Depends(_shown)]
-
-
-def _owner(service: Asked, shown: Shown) -> str:
-    for token, owner in service.owners.items():
-        if hmac.compare_digest(shown.encode(), token.encode()):
-            return owner
-    node = service.members.node_of(shown) if shown else None
-    if node is not None:
-        raise ForbiddenError(f"this token is node {node}'s, no user's", hint=f"a user's is in {service.home / 'token'}")
-    why = "the token is wrong" if shown else "no token was sent"
-    raise TokenError(why, hint=f"it is in {service.home / 'token'}")
-
-
-def _join_token(service: Asked, shown: Shown) -> str:
-    service.members.check_join_token(shown)
-    return shown
-
-
-def _node(node: str, service: Asked, shown: Shown) -> str:
-    """Return the node of the path, whose token this must be."""
-    service.members.check_node(node, shown)
-    return node
-
-
-Owner = Annotated[str, Depends(_owner)]
-MayJoin = Annotated[str, Depends(_join_token)]
-Itself = Annotated[str, Depends(_node)]
 Draws = Annotated[int, Query(ge=0, le=DRAWS_MAX)]
 Count = Annotated[int, Query(ge=0, le=COUNT_MAX)]
-_REFUSALS: dict[int | str, dict[str, object]] = {
-    code: {"model": ErrorView, "description": description}
-    for code, description in (
-        (400, "The body is not JSON."),
-        (401, "The token is missing or wrong."),
-        (403, "The token is good for something else."),
-        (404, "There is no such job, attempt, rank or node."),
-        (405, "The path has no such method."),
-        (409, "The job was refused: nothing was queued."),
-        (422, "The request cannot be read, or asks for what cannot be."),
-        (503, "The log cannot be read or written now."),
-    )
-}
 _bearer = HTTPBearer(auto_error=False, description="A token of the server's home.")
 _agents_bearer = HTTPBearer(auto_error=False, scheme_name="Node", description="A node's token, or a join token.")
 
-
-async def _known_query(request: Request) -> None:
-    """Refuse a query parameter that the operation does not have: a misspelt one would have no effect."""
-    route = request.scope["route"]
-    assert isinstance(route, APIRoute), "no other route has dependencies"
-    known = [parameter.alias for parameter in route.dependant.query_params]
-    for name in request.query_params:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "/openapi.json describes every request"
-            raise InputError(f"{request.url.path} has no parameter {name!r}", hint=hint)
-
-
 router = APIRouter(
-    prefix="/v1", dependencies=[Security(_bearer), Depends(_owner), Depends(_known_query)], responses=_REFUSALS
+    prefix="/v1", dependencies=[Security(_bearer), Depends(owner_of), Depends(known_query)], responses=REFUSALS
 )
 agents_router = APIRouter(
-    prefix="/v1/agents", dependencies=[Security(_agents_bearer), Depends(_known_query)], responses=_REFUSALS
+    prefix="/v1/agents", dependencies=[Security(_agents_bearer), Depends(known_query)], responses=REFUSALS
 )
 
 
@@ -340,21 +268,6 @@ def _one_log(found: Sequence[Path], *, whole: bool) -> FileResponse:
     return FileResponse(found[0], media_type="text/plain; charset=utf-8")
 
 
-async def body_of(request: Request, bytes_max: int) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        InputError: it has more bytes.
-    """
-    parts, length = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        length += len(part)
-        if length > bytes_max:
-            raise InputError(f"the body has more than {bytes_max:,} bytes", hint="send it in parts")
-    return b"".join(parts)
-
-
 def _check_rank(job: JobDetailView, epoch: int | None, rank: int | None) -> None:
     if epoch is not None and all(attempt.epoch != epoch for attempt in job.attempts):
         raise NotFoundError(
@@ -429,6 +342,7 @@ def create_app(service: Service, agents: AgentsExecutor | None = None) -> FastAP
     app.state.service = service
     app.include_router(router)
     app.include_router(agents_router)
+    app.include_router(transfers.router)
     if agents is not None:
         app.state.agents = agents
         app.include_router(link.router)

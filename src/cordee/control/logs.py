@@ -4,12 +4,60 @@ The agents mask the values of secrets before a line reaches the disk.
 """
 
 import asyncio
+import fcntl
+import os
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
+from cordee.control.files import check_room
+from cordee.errors import InputError, StoreError
+from cordee.units import GiB, MiB
+
 POLL_S = 0.1
+PART_BYTES_MAX = 4 * MiB
+LOG_BYTES_MAX = GiB + MiB  # an agent ends a log at 1 GiB, with a line that says so
+_LOG_NAME = re.compile(r"(rank\d{1,6}|node)\.log")
+
+
+def receive(home: Path, job_id: str, epoch: int, node: str, name: str, start: int, part: bytes) -> int | None:
+    """Append a part to a log that its agent sends, if the log ends at `start`; return the log's new size, else None.
+
+    Raises:
+        InputError: it is no name of a log, or the log would be too long.
+        StoreError: the disk is full; nothing was written.
+    """
+    if not _LOG_NAME.fullmatch(name):
+        raise InputError(f"{name!r} is not the log of a rank", hint="rank<N>.log or node.log")
+    if start + len(part) > LOG_BYTES_MAX:
+        raise InputError(f"{name} would have {start + len(part):,} bytes, over {LOG_BYTES_MAX:,}")
+    path = home / "attempts" / job_id / str(epoch) / node / "logs" / name
+    check_room(home, len(part))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+    with os.fdopen(fd, "ab", buffering=0) as file:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # the same part may come twice, over two connections
+        size = os.fstat(fd).st_size
+        if size != start:
+            return None
+        try:
+            view = memoryview(part)
+            while view:
+                view = view[file.write(view) :]
+        except OSError as error:
+            file.truncate(size)
+            raise StoreError(f"{path} cannot be written: {error.strerror}", hint="free space on the disk") from error
+        return size + len(part)
+
+
+def size_of(home: Path, job_id: str, epoch: int, node: str, name: str) -> int:
+    """Return the size of a log that an agent sends, in bytes."""
+    path = home / "attempts" / job_id / str(epoch) / node / "logs" / name
+    return path.stat().st_size if path.exists() else 0
 
 
 def log_files(home: Path, job_id: str, epoch: int, rank: int | None = None) -> list[Path]:

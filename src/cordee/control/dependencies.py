@@ -1,0 +1,97 @@
+"""Dependencies of the routes: the service, the owner or node of a request's token, its parameters and its body."""
+
+import difflib
+import hmac
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.routing import APIRoute
+
+from cordee.answers import ErrorView
+from cordee.control.service import Service
+from cordee.errors import ForbiddenError, InputError, TokenError
+
+
+async def _service(request: Request) -> Service:
+    service = request.app.state.service
+    assert isinstance(service, Service), "create_app put it there"
+    return service
+
+
+Asked = Annotated[Service, Depends(_service)]
+
+
+async def _shown(request: Request) -> str:
+    """Return the token of a request; "" if none was sent."""
+    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    return shown if scheme.lower() == "bearer" else ""
+
+
+Shown = Annotated[str, Depends(_shown)]
+
+
+def owner_of(service: Asked, shown: Shown) -> str:
+    for token, owner in service.owners.items():
+        if hmac.compare_digest(shown.encode(), token.encode()):
+            return owner
+    node = service.members.node_of(shown) if shown else None
+    if node is not None:
+        raise ForbiddenError(f"this token is node {node}'s, no user's", hint=f"a user's is in {service.home / 'token'}")
+    why = "the token is wrong" if shown else "no token was sent"
+    raise TokenError(why, hint=f"it is in {service.home / 'token'}")
+
+
+def _join_token(service: Asked, shown: Shown) -> str:
+    service.members.check_join_token(shown)
+    return shown
+
+
+def _node(node: str, service: Asked, shown: Shown) -> str:
+    """Return the node of the path, whose token this must be."""
+    service.members.check_node(node, shown)
+    return node
+
+
+Owner = Annotated[str, Depends(owner_of)]
+MayJoin = Annotated[str, Depends(_join_token)]
+Itself = Annotated[str, Depends(_node)]
+REFUSALS: dict[int | str, dict[str, object]] = {
+    code: {"model": ErrorView, "description": description}
+    for code, description in (
+        (400, "The body is not JSON."),
+        (401, "The token is missing or wrong."),
+        (403, "The token is good for something else."),
+        (404, "There is no such job, attempt, rank or node."),
+        (405, "The path has no such method."),
+        (409, "The job was refused: nothing was queued."),
+        (422, "The request cannot be read, or asks for what cannot be."),
+        (503, "The log cannot be read or written now."),
+    )
+}
+
+
+async def known_query(request: Request) -> None:
+    """Refuse a query parameter that the operation does not have: a misspelt one would have no effect."""
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute), "no other route has dependencies"
+    known = [parameter.alias for parameter in route.dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "/openapi.json describes every request"
+            raise InputError(f"{request.url.path} has no parameter {name!r}", hint=hint)
+
+
+async def body_of(request: Request, bytes_max: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        InputError: it has more bytes.
+    """
+    parts, length = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        length += len(part)
+        if length > bytes_max:
+            raise InputError(f"the body has more than {bytes_max:,} bytes", hint="send it in parts")
+    return b"".join(parts)
