@@ -35,6 +35,7 @@ from cordee.agent.rank_groups import RankGroups, free_port
 from cordee.agent.reclaim import Reclaims
 from cordee.agent.settings import AgentSettings, machine_id
 from cordee.agent.spools import Spools
+from cordee.agent.transfers import Transfers
 from cordee.agent.wakeup import Wakeup
 from cordee.event_json import decode
 from cordee.events import AttemptPlaced, Event, KillOrdered, NodeReclaimed, NodeUp, NoticeGiven, NoticeReason
@@ -92,7 +93,14 @@ class NodeAgent:
         journal = Journal(settings.attempts(folder), settings.node)
         spools = Spools(self._link, self._stream.append)
         self._groups = RankGroups(
-            settings.node, devices, journal, spools, self._selector, self._stream.append, self._clock
+            settings.node,
+            devices,
+            journal,
+            spools,
+            self._selector,
+            self._stream.append,
+            self._clock,
+            Transfers(folder, settings, self._wakeup.wake),
         )
         self._claim = Claim(
             incarnation=secrets.token_hex(8),
@@ -118,13 +126,14 @@ class NodeAgent:
         self._begin()
         reclaims = Reclaims(self._wakeup.wake)
         reclaims.start(self._reclaimed, self._withdrawn, self._hinted, self._located)
-        while not (self._leaving and not self._groups):
+        while not (self._leaving and not self._groups and self._groups.transfers.hold_until_s is None):
             for key, _ in self._selector.select(self._timeout_s()):
                 key.data()
             reclaims.take_in()
             self.step()
         reclaims.close()
         self._link.forward()
+        self._groups.transfers.close()
         self._connection.close()
         self._stream.close()
         return 0
@@ -140,12 +149,13 @@ class NodeAgent:
         """Take over from an earlier agent of this node, and dial."""
         self._claim = replace(self._claim, machine=machine_id(self._folder))
         self._groups.take_over(ended=self._stream.forward_older())
+        self._groups.transfers.begin()
         self._connection.start()
 
     # -- the loop ------------------------------------------------------------------------------------------
 
     def _timeout_s(self) -> float | None:
-        due = [*self._groups.due_s, self._lease.next_beat_s]
+        due = [*self._groups.due_s, self._lease.next_beat_s, self._groups.transfers.hold_until_s or math.inf]
         if self._groups:
             due += [self._lease.notice_s(group.order.grace_s) for group in self._groups] + [self._lease.ends_s]
         if self._facts.devices.real and self._claim.epoch:
@@ -166,7 +176,7 @@ class NodeAgent:
         self._groups.step(now_s)
         if self._facts.devices.real and now_s >= self._facts.devices.next_s:
             self._report_node()
-        self._link.forward()
+        self._link.forward(hold=self._groups.transfers.hold_until_s is not None)
 
     def _keep_lease(self, now_s: float) -> None:
         """Send the beat that is due; give notice to the ranks before the lease ends, and kill them at its end."""
@@ -300,6 +310,7 @@ class NodeAgent:
             self._report_node()
             self._report_reclaim()
         self._link.welcome(welcome.marks)
+        self._groups.transfers.connected()
         for source, mark in welcome.marks.items():
             self._seen(source, mark)
 

@@ -117,8 +117,8 @@ class Link:
         if source is not None:
             source.seen = max(source.seen, seq)
 
-    def forward(self) -> None:
-        """Send as many records of the streams as their windows allow.
+    def forward(self, *, hold: bool = False) -> None:
+        """Send as many records of the streams as their windows allow; with `hold` none of the node's own streams.
 
         Each rank's stream has an equal part of one window, so that a rank that floods its spool does not block the
         others. The node's own streams wait only for spools that are complete.
@@ -126,7 +126,7 @@ class Link:
         if not self.welcomed:
             return
         window = max(1, IN_FLIGHT_MAX // max(1, len(self._ranks)))
-        waits = False
+        waits = hold
         for name, source in list(self._ranks.items()):
             at_end = self._send_records(name, source, window)
             waits = waits or (source.complete and not at_end)

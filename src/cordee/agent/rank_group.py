@@ -119,6 +119,11 @@ class RankGroup:
             self._ranks.append(_Rank(each, popen, child, log))
             self.known.append(child)
 
+    @property
+    def ends(self) -> bool:
+        """Return whether its processes are being ended, or none may start any more."""
+        return self._sweep_s is not None
+
     def refuse(self, why: str) -> None:
         """End the group at once, since it cannot be started."""
         self._not_started = why
@@ -152,6 +157,8 @@ class RankGroup:
         if self._noticed:
             return
         self._noticed = True
+        if not self._ranks:  # the copy of its files is still being made
+            self._sweep(now_s=0.0)
         for rank in self._ranks:
             if rank.exit_code is None:
                 for target in process.notice_targets(rank.popen.pid):
@@ -189,6 +196,8 @@ class RankGroup:
         """Return the outcome of the group, after `tick` has returned True and the logs are closed."""
         if self._not_started:
             return RankGroupResult(Outcome.FAILED, self._not_started)
+        if not self._ranks:
+            return RankGroupResult(Outcome.KILLED, self._killed_why or "it got notice before its ranks had started")
         left = self._how_ranks_left()
         codes = [rank.exit_code for rank in self._ranks]
         if self._all_checkpointed(left):

@@ -7,9 +7,11 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from cordee.agent.clock import Clock
+from cordee.agent.copies import Copied
 from cordee.agent.gpus import Devices
 from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
@@ -17,6 +19,7 @@ from cordee.agent.logs import LogPump
 from cordee.agent.rank_group import RankGroup, RankGroupResult
 from cordee.agent.spools import Spools
 from cordee.agent.takeover import end_survivors
+from cordee.agent.transfers import Transfers
 from cordee.events import Event, Outcome, RanksEnded, RanksStarted
 from cordee.ids import JobId
 from cordee.telemetry.notices import write_hint
@@ -42,6 +45,10 @@ class RankGroups:
         selector: the loop's; logs are read when it says so.
         report: reports an event to the server.
         clock: the time.
+        transfers: copies of submitted files, and logs for the server.
+
+    Attributes:
+        transfers: as given.
     """
 
     def __init__(
@@ -53,10 +60,13 @@ class RankGroups:
         selector: selectors.BaseSelector,
         report: Callable[[Event], None],
         clock: Clock,
+        transfers: Transfers,
     ) -> None:
         self._node, self._devices, self._journal, self._spools = node, devices, journal, spools
         self._selector, self._report, self._clock = selector, report, clock
+        self.transfers = transfers
         self._running: dict[str, RankGroup] = {}
+        self._waiting: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}  # for a copy: secrets, environment
         self._next_follow_s = 0.0
 
     def __bool__(self) -> bool:
@@ -98,10 +108,22 @@ class RankGroups:
         if not order.master_port:
             self._refuse(order, Outcome.LOST, "the ranks of rank 0's node ended before it started")
             return
+        group = RankGroup(order, folder)
+        if order.spec.get("files") is None:
+            self._launch(group, order, secrets, base_env)
+        else:
+            self._journal.keep_order(order)
+            self._running[order.tag], self._waiting[order.tag] = group, (secrets, base_env)
+            self.transfers.copies.make(order, folder)
+
+    def _launch(
+        self, group: RankGroup, order: Assignment, secrets: Mapping[str, str], base_env: Mapping[str, str]
+    ) -> None:
+        """Start the ranks of a group."""
         try:
             launch = prepare(
                 order,
-                folder=folder,
+                folder=group.folder,
                 base_env=base_env,
                 secrets=_declared(secrets, order.spec.get("secrets") or ()),
                 real_gpus=self._devices.real,
@@ -109,14 +131,16 @@ class RankGroups:
             )
         except Exception as error:  # an error in one job's spec must not end the node's other rank groups
             why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"
+            self._running.pop(order.tag, None)
             self._refuse(order, Outcome.FAILED, why)
             return
         self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
-        group = self._running[order.tag] = RankGroup(order, folder)
+        self._running[order.tag] = group
         group.start(launch, secrets)
         self._journal.keep_ranks(order, group.known)
         for log in group.logs:
             self._selector.register(log.read_fd, selectors.EVENT_READ, partial(self._pump, log))
+        self.transfers.started(order.job_id, order.epoch, group.folder)
         _log.info("%s started: %s", order.tag, launch.says)
         started = RanksStarted(
             at_us=self._clock.now_us(),
@@ -126,6 +150,17 @@ class RankGroups:
             launch=launch.says,
         )
         self._report(started)
+
+    def _launch_copied(self, copied: Copied) -> None:
+        """Start the ranks of a group whose copy was made, unless it was ended meanwhile."""
+        tag = copied.order.tag
+        group, (secrets, base_env) = self._running.get(tag), self._waiting.pop(tag)
+        if group is None or group.ends:
+            return
+        if copied.why:
+            group.refuse(copied.why)
+        else:
+            self._launch(group, replace(copied.order, spec=dict(copied.spec)), secrets, base_env)
 
     def kill(self, job_id: str, epoch: int, why: str) -> None:
         """Kill a rank group, or make sure that it never starts.
@@ -147,6 +182,7 @@ class RankGroups:
         """Forget a rank group, since the server has committed its end."""
         self._journal.settle(ended)
         self._spools.drop(ended.job_id, ended.epoch)
+        self.transfers.copies.remove(f"{ended.job_id}.{ended.epoch}", self._journal.folder(ended.job_id, ended.epoch))
 
     def get(self, job_id: str, epoch: int) -> RankGroup | None:
         """Return a rank group that runs."""
@@ -172,6 +208,8 @@ class RankGroups:
     def step(self, now_s: float) -> None:
         """Reap children, do the work that is due, and follow the spools."""
         self._reap(now_s)
+        for copied in self.transfers.copies.made():
+            self._launch_copied(copied)
         for tag, group in list(self._running.items()):
             if group.tick(now_s):
                 del self._running[tag]
@@ -202,6 +240,7 @@ class RankGroups:
             log.close()
         result = group.result()
         self._spools.complete(group.order, group.folder)
+        self.transfers.ended(group.order.job_id, group.order.epoch)
         self._report_end(group.order, result)
 
     def _pump(self, log: LogPump) -> None:

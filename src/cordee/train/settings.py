@@ -12,7 +12,8 @@ from cordee.events import Estimate
 from cordee.ids import JobId
 from cordee.plan.layout import Layout
 from cordee.plan.wanted import parse_layout
-from cordee.storage.destination import below
+from cordee.storage.destination import below, is_remote, level_urls
+from cordee.storage.files import folder_of
 from cordee.telemetry.cloud import Cloud, cloud_here
 from cordee.units import parse_duration_s
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
@@ -89,6 +90,8 @@ def settings(
     report_s, restart_s = _number(env, "CORDEE_HANG_REPORT_S"), _number(env, "CORDEE_HANG_RESTART_S")
     epoch = env.get("CORDEE_EPOCH")
     script_to = str(to) if to else None
+    if script_to and env.get("CORDEE_FILES") and not env.get("CORDEE_CHECKPOINT_TO"):
+        _check_outside(script_to, Path(env["CORDEE_FILES"]))
     if script_to and env.get("CORDEE_JOB"):
         # A job's epochs count its own attempts: in a folder that other jobs write to it would be fenced.
         script_to = below(script_to, env["CORDEE_JOB"])
@@ -119,6 +122,16 @@ def settings(
             layout=_layout(env.get("CORDEE_LAYOUT"), int(env.get("WORLD_SIZE") or 1)),
         ),
     )
+
+
+def _check_outside(to: str, copy: Path) -> None:
+    """Raise InputError if checkpoints would lie in the copy of the submitted files, which goes with the attempt."""
+    for place in level_urls(to):
+        if not is_remote(place) and folder_of(place).is_relative_to(copy):
+            raise InputError(
+                f"to={place!r} lies in {copy}, a copy of the submitted files that is removed after this attempt",
+                hint="give an absolute path that every node sees, or a URL; or submit with --checkpoint-to",
+            )
 
 
 def _estimate(text: str | None) -> Estimate | None:
