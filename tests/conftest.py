@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import settings
 
+from postgres import postgres  # noqa: F401 - a fixture
 from s3_world import s3, s3_server  # noqa: F401 - fixtures
 
 # Helpers that assert say what they compared, as tests do.

@@ -23,7 +23,8 @@ class HealthView(View):
     """The server itself.
 
     `problem` is the error that keeps it from working, such as a full disk; `listens` is the URL for other machines, and
-    `fingerprint` that of its certificate unless an authority signed it.
+    `fingerprint` that of its certificate unless an authority signed it. `servers` are the URLs of all servers of its
+    database, the leader's first; empty if it is the only one.
     """
 
     version: str
@@ -33,6 +34,8 @@ class HealthView(View):
     live_attempts: int
     log_number: int
     problem: str | None = None
+    role: Literal["leader", "standby"] = "leader"
+    servers: list[str] = []
     listens: str | None = None
     fingerprint: str | None = None
 
@@ -429,11 +432,12 @@ class Submitted(View):
 
 
 class ErrorFacts(View):
-    """An error: the name of its class in `cordee.errors`, its message, and a hint."""
+    """An error: the name of its class in `cordee.errors`, its message, and a hint; a standby names the leader's URL."""
 
     kind: str
     message: str
     hint: str | None
+    leader: str | None = None
 
 
 class ErrorView(View):

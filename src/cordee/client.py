@@ -6,9 +6,10 @@
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -34,7 +35,16 @@ from cordee.answers import (
     Submitted,
     WhyView,
 )
-from cordee.errors import CertificateError, CordeeError, InputError, NoServerError, ServerError, SpecError, find_error
+from cordee.errors import (
+    CertificateError,
+    CordeeError,
+    InputError,
+    NoServerError,
+    ServerError,
+    SpecError,
+    StandbyError,
+    find_error,
+)
 from cordee.event_json import decode
 from cordee.events import Event, Queue
 from cordee.ids import JobId
@@ -56,10 +66,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TIMEOUT_S, _PAIR_TIMEOUT_S = 30.0, 6.0
+_TAKEOVER_S = 10.0  # a new leader answers well within this time after the old one is gone
+_RETRY_S = 0.1
+
 
 def as_body(error: CordeeError) -> dict[str, Any]:
     """Return an error as the API sends it."""
-    return {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
+    facts = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+    return {"error": facts | ({"leader": error.leader} if isinstance(error, StandbyError) else {})}
 
 
 def from_body(body: Any) -> CordeeError | None:
@@ -67,11 +82,17 @@ def from_body(body: Any) -> CordeeError | None:
     found = body.get("error") if isinstance(body, dict) else None
     if not isinstance(found, dict) or "message" not in found:
         return None
-    return find_error(str(found.get("kind")))(str(found["message"]), hint=found.get("hint"))
+    error = find_error(str(found.get("kind")))(str(found["message"]), hint=found.get("hint"))
+    if isinstance(error, StandbyError):
+        error.leader = found.get("leader")
+    return error
 
 
 class Client:
-    """A connection to one server. Its methods raise only subclasses of `CordeeError`."""
+    """A connection to one server, or to that of several which leads.
+
+    Its methods raise only subclasses of `CordeeError`. They may be called by one thread at a time.
+    """
 
     def __init__(
         self,
@@ -107,9 +128,11 @@ class Client:
         headers = {"Authorization": f"Bearer {token or self.address.token}"}
         # Without TLS no proxy from the environment is wanted, and loading the system's certificates would take longer
         # than most requests.
-        tls = self.url.startswith("https:")
+        tls = any(each.startswith("https:") for each in (self.url, *self.address.others))
         verify = client_context(self.address.fingerprint) if tls else False
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=tls, verify=verify)
+        # A frozen server accepts connections and never answers: where there is another one, it is asked sooner.
+        timeout = _PAIR_TIMEOUT_S if self.address.others else _TIMEOUT_S
+        self._http = httpx.Client(headers=headers, timeout=timeout, trust_env=tls, verify=verify)
 
     @property
     def url(self) -> str:
@@ -132,8 +155,8 @@ class Client:
         self._http.close()
 
     def health(self) -> HealthView:
-        """Describe the server itself."""
-        return self._ask(HealthView, "GET", "/v1/health")
+        """Describe the server itself, whether it leads or stands by."""
+        return self._ask_here(HealthView, "GET", "/v1/health")
 
     def submit(
         self,
@@ -323,15 +346,42 @@ class Client:
         return self._ask(HealthView, "POST", "/v1/down")
 
     def _ask(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
+        """Return the leader's answer. Every request may be repeated: it has an id, or says what shall be."""
+        deadline = time.monotonic() + _TAKEOVER_S
+        while True:
+            try:
+                return self._ask_here(shape, method, path, **kwargs)
+            except (NoServerError, StandbyError) as error:
+                if not self._turn(error) or time.monotonic() > deadline:
+                    raise
+
+    def _turn(self, error: NoServerError | StandbyError) -> bool:
+        """Turn to the server that the error names as the leader, else to the next; return whether to ask again."""
+        now, leader = self.address, error.leader if isinstance(error, StandbyError) else None
+        if leader is not None and leader != now.url and (leader in now.others or now.url.startswith("https:")):
+            following = leader
+        elif now.others:
+            following = now.others[0]
+        else:
+            return isinstance(error, StandbyError) and leader is None
+        time.sleep(_RETRY_S)  # each may name another one until one of them has taken over
+        others = (*(url for url in now.others if url != following), now.url)
+        self.address = replace(now, url=following, others=others)
+        return True
+
+    def _ask_here(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
         with _transport(self.url):
-            answer = self._http.request(method, path, **kwargs)
+            answer = self._http.request(method, self.url + path, **kwargs)
         if answer.is_error:
             raise _error(answer)
         return TypeAdapter(shape).validate_json(answer.content)
 
     @contextmanager
     def _stream(self, path: str, params: Mapping[str, Any]) -> Iterator[Iterator[str]]:
-        with _transport(self.url), self._http.stream("GET", path, params=dict(params), timeout=None) as answer:
+        with (
+            _transport(self.url),
+            self._http.stream("GET", self.url + path, params=dict(params), timeout=None) as answer,
+        ):
             if answer.is_error:
                 answer.read()
                 raise _error(answer)

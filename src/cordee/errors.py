@@ -23,8 +23,10 @@
     │   ├── NotFoundError          35     no such job, node or log
     │   ├── CertificateError       36     the server's certificate is not the expected one
     │   ├── ForbiddenError         37     a token that is good for something else
-    │   └── NameTakenError         38     another machine joined as this node
+    │   ├── NameTakenError         38     another machine joined as this node
+    │   └── StandbyError           39     the server stands by; another one leads, or none does yet
     ├── StoreError                 40   the database cannot be read or written
+    │   └── ReplacedError          41     another server leads: this one may no longer write
     ├── CheckpointError            50   a checkpoint cannot be written or read
     │   ├── FencedError            51     a newer attempt owns the log
     │   ├── CorruptError           52     no generation verifies
@@ -191,10 +193,30 @@ class NameTakenError(ServerError):
     exit_code = 38
 
 
+class StandbyError(ServerError):
+    """The server stands by and does nothing else; another one leads, or none does yet.
+
+    Attributes:
+        leader: the URL of the server that leads.
+    """
+
+    exit_code = 39
+
+    def __init__(self, message: str, *, hint: str | None = None, leader: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.leader = leader
+
+
 class StoreError(CordeeError):
     """The database cannot be read or written."""
 
     exit_code = 40
+
+
+class ReplacedError(StoreError):
+    """Another server leads the database; this one may no longer write."""
+
+    exit_code = 41
 
 
 class CheckpointError(CordeeError):

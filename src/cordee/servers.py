@@ -27,12 +27,14 @@ class ServerAddress:
         token: identifies the user.
         fingerprint: of its certificate; None: an authority that the system trusts has signed it, or it has none.
         home: its folder, if that is on this machine; secrets then go there and not over the network.
+        others: URLs of the servers that stand by for it, or lead in its place.
     """
 
     url: str
     token: str = field(repr=False)
     fingerprint: str | None = None
     home: Path | None = None
+    others: tuple[str, ...] = ()
 
 
 def default_home() -> Path:
@@ -59,8 +61,8 @@ def find_server(home: Path | None = None) -> ServerAddress:
     remote = read_remote(home)
     if remote is not None:
         return ServerAddress(remote.url, token or remote.token, remote.fingerprint)
-    found = _announced(home)
-    return ServerAddress(found, token or home_token(home), home=home)
+    found, others, fingerprint = _announced(home)
+    return ServerAddress(found, token or home_token(home), fingerprint, home, others)
 
 
 def is_remote(home: Path | None) -> bool:
@@ -168,16 +170,18 @@ def write_private(path: Path, content: bytes) -> None:
     new.replace(path)
 
 
-def _announced(home: Path) -> str:
+def _announced(home: Path) -> tuple[str, tuple[str, ...], str | None]:
+    """Return the URL of a home's server, those of the others of its database, and the fingerprint that all have."""
     try:
-        url = json.loads((home / "server.json").read_text()).get("url")
+        facts = json.loads((home / "server.json").read_text())
+        url, servers = facts.get("url"), tuple(map(str, facts.get("servers", ())))
     except FileNotFoundError:
         raise NoServerError(f"no server runs on {home}", hint="start one with `cordee up`") from None
     except (OSError, ValueError, AttributeError) as error:
         raise NoServerError(f"{home / 'server.json'} cannot be read: {error}", hint="start a server again") from error
     if url is None:
         raise NoServerError(f"the server on {home} is starting and takes no jobs yet", hint="ask again in a moment")
-    return str(url)
+    return str(url), tuple(each for each in servers if each != url), facts.get("fingerprint")
 
 
 def write_join_token(secret: str, fingerprint: str | None) -> str:

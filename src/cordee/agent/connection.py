@@ -183,7 +183,7 @@ class Connection:
         async with connect(
             f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}/v1/agents/{quote(settings.node)}/link",
             sock=sock,
-            ssl=client_context(settings.fingerprint) if parts.scheme == "https" else None,
+            ssl=client_context(settings.pinned()) if parts.scheme == "https" else None,
             server_hostname=host if parts.scheme == "https" else None,
             additional_headers={"Authorization": f"Bearer {settings.token}"},
             compression=None,

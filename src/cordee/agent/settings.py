@@ -69,9 +69,21 @@ class AgentSettings:
         if self.home is None:
             return self.servers
         try:
-            return (str(json.loads((Path(self.home) / "server.json").read_text())["agents"]),)
+            facts = json.loads((Path(self.home) / "server.json").read_text())
+            own, servers = str(facts["agents"]), facts.get("servers", ())
+            return (own, *(str(url) for url in servers if url != own))
         except (OSError, ValueError, KeyError, TypeError):
             return ()
+
+    def pinned(self) -> str | None:
+        """Return the fingerprint of the servers' certificate, which those of a pair share."""
+        if self.home is None:
+            return self.fingerprint
+        try:
+            found = json.loads((Path(self.home) / "server.json").read_text()).get("fingerprint")
+        except (OSError, ValueError, AttributeError):
+            return None
+        return None if found is None else str(found)
 
     def attempts(self, folder: Path) -> Path:
         """Return the folder of all attempts on this node."""

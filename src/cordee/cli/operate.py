@@ -42,6 +42,15 @@ def up(
         Path | None, typer.Option(help="PEM certificate for --listen.", show_default="a self-made one")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="PostgreSQL that keeps the log, or sqlite.", show_default="as before, else sqlite"
+        ),
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Take over when the server that leads on the database is gone.")
+    ] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,
@@ -55,14 +64,30 @@ def up(
         check_not_connected(folder)
         from cordee.control.server import Options, serve
 
-        options = Options(slots, price_as, listen, certificate, key)
+        options = Options(slots, price_as, listen, certificate, key, database, standby)
         serve(folder, options, on_ready=lambda url: print(f"the server runs at {url}", flush=True))
         return
     with terminal.waiting(f"starting a server on {folder}"):
-        health = start_server(folder, slots=slots, price_as=price_as, listen=listen, certificate=certificate, key=key)
+        health = start_server(
+            folder,
+            slots=slots,
+            price_as=price_as,
+            listen=listen,
+            certificate=certificate,
+            key=key,
+            database=database,
+            standby=standby,
+        )
     if as_json:
         terminal.print_json(health)
-        return
+    elif health.role == "standby":
+        print(f"{health.home} stands by (pid {health.pid}); {health.servers[0]} leads")
+    else:
+        _describe(health, folder, slots)
+
+
+def _describe(health: HealthView, folder: Path, slots: str | None) -> None:
+    """Print what a server that has just started offers and runs; `slots` are those that were asked for."""
     with Client(folder) as client:
         nodes, live = client.nodes(), [job for job in client.jobs() if job.ended_us is None]
     print(f"the server runs on {health.home} (pid {health.pid})")

@@ -46,6 +46,7 @@ from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, owner_of
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.service import Service
+from cordee.control.standby import LeaderOnly
 from cordee.errors import CordeeError, InputError, NotFoundError
 from cordee.event_json import encode
 from cordee.events import Event
@@ -63,6 +64,7 @@ _STATUS: tuple[tuple[type[CordeeError], int], ...] = (
     (errors.NotFoundError, 404),
     (errors.InputError, 422),
     (errors.AdmissionError, 409),
+    (errors.StandbyError, 503),
     (errors.StoreError, 503),
 )
 
@@ -340,6 +342,8 @@ def create_app(service: Service, agents: AgentsExecutor | None = None) -> FastAP
     """Create the application around one service and, for the agents' links, its executor."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
+    if service.standby is not None:
+        app.add_middleware(LeaderOnly, standby=service.standby)
     app.include_router(router)
     app.include_router(agents_router)
     app.include_router(transfers.router)

@@ -65,7 +65,7 @@ REFUSALS: dict[int | str, dict[str, object]] = {
         (405, "The path has no such method."),
         (409, "The job was refused: nothing was queued."),
         (422, "The request cannot be read, or asks for what cannot be."),
-        (503, "The log cannot be read or written now."),
+        (503, "The log cannot be read or written now, or another server leads."),
     )
 }
 

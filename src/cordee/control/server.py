@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import queue
+import secrets
 import signal
 import socket
 import sys
@@ -34,17 +35,21 @@ from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
 from cordee.control.service import Service
 from cordee.control.snapshots import Snapshots, newest_fold
+from cordee.control.standby import Standby
 from cordee.control.store.credentials import Credentials
+from cordee.control.store.database import check_database
+from cordee.control.store.leader import Lead
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.control.web import WebServer
-from cordee.errors import CordeeError, InputError, ServerError, StoreError
+from cordee.errors import CordeeError, InputError, ReplacedError, ServerError, StoreError
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
 from cordee.schedule.policy import Policy
 
 NODE_WAIT_S = 20.0
 _RETRY_S = 1.0
+_LOCAL = "local"  # the node of the machine of the only server
 _IDLE_US = 1_000_000  # garbage is collected when nothing is due for this long
 
 
@@ -85,7 +90,10 @@ class Offer:
 class Server:
     """The parts of one server process, from start to end."""
 
-    def __init__(self, home: Home, offer: Offer, public: Listener | None = None) -> None:
+    def __init__(
+        self, home: Home, offer: Offer, public: Listener | None = None, *, database: str | None = None
+    ) -> None:
+        """Open the database, SQLite in the home unless `database` is the URL of a PostgreSQL, and replay the log."""
         self._home, self._public = home, public
         self._log = structlog.get_logger()
         self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may call its put
@@ -93,14 +101,17 @@ class Server:
         self._logged: set[tuple[str, str]] = set()  # errors of the last tick, so that each is logged once
         catalogue = _catalogue(home.path)
         owners = home.owners(local_owner())
-        database = f"sqlite:///{home.path / 'cordee.db'}"
-        self._store = SqlStore(database)
+        url = database or f"sqlite:///{home.path / 'cordee.db'}"
+        lead = None if database is None else Lead(database, url="" if public is None else public.url)
+        self._standby = None if lead is None else Standby(lead, home, self._wake)
+        self._store = SqlStore(url, lead=lead)
         clock = SystemClock()
         credentials = Credentials(self._store)
-        secrets = SecretStore(home.path, credentials)
-        self._cluster = CommittedLog(self._store, secrets)
+        job_secrets = SecretStore(home.path, credentials)
+        self._cluster = CommittedLog(self._store, job_secrets)
         derived = DerivedTokens(home.token())
-        engine = LocalEngine(home.path, [NodeConfig(name="local", slots=offer.slots)], derived)
+        node = _LOCAL if database is None else _node_name(home)
+        engine = LocalEngine(home.path, [NodeConfig(name=node, slots=offer.slots)], derived)
         self._executor = AgentsExecutor(
             log=self._cluster,
             node_of=self._node_of,
@@ -109,7 +120,7 @@ class Server:
         )
         priced = Priced(self._executor, catalogue, offer.price_as)
         fold = newest_fold(self._store, Policy())
-        self._snapshots = Snapshots(self._store, database, fold)
+        self._snapshots = Snapshots(self._store, url, fold)
         self.control = Control(clock=clock, store=self._store, executor=priced, fold=fold)
         self._cluster.control = self.control
         self.service = Service(
@@ -120,6 +131,7 @@ class Server:
             catalogue=catalogue,
             wake=self._wake,
             owners=owners,
+            standby=self._standby,
             members=Members(
                 control=self.control,
                 credentials=credentials,
@@ -130,11 +142,19 @@ class Server:
                 dismiss=self._executor.dismiss,
                 derived=derived,
             ),
-            secrets=secrets,
+            secrets=job_secrets,
         )
 
-    def run(self, on_ready: Callable[[str], None]) -> None:
-        """Serve until a signal or until a shutdown has ended every attempt; call `on_ready` with the URL."""
+    def run(self, on_ready: Callable[[str], None], *, stand_by: bool = False) -> None:
+        """Serve until a signal or until a shutdown has ended every attempt; call `on_ready` with the URL.
+
+        Args:
+            on_ready: called when the server takes jobs, or stands by.
+            stand_by: follow the log until the server that leads on the database is gone, and then take over.
+
+        Raises:
+            ReplacedError: another server has taken over.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = socket.create_server(("127.0.0.1", 0))
@@ -143,33 +163,88 @@ class Server:
         facts = {"pid": os.getpid(), "agents": url}
         shut_down = False
         try:
-            self.control.up()
-            http.begin()
-            self._home.announce(facts)
+            if self._standby is not None:
+                http.begin()
+                self._standby.locate(url)
+                if stand_by:
+                    self._announce(facts | {"url": url})
+                    on_ready(url)
+                if not self._take_the_lead(self._standby, stand_by):
+                    return
+            if not (stand_by and self.control.state.shutting_down):  # one that the last leader began is completed
+                self._until_stored(self.control.up)
+            if self._standby is None:
+                http.begin()
+            else:
+                self._standby.leads = True
+            self._announce(facts)
             self._executor.start(self._cluster.members())
-            self._wait_for_node()
+            if not stand_by:
+                self._wait_for_node()
             # Clients come last: without a node, every job would be refused as too large.
-            self._home.announce(facts | {"url": url})
+            self._announce(facts | {"url": url})
             self._log.info("ready", url=url, log_number=self.control.number)
-            on_ready(url)
+            if not stand_by:
+                on_ready(url)
             shut_down = self._loop()
         finally:
-            self.service.closing = True
-            if shut_down:  # an agent that dials only now must still find the server and receive its Shutdown
-                self._executor.shutdown()
-                self._tick()  # records that the nodes are down, so that they do not count as idle
+            self._end(http, shut_down)
+            listener.close()
+
+    def _take_the_lead(self, standby: Standby, stand_by: bool) -> bool:
+        """Return whether this server leads now; False after a signal."""
+        if not stand_by:
+            standby.check_alone()
+        elif not standby.wait(self.control.catch_up, lambda: self._signal is not None):
+            return False
+        standby.begin()
+        self._until_stored(self.control.catch_up)
+        self._log.info("this server leads", log_number=self.control.number)
+        return True
+
+    def _until_stored(self, action: Callable[[], None]) -> None:
+        """Do this; repeat it while the database of a pair is away, since a standby must not end by that."""
+        while self._signal is None:
+            try:
+                action()
+            except StoreError as error:
+                if self._standby is None or isinstance(error, ReplacedError):
+                    raise
+                self._log.warning("the database does not answer, it is asked again", error=error.message)
+                self._wait(SystemClock().now_us() + round(_RETRY_S * 1e6))
+            else:
+                return
+
+    def _announce(self, facts: dict[str, object]) -> None:
+        if self._public is not None:
+            facts = facts | {"fingerprint": self._public.fingerprint}
+        if self._standby is None:
+            self._home.announce(facts)
+        else:
+            self._standby.announce(facts)
+
+    def _end(self, http: WebServer, shut_down: bool) -> None:
+        self.service.closing = True
+        if shut_down:  # an agent that dials only now must still find the server and receive its Shutdown
+            self._executor.shutdown()
+            self._tick()  # records that the nodes are down, so that they do not count as idle
+        if self._standby is not None:
+            self._standby.end()
+        if self._standby is None or shut_down:  # else clients and agents of this home find the other server by it
             self._home.withdraw()
-            self._executor.close()
-            http.end()
-            self._snapshots.end(self.control)
-            self._store.close()
-            self._log.info("ended", shut_down=shut_down, signal=self._signal)
+        self._executor.close()
+        http.end()
+        self._snapshots.end(self.control)
+        self._store.close()
+        self._log.info("ended", shut_down=shut_down, signal=self._signal)
 
     def _loop(self) -> bool:
         """Run the control loop; return True when a shutdown is complete, False after a signal."""
         with collected_when_idle() as idle:
             while self._signal is None:
                 wake_at_us = self._tick()
+                if self._standby is not None and self._standby.replaced is not None:
+                    raise self._standby.replaced
                 self._snapshots.step(self.control)
                 with self.control.changed:
                     if self.control.state.shutting_down and not self.control.state.attempts:
@@ -182,6 +257,10 @@ class Server:
     def _tick(self) -> int | None:
         try:
             wake_at_us = self.control.tick()
+        except ReplacedError as error:
+            assert self._standby is not None, "only a lead can be lost"
+            self._standby.replaced = error
+            return None
         except (StoreError, OSError) as error:
             if self.service.problem != str(error):
                 self._log.error("a tick failed; nothing is lost, and it is tried again", error=str(error))
@@ -270,6 +349,40 @@ class Options:
     listen: str | None = None
     certificate: Path | None = None
     key: Path | None = None
+    database: str | None = None
+    standby: bool = False
+
+
+def _database(home: Home, options: Options) -> str | None:
+    """Return the URL of the PostgreSQL of these options, by default that of the last `up`; None: SQLite in the home.
+
+    Raises:
+        InputError: it is none, or a standby has none.
+    """
+    url = options.database or home.settings().get("database", "sqlite")
+    if url == "sqlite":
+        if options.standby:
+            raise InputError(
+                "a standby needs a database that both servers reach",
+                hint="cordee up --standby --database postgresql://USER@HOST/DATABASE",
+            )
+    else:
+        check_database(url)
+    home.keep_settings({"database": url})
+    return None if url == "sqlite" else url
+
+
+def _node_name(home: Home) -> str:
+    """Return the name of this machine's node among those of the other servers of a database, drawn the first time."""
+    name = home.settings().get("node")
+    if name is None:
+        name = f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(2)}"
+        home.keep_settings({"node": name})
+    return name
+
+
+def _nobody_waits(_: str) -> None:
+    """Ignore that the server is ready: its parent has long had its line."""
 
 
 def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> None:
@@ -283,8 +396,15 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
     _log_to(home.path / "server.log")
     try:
         offer = Offer.of(home, options.slots, options.price_as)
-        public = Listener.of(home, options.listen, options.certificate, options.key)
-        Server(home, offer, public).run(on_ready)
+        database, stand_by = _database(home, options), options.standby
+        while True:
+            public = Listener.of(home, options.listen, options.certificate, options.key)
+            try:
+                Server(home, offer, public, database=database).run(on_ready, stand_by=stand_by)
+                return
+            except ReplacedError as error:
+                structlog.get_logger().error("this server ends its lead, and stands by", error=str(error))
+                stand_by, on_ready = True, _nobody_waits
     except CordeeError:
         raise
     except Exception:
@@ -301,6 +421,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--listen")
     parser.add_argument("--certificate", type=Path)
     parser.add_argument("--key", type=Path)
+    parser.add_argument("--database")
+    parser.add_argument("--standby", action="store_true")
     given = vars(parser.parse_args(argv))
     try:
         serve(given.pop("home"), Options(**given), on_ready=lambda url: _report_to_parent({"ready": url}))

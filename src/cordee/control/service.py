@@ -43,6 +43,7 @@ from cordee.control.ports import Clock
 from cordee.control.rehearse import forecast_of, rehearse
 from cordee.control.secret_store import SecretStore
 from cordee.control.snapshot import decoded_jobs
+from cordee.control.standby import Standby
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError, SpecError, StoreError
@@ -72,6 +73,7 @@ class Service:
         owners: the owner of each token.
         members: the nodes that joined.
         secrets: the secrets of jobs.
+        standby: this server's part in a pair of servers; None: it is the only one.
         problem: the error that keeps the control loop from working now; None: it works.
         closing: the server is about to exit, so streams that follow something end.
         files: the submitted files of jobs.
@@ -87,6 +89,7 @@ class Service:
     owners: Mapping[str, str]
     members: Members
     secrets: SecretStore
+    standby: Standby | None = None
     problem: str | None = None
     closing: bool = field(default=False)
     files: JobFiles = field(init=False)
@@ -107,6 +110,8 @@ class Service:
                 live_attempts=len(self.control.state.attempts),
                 log_number=self.control.number,
                 problem=self.problem,
+                role="leader" if self.standby is None or self.standby.leads else "standby",
+                servers=[] if self.standby is None else self.standby.servers,
                 listens=None if public is None else public.url,
                 fingerprint=None if public is None else public.fingerprint,
             )

@@ -54,6 +54,8 @@ def start_server(
     listen: str | None = None,
     certificate: Path | None = None,
     key: Path | None = None,
+    database: str | None = None,
+    standby: bool = False,
 ) -> HealthView:
     """Start a server that outlives this process, and wait until it takes jobs.
 
@@ -64,6 +66,8 @@ def start_server(
         listen: HOST:PORT at which other machines reach it; `off`: they do not; None: as the last time.
         certificate: PEM file for TLS; None: as the last time or, with `listen`, a self-made one.
         key: PEM file of its key.
+        database: URL of the PostgreSQL that keeps its log; `sqlite`: a file in the home; None: as the last time.
+        standby: wait until the server that leads on the database is gone, and then take over.
 
     Raises:
         HomeInUseError: a server runs there already.
@@ -74,8 +78,10 @@ def start_server(
     check_not_connected(home)
     argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home.absolute())]
     options = {"slots": slots, "price-as": price_as, "listen": listen, "certificate": certificate, "key": key}
+    options["database"] = database
     for name, value in options.items():
         argv += [] if value is None else [f"--{name}", str(value.absolute() if isinstance(value, Path) else value)]
+    argv += ["--standby"] if standby else []
     with tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True, cwd="/"

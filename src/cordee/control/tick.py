@@ -76,6 +76,7 @@ class Control:
         self.errors: tuple[tuple[str, Exception], ...] = ()
         self._failed: list[tuple[str, Exception]] = []  # of reports, since the last tick
         self._clock, self._store, self._executor = clock, store, executor
+        self._behind = False  # a commit failed, and the database may have made it all the same
         with self._lock:
             self._apply(store.events(self.number))
 
@@ -96,6 +97,12 @@ class Control:
     def shut_down(self) -> None:
         """Give every attempt notice, and start nothing until `up`."""
         self._append(ServerShuttingDown(at_us=self._clock.now_us()))
+
+    def catch_up(self) -> None:
+        """Apply what the log has beyond the state: another server's commits, or one whose answer was lost."""
+        with self._lock:
+            self._apply(self._store.events(self.number))
+            self._behind = False
 
     def submit(self, job: Job, spec: str) -> None:
         """Queue an admitted job."""
@@ -142,6 +149,8 @@ class Control:
         """
         with self._lock:  # The condition's own lock, without the two calls by which the condition takes it.
             executor = self._executor
+            if self._behind:
+                self.catch_up()
             fresh = self._fresh(executor.reports())
             if fresh.marks:
                 point("reports.before_commit")
@@ -246,6 +255,8 @@ class Control:
 
     def _append(self, event: Event) -> None:
         with self.changed:
+            if self._behind:
+                self.catch_up()
             self._commit([event], {})
 
     def _commit(self, events: Sequence[Event], marks: dict[str, int]) -> None:
@@ -266,7 +277,11 @@ class Control:
             elif at_us > now_us:
                 at_us = now_us
             stamped.append(event if event.at_us == at_us else replace(event, at_us=at_us))
-        self._store.commit(stamped, seen=marks.items())
+        try:
+            self._store.commit(stamped, seen=marks.items())
+        except StoreError:
+            self._behind = True
+            raise
         return stamped
 
     def _write_decision(self, events: Sequence[Event]) -> Sequence[Event]:

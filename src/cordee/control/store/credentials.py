@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from cordee.control.store.credential_tables import agents, join_tokens, secrets
-from cordee.control.store.sql import SqlStore, reason
+from cordee.control.store.database import reason
+from cordee.control.store.sql import SqlStore
 from cordee.errors import StoreError
 
 _KEPT_US = 30 * 86_400_000_000  # so that an expired token is refused as expired, not as unknown

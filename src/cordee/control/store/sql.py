@@ -1,32 +1,27 @@
 """The log in a database: events, tables, commands and marks move in one transaction or not at all.
 
-SQLAlchemy Core, so that PostgreSQL needs a URL and no other code. SQLite runs in WAL mode with synchronous=FULL:
-a commit that has returned survives a power cut.
+SQLAlchemy Core, so that SQLite and PostgreSQL run the same statements. SQLite runs in WAL mode with synchronous=FULL:
+a commit that has returned survives a power cut, as PostgreSQL's does by default.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from alembic.command import upgrade
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from cordee.control.ports import Command, Pending
 from cordee.control.store import tables
 from cordee.control.store.archive import Archive
+from cordee.control.store.database import is_old, make_engine, migrate, reason
+from cordee.control.store.leader import Lead
 from cordee.errors import StoreError
 from cordee.event_json import decode
 from cordee.events import Event
 
 _PAGE = 1000  # events fetched at once: no transaction stays open while the reader works
-_BUSY_MS = 10_000
 
 
 class SqlStore:
@@ -36,35 +31,50 @@ class SqlStore:
         archive: old events in segments, the snapshot, and retired jobs.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, lead: Lead | None = None) -> None:
         """Open the database and bring its schema to this version.
+
+        Args:
+            url: `sqlite:///PATH` or `postgresql://...`.
+            lead: writes are refused once it is lost; None: this process alone writes to the database.
 
         Raises:
             StoreError: it cannot be opened, or a newer version of Cordee wrote it.
         """
-        self._engine = sa.create_engine(url)
-        if self._engine.dialect.name == "sqlite":
-            sa.event.listen(self._engine, "connect", _prepare_sqlite)
-            sa.event.listen(self._engine, "begin", _begin_sqlite)
+        self._engine = make_engine(url, name=lead.holder if lead is not None else "")
+        self._lead = lead
         self.archive = Archive(self._engine)
         try:
-            _migrate(self._engine)
+            if lead is not None and is_old(self._engine):
+                lead.check_nobody_leads()
+            migrate(self._engine)
+        except StoreError:
+            self.close()
+            raise
         except SQLAlchemyError as error:
-            raise StoreError(f"the database cannot be opened: {reason(error)}", hint=f"it is {url}") from error
+            self.close()
+            hint = f"it is {self._engine.url.render_as_string(hide_password=True)}"
+            raise StoreError(f"the database cannot be opened: {reason(error)}", hint=hint) from error
 
     def close(self) -> None:
         """Close the database."""
         self._engine.dispose()
 
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
-        """Commit all of it, or raise StoreError and change nothing."""
+        """Commit all of it, or raise and change nothing.
+
+        Raises:
+            StoreError: the database refuses; whether it had committed when its connection broke, the log says later.
+            ValueError: an event holds what the database cannot, such as a NUL in a text.
+        """
         try:
             with self.writing() as connection:
                 number = connection.execute(sa.select(sa.func.max(tables.log.c.number))).scalar() or 0
-                for offset, event in enumerate(events, start=1):
-                    tables.record(connection, number + offset, event)
+                tables.record(connection, number + 1, events)
                 for source, seq in seen:
                     _move_mark(connection, source, seq)
+        except DataError as error:
+            raise ValueError(f"the database cannot hold an event: {reason(error)}") from error
         except SQLAlchemyError as error:
             raise StoreError(f"{len(events)} events were not written: {reason(error)}") from error
 
@@ -133,8 +143,10 @@ class SqlStore:
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        """Open a transaction; an error undoes it."""
+        """Open a transaction; an error undoes it, and so does the loss of the lead."""
         with self._engine.begin() as connection:
+            if self._lead is not None:
+                self._lead.fence(connection)
             yield connection
 
     def read(self, query: sa.Select[Any]) -> list[Mapping[str, Any]]:
@@ -160,38 +172,3 @@ def _move_mark(connection: sa.Connection, source: str, seq: int) -> None:
     which = tables.marks.c.source == source
     if not connection.execute(tables.marks.update().where(which).values(seq=seq)).rowcount:
         connection.execute(tables.marks.insert().values(source=source, seq=seq))
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # BEGIN is explicit below: Python's sqlite3 would begin late, and not immediate
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_MS}"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    reads_only = connection.get_execution_options().get("cordee_read")
-    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
-
-
-def reason(error: SQLAlchemyError) -> str:
-    """Return the first line of the database's own message."""
-    return str(getattr(error, "orig", None) or error).splitlines()[0]
-
-
-def _migrate(engine: sa.Engine) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.set_main_option("path_separator", "os")
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    with engine.begin() as connection:
-        found = MigrationContext.configure(connection).get_current_revision()
-        if found is not None and found not in known:
-            raise StoreError(
-                f"the database has schema {found}, which this version of Cordee does not know",
-                hint=f"a newer Cordee wrote it; install that one again. This one knows up to schema {max(known)}",
-            )
-        config.attributes["connection"] = connection
-        try:
-            upgrade(config, "head")
-        except CommandError as error:
-            raise StoreError(f"the database could not be migrated: {error}") from error

@@ -7,6 +7,7 @@ people and by the API, and so are `snapshots` and `retired` (archive.py).
 
 import dataclasses
 import json
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 
@@ -118,17 +119,43 @@ retired = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
 )
 
+# One row: the server that may write. Where one server owns the database by its home's lock, there is none.
+leader = sa.Table(
+    "leader",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.String, nullable=False),
+    sa.Column("url", sa.String, nullable=False),
+    sa.Column("expires_us", sa.BigInteger, nullable=False),
+)
+servers = sa.Table(
+    "servers",
+    metadata,
+    sa.Column("url", sa.String, primary_key=True),
+    sa.Column("seen_us", sa.BigInteger, nullable=False),
+)
 
-def record(connection: sa.Connection, number: int, event: Event) -> None:
-    """Append one event to the log under its number, and update the other tables."""
-    job_id = event.job.job_id if isinstance(event, JobSubmitted) else getattr(event, "job_id", None)
-    body = encode(event)
-    row = {"number": number, "at_us": event.at_us, "kind": body["kind"], "job_id": job_id, "body": json.dumps(body)}
-    connection.execute(log.insert().values(row))
-    if isinstance(event, Command):
-        connection.execute(commands.insert().values(number=number, job_id=event.job_id, epoch=event.epoch))
-    _follow_job(connection, event)
-    _follow_attempt(connection, event)
+
+def record(connection: sa.Connection, number: int, events: Sequence[Event]) -> None:
+    """Append events to the log, the first of them under `number`, and update the other tables."""
+    rows, orders = [], []
+    for at, event in enumerate(events, start=number):
+        job_id = event.job.job_id if isinstance(event, JobSubmitted) else getattr(event, "job_id", None)
+        body = encode(event)
+        rows.append(
+            {"number": at, "at_us": event.at_us, "kind": body["kind"], "job_id": job_id, "body": json.dumps(body)}
+        )
+        if isinstance(event, Command):
+            orders.append({"number": at, "job_id": event.job_id, "epoch": event.epoch})
+    # All rows of a table at once: a statement is a round trip to a database on another machine.
+    if rows:
+        connection.execute(log.insert(), rows)
+    if orders:
+        connection.execute(commands.insert(), orders)
+    for event in events:
+        _follow_job(connection, event)
+        _follow_attempt(connection, event)
 
 
 def _follow_job(connection: sa.Connection, event: Event) -> None:
