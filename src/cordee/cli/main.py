@@ -38,6 +38,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "down": ("cordee.cli.operate", "Checkpoint and requeue all jobs, then end the server."),
         "nodes": ("cordee.cli.nodes", "List nodes; cordon, drain or uncordon one; let one join or leave."),
         "queues": ("cordee.cli.queues", "Show or set the tree of queues: quotas, usage and borrowing."),
+        "admin": ("cordee.cli.admin", "Back a server up, restore it, or check its log."),
     },
     "After a run": {
         "cost": ("cordee.cli.operate", "Show GPU time by class, and its cost."),
@@ -67,6 +68,7 @@ EXAMPLES = {
     "logs": "cordee logs my-job --follow --rank 0",
     "nodes": "cordee nodes drain node7 --why 'disk errors'",
     "queues": "cordee queues set queues.yaml",
+    "admin": "cordee admin backup cordee.tar.gz",
     "cost": "cordee cost --by user",
     "up": "cordee up --listen 0.0.0.0:8470",
     "connect": "cordee connect https://head:8470 TOKEN --fingerprint SHA256",

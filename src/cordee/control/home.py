@@ -71,6 +71,10 @@ class Home:
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
 
+    def unlock(self) -> None:
+        """Release the lock for good."""
+        os.close(self._lock_fd)
+
     def _try_lock(self) -> bool:
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

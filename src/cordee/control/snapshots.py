@@ -23,7 +23,7 @@ from cordee.errors import StoreError
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
 
-EVERY = 10_000
+EVERY = 5_000
 """Events after which the next snapshot is made."""
 
 _AT_END = 1_000  # events since the newest snapshot after which a server that ends makes one

@@ -4,9 +4,11 @@ A segment is one row with some thousand events as compressed lines of JSON, in p
 writes these rows needs no lead: they follow from committed events, which never change.
 """
 
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +21,9 @@ from cordee.ids import JobId
 
 SEGMENT = 1_000
 """Events of one segment."""
+
+_PAUSE_S = 0.02  # between two segments: SQLite gives the lock to whoever asks next
+_RETIRED = 200  # jobs written in one transaction
 
 Row = tuple[int, str]
 """A number of the log, and the event as JSON."""
@@ -47,14 +52,16 @@ class Archive:
         if kept is not None and snapshot.number < kept.number <= newest:
             return  # of a server that has taken over
         try:
+            # The jobs come first: one that is in the state and here as well is taken from the state.
+            for first in range(0, len(retired), _RETIRED):
+                rows = [{"job_id": key, "body": body} for key, body in islice(retired.items(), first, first + _RETIRED)]
+                with self._engine.begin() as connection:
+                    known = tables.retired.c.job_id.in_([row["job_id"] for row in rows])
+                    connection.execute(tables.retired.delete().where(known))
+                    connection.execute(tables.retired.insert(), rows)
             with self._engine.begin() as connection:
                 connection.execute(tables.snapshots.delete())
                 connection.execute(tables.snapshots.insert().values(snapshot._asdict()))
-                if retired:
-                    known = tables.retired.c.job_id == sa.bindparam("known")
-                    connection.execute(tables.retired.delete().where(known), [{"known": each} for each in retired])
-                    rows = [{"job_id": job_id, "body": body} for job_id, body in retired.items()]
-                    connection.execute(tables.retired.insert(), rows)
         except SQLAlchemyError as error:
             raise _refused("the snapshot was not written", error) from error
 
@@ -88,6 +95,7 @@ class Archive:
             except SQLAlchemyError as error:
                 raise _refused(f"events {first} to {last} were not moved into a segment", error) from error
             count += 1
+            time.sleep(_PAUSE_S)
         return count
 
     def _oldest(self, count: int, through: int) -> list[Row]:

@@ -149,6 +149,13 @@ class SqlStore:
                 self._lead.fence(connection)
             yield connection
 
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """Open one consistent read of several queries."""
+        level = {"isolation_level": "REPEATABLE READ"} if self._engine.dialect.name == "postgresql" else {}
+        with self._engine.connect().execution_options(cordee_read=True, **level) as connection:
+            yield connection
+
     def read(self, query: sa.Select[Any]) -> list[Mapping[str, Any]]:
         """Return the rows of a query.
 
