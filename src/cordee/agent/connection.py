@@ -4,6 +4,8 @@ The agent's loop never waits for the network: it takes what has arrived, and wha
 """
 
 import asyncio
+import contextlib
+import json
 import logging
 import queue
 import random
@@ -19,8 +21,9 @@ from urllib.parse import quote, urlsplit
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from cordee.agent.messages import FromAgent, FromServer, decode, encode
-from cordee.agent.settings import AgentSettings
+from cordee.agent.messages import FromAgent, FromServer, Refused, Welcome, decode, encode
+from cordee.agent.settings import AgentSettings, AgentState
+from cordee.client import from_body
 from cordee.errors import CordeeError, InputError
 from cordee.tls import client_context
 
@@ -109,6 +112,7 @@ class Connection:
         self._loop = asyncio.new_event_loop()
         self._line: WebSocketLine | None = None
         self._closing = False
+        self._state: AgentState | None = None
         self._thread = threading.Thread(target=self._run, name="cordee-connection", daemon=True)
 
     def start(self) -> None:
@@ -133,8 +137,22 @@ class Connection:
         return found
 
     def _put(self, arrival: Arrival) -> None:
+        self._note(arrival)
         self._arrived.put(arrival)
         self._wake()
+
+    def _note(self, arrival: Arrival) -> None:
+        """Keep what became of dialling; a refusal stays until the next welcome."""
+        state = self._state
+        if isinstance(arrival, Welcome):
+            state = AgentState("welcomed")
+        elif isinstance(arrival, Refused):
+            state = AgentState("refused", arrival.why, arrival.hint)
+        elif isinstance(arrival, Closed) and (state is None or state.state != "refused"):
+            state = AgentState("away", arrival.why)
+        if state is not None and state != self._state:
+            state.write(self._folder)
+        self._state = state
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -226,5 +244,9 @@ class Connection:
 def _reason(error: Exception) -> str:
     if isinstance(error, InvalidStatus):
         body = error.response.body or b""
+        with contextlib.suppress(ValueError):
+            refusal = from_body(json.loads(body))
+            if refusal is not None:
+                return refusal.message
         return f"HTTP {error.response.status_code}: {body[:300].decode(errors='replace')}"
     return str(error) or type(error).__name__

@@ -1,18 +1,22 @@
 """The agent's own folder: agent.json, which says which node it is and where its servers are, and the machine's id.
 
-agent.json     written by whoever starts the agent (an engine, `cordee node join`), readable by its owner only
+agent.json     written by whoever starts the agent (an engine, `cordee nodes join`), readable by its owner only
 machine        drawn once: two agents with one folder are on one machine
 lock           held by the running agent
 <epoch>.jsonl  the reports of the agent with this epoch
 """
 
 import json
+import os
 import secrets
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Literal
 
+from cordee.agent.gpus import lock_file
 from cordee.agent.journal import write_json
 from cordee.errors import InputError
 
@@ -54,7 +58,7 @@ class AgentSettings:
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
             settings = cls(**known | {"servers": tuple(known.get("servers", ()))})
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise InputError(f"{path} cannot be used: {error}", hint="`cordee node join` writes one") from error
+            raise InputError(f"{path} cannot be used: {error}", hint="`cordee nodes join` writes one") from error
         if bool(settings.servers) == bool(settings.home):
             raise InputError(f"{path} names {'both' if settings.home else 'neither'} `servers` and a `home`")
         return settings
@@ -88,6 +92,47 @@ class AgentSettings:
     def attempts(self, folder: Path) -> Path:
         """Return the folder of all attempts on this node."""
         return (folder if self.home is None else Path(self.home)) / "attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """The result of the newest attempt of an agent to reach a server.
+
+    Attributes:
+        state: `welcomed`, `refused`, or `away`: no server was reached, or the connection broke.
+        why: the reason, if it was not welcomed.
+        hint: what to do about a refusal.
+    """
+
+    state: Literal["welcomed", "refused", "away"]
+    why: str = ""
+    hint: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> "AgentState | None":
+        """Return the state of a folder's agent; None if it has none yet."""
+        try:
+            return cls(**json.loads((folder / "state.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Keep the state for people and commands; without space for it the agent goes on."""
+        with suppress(OSError):
+            write_json(folder / "state.json", asdict(self))
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether an agent runs on a folder."""
+    try:
+        lock = lock_file(folder / "lock") if (folder / "lock").exists() else -1
+    except OSError:
+        return False
+    if lock is None:
+        return True
+    if lock >= 0:
+        os.close(lock)
+    return False
 
 
 def machine_id(folder: Path) -> str:

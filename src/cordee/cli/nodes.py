@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from cordee.answers import NodeView
 from cordee.cli import terminal
-from cordee.cli.join import consent_to_evict, leave, token
+from cordee.cli.join import consent_to_evict, join, leave, token
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NotFoundError
@@ -77,6 +77,7 @@ def uncordon(node: Name = None, *, why: Note = "", home: Home = None, as_json: J
 
 
 nodes.command()(token)
+nodes.command()(join)
 nodes.command()(leave)
 
 

@@ -109,9 +109,10 @@ def _describe(health: HealthView, folder: Path, slots: str | None) -> None:
 def _say_how_to_connect(health: HealthView) -> None:
     """Print the commands with which other machines use the server and join it."""
     pinned = f" --fingerprint {health.fingerprint}" if health.fingerprint else ""
-    print(f"other machines reach it at {health.listens}; on them, with a token of {health.home}/tokens:")
+    print(f"other machines reach it at {health.listens}")
+    print("to add a node:    cordee nodes token")
+    print("to use it there, with a TOKEN of the home's file `tokens`:")
     print(f"  cordee connect {health.listens} TOKEN{pinned}")
-    print("to add a node: cordee nodes token")
 
 
 def down(*, yes: terminal.Yes = False, home: Home = None, as_json: Json = False) -> None:

@@ -35,6 +35,7 @@ class Member:
         reachable: no NodeUnreachable of this epoch is open.
         sent: numbers of the commands sent over this connection and not confirmed.
         confirmed: the confirmations of commands, by number.
+        leaves: its agent was dismissed.
         refused: the number of reports refused.
         clock_off_us: the agent's clock minus the server's when it claimed the node.
     """
@@ -49,6 +50,7 @@ class Member:
     reachable: bool = True
     sent: set[int] = field(default_factory=set)
     confirmed: dict[int, Confirm] = field(default_factory=dict)
+    leaves: bool = False
     refused: int = 0
     clock_off_us: int = 0
     _seqs: dict[int, int] = field(default_factory=dict)

@@ -178,11 +178,16 @@ class AgentsExecutor:
             return done
 
     def dismiss(self, name: str) -> None:
-        """Make the agent of a node exit when it runs no rank group any more."""
+        """Make the agent of a node exit when it runs no rank group any more; the node is down with its connection."""
         with self._changed:
             member = self._members.get(name)
-            if member is not None and member.session is not None:
+            if member is None:
+                return
+            member.leaves = True
+            if member.session is not None:
                 member.session.send(Shutdown())
+            else:
+                self._report_down(member, "it has left")
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `reports` has something new; return False after a timeout."""
@@ -242,6 +247,7 @@ class AgentsExecutor:
                 return Refused(why=f"the log cannot be read now: {error.message}")
             self._members[name] = member
             member.disconnect()
+            member.leaves = False
             if epoch != member.epoch:
                 member.epoch, member.up, member.reachable = epoch, True, True
             member.machine, member.incarnation, member.session = claim.machine, claim.incarnation, session
@@ -280,6 +286,8 @@ class AgentsExecutor:
             if member is not None and member.session is session:
                 _log.info("the connection to the agent of %s ended: %s", name, why)
                 member.disconnect()
+                if member.leaves:
+                    self._report_down(member, "it has left")
                 self._poke.set()
                 self._notify()
 
