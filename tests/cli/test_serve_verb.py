@@ -61,7 +61,7 @@ def test_people_read_layouts_the_cache_and_the_price(capsys: pytest.CaptureFixtu
     assert out.rstrip().splitlines()[-1].startswith("1 replica of tp1 on 1 of 8 GPUs: 20.0 requests/s, TTFT ")
 
 
-@pytest.mark.parametrize("columns", [80, 100, 120, 200])
+@pytest.mark.parametrize("columns", [40, 80, 100, 120, 200])
 def test_no_line_is_wider_than_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:

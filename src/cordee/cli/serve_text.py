@@ -27,6 +27,8 @@ from cordee.view.memory import LIMIT, SERVING_PARTS, MemoryBar, full_scale_bytes
 SHOWN = 8
 COLOURS = {"weights": "blue", "kv": "green", "activations": "yellow", "other": "bright_black", "limit": "bold"}
 NARROW_BAR, WIDE_BAR = 10, 40
+NARROW = 64
+"""Below so many columns a table has no bars, and the figures that matter most alone."""
 
 
 def print_serving(answer: ServingAnswer, *, show_all: bool, with_curve: bool, with_levers: bool) -> None:
@@ -114,7 +116,8 @@ def _layouts(out: Console, answer: ServingAnswer, *, show_all: bool) -> None:
         table = scale.table(_columns(answer, out) if fits else ("short by",))
         for each in found if show_all else found[:SHOWN]:
             cells = _speeds(each, answer, out) if fits else [Text(format_gb(each.shortfall_bytes), "red")]
-            table.add_row("", each.name, f"{each.replicas}x", scale.bar(each), *cells)
+            bar = [] if out.width < NARROW else [scale.bar(each)]
+            table.add_row("", each.name, f"{each.replicas}x", *bar, *cells)
         out.print(table)
         if len(found) > SHOWN and not show_all:
             out.print(f"  and {len(found) - SHOWN} more (--all)", style="dim")
@@ -132,24 +135,33 @@ def _layouts(out: Console, answer: ServingAnswer, *, show_all: bool) -> None:
 
 
 def _columns(answer: ServingAnswer, out: Console) -> tuple[str, ...]:
+    if out.width < NARROW:
+        return ("TTFT", "TPOT", *(["$/Mtok"] if _priced(answer, out) else []))
     names = ["concurrency", "req/s", "TTFT", "TPOT"]
     if out.width >= 100:
         names.insert(0, "KV tokens")
-    return (*names, *(["$/Mtok"] if answer.request.price is not None else []))
+    return (*names, *(["$/Mtok"] if _priced(answer, out) else []))
+
+
+def _priced(answer: ServingAnswer, out: Console) -> bool:
+    """Return whether a layout's line has a price: there is one, and room for it."""
+    names = max(len(each.name) for each in answer.candidates)
+    return answer.request.price is not None and (out.width >= NARROW or names <= out.width - 32)
 
 
 def _speeds(each: ServingCandidate, answer: ServingAnswer, out: Console) -> list[str | Text]:
     """Return the columns of a layout that fits; a latency over its limit is red."""
-    slo, speed = answer.request.slo, each.performance
+    slo, speed, narrow = answer.request.slo, each.performance, out.width < NARROW
     cells: list[str | Text] = [format_count(each.memory.kv_tokens)] if out.width >= 100 else []
+    priced = _priced(answer, out)
     if speed is None:
-        busy = Text(f"max {each.capacity_per_s:,.1f}", "red")
-        return [*cells, f"{each.sequences:,}", busy, "", "", *([""] if answer.request.price is not None else [])]
-    cells += [f"{speed.sequences:,.0f}", f"{speed.requests_per_s:,.1f}"]
+        busy = Text(f"max {each.capacity_per_s:,.1f}" + "/s" * narrow, "red")
+        return [*cells, *([busy] if narrow else [f"{each.sequences:,}", busy, ""]), "", *([""] if priced else [])]
+    cells += [] if narrow else [f"{speed.sequences:,.0f}", f"{speed.requests_per_s:,.1f}"]
     for found, limit in ((speed.ttft, slo.ttft_s), (speed.tpot, slo.tpot_s)):
         seconds = getattr(found, slo.statistic)
         cells.append(Text(format_latency(seconds), "red" if limit is not None and seconds > limit else ""))
-    if answer.request.price is not None:
+    if priced:
         cells.append("" if each.usd_per_mtok is None else format_digits_usd(each.usd_per_mtok))
     return cells
 
@@ -159,6 +171,7 @@ class _Scale:
 
     def __init__(self, out: Console, shown: Sequence[ServingCandidate], memory_bytes: int) -> None:
         self.ascii_only = not out.encoding.lower().startswith("utf")
+        self.narrow = out.width < NARROW
         self.memory_bytes = memory_bytes
         self.full_bytes = full_scale_bytes([_memory_bar(each) for each in shown], memory_bytes)
         self.names = max(len("layout"), *(len(each.name) for each in shown))
@@ -170,7 +183,8 @@ class _Scale:
         table.add_column("", no_wrap=True, width=1)
         table.add_column("layout", no_wrap=True, min_width=self.names)
         table.add_column("", no_wrap=True, justify="right")
-        table.add_column("one GPU", no_wrap=True, min_width=self.width)
+        if not self.narrow:
+            table.add_column("one GPU", no_wrap=True, min_width=self.width)
         for name in others:
             table.add_column(name, justify="right", no_wrap=True)
         return table
@@ -235,6 +249,7 @@ def _latencies(out: Console, found: Performance | PhasesPlan, names: Sequence[st
     """Print these statistics of the latencies."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
+    names = names if out.width >= NARROW else [name for name in names if name in ("mean", "p99")]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for what, seconds in (("TTFT", found.ttft), ("TPOT", found.tpot), ("end to end", found.e2e)):
@@ -285,7 +300,7 @@ def _prices(out: Console, answer: ServingAnswer) -> None:
         f"{plural(found.gpus, 'GPU')}, {format_usd(found.usd_per_hour)} an hour",
     )
     parts = (("input", prices.input_usd), ("cached input", prices.cached_usd), ("output", prices.output_usd))
-    out.print("  " + "   ".join(f"{name} {format_digits_usd(usd)}" for name, usd in parts))
+    indented(out, "   ".join(f"{name} {format_digits_usd(usd)}" for name, usd in parts), style="")
     if answer.electricity_usd_per_mtok is not None:
         watts = (
             f"{format_digits_usd(answer.electricity_usd_per_mtok)} of electricity for a million tokens, if you own them"
@@ -331,10 +346,11 @@ def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:
     replicas = plural(answer.nearest.replicas, "replica")
     title(out, f"Throughput against latency of {replicas} of {answer.nearest.name}", "by the concurrency of each")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    bars = max(6, min(40, out.width - 76))
-    table.add_column("  concurrency", justify="right", no_wrap=True)
-    table.add_column("tokens/s", no_wrap=True, min_width=bars)
-    for name in ("", "each added", "TTFT", "TPOT", "$/Mtok"):
+    bars, narrow = max(6, min(40, out.width - 76)), out.width < NARROW
+    table.add_column("" if narrow else "  concurrency", justify="right", no_wrap=True)
+    if not narrow:
+        table.add_column("tokens/s", no_wrap=True, min_width=bars)
+    for name in ("tok/s", "TTFT", "TPOT") if narrow else ("", "each added", "TTFT", "TPOT", "$/Mtok"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     ascii_only = not out.encoding.lower().startswith("utf")
@@ -343,17 +359,15 @@ def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:
         knee = curve.knee is not None and point.sequences == curve.knee.sequences
         meets = point.candidate.keeps_slo
         usd = point.candidate.usd_per_mtok
-        table.add_row(
-            f"  {point.sequences:,}",
-            Text(("#" if ascii_only else "▓") * max(1, round(bars * point.output_tokens_per_s / most)),
-                 "bold" if knee else "green" if meets else "red"),
-            format_count(point.output_tokens_per_s),
-            f"{point.added_fraction:.0%}",
-            format_latency(point.ttft_s),
-            format_latency(point.tpot_s),
-            "" if usd is None else format_digits_usd(usd),
-            Text("<- knee" if knee else "" if meets else "misses the SLO", "bold" if knee else "red"),
-        )  # fmt: skip
+        bar = Text(("#" if ascii_only else "▓") * max(1, round(bars * point.output_tokens_per_s / most)),
+                   "bold" if knee else "green" if meets else "red")  # fmt: skip
+        rate, times = format_count(point.output_tokens_per_s), map(format_latency, (point.ttft_s, point.tpot_s))
+        note = Text("<- knee" if knee else "" if meets else "misses the SLO", "bold" if knee else "red")
+        if narrow:
+            table.add_row(f"{point.sequences:,}", rate, *times, Text("knee" if knee else "" if meets else "late"))
+            continue
+        dollars = "" if usd is None else format_digits_usd(usd)
+        table.add_row(f"  {point.sequences:,}", bar, rate, f"{point.added_fraction:.0%}", *times, dollars, note)
     out.print(table)
 
 
@@ -371,6 +385,9 @@ def _levers(out: Console, levers: Sequence[Lever]) -> None:
         style = "" if factor is None else "green" if factor > 1.02 else "red" if factor < 0.98 else ""
         row = Text.assemble(f"  {name}  {change}  ", (tokens, style), "  " + "  ".join(money))
         row.rstrip()
+        if row.cell_len > out.width:  # what does not go into a line goes into two
+            indented(out, f"{cells[0]}: {cells[1]}", style="")
+            row = Text.assemble("    ", (tokens, style), "  " + "  ".join(money))
         out.print(row, style="dim" if each is None else "", no_wrap=True)
         if each is not None:
             for line in textwrap.wrap(each.crossover, out.width - 4):

@@ -1,9 +1,12 @@
 """The serving answer as an HTML page: drawings are made here, the words stand in `view/templates/serve.html.j2`."""
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Protocol
 
 from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
+from cordee.plan.serving.levers.renting import HourPrice
 from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.plan.serving.request import ServingRequest
 from cordee.units import format_count, format_digits_usd, format_gb, format_latency, plural
@@ -34,6 +37,8 @@ class ServingDrawn(Protocol):
     @property
     def curve(self) -> ServingCurve | None: ...
     @property
+    def hours(self) -> tuple[HourPrice, ...]: ...
+    @property
     def sources(self) -> tuple[str, ...]: ...
 
 
@@ -58,8 +63,23 @@ def serving_page(answer: ServingDrawn, *, notebook: bool = False) -> str:
         dollars=lambda usd: "no price" if usd is None else format_digits_usd(usd),
         memory_svg=_memory_svg(answer),
         curve_svg="" if curve is None or len(curve.points) < 2 else curve_svg(curve, answer),
+        hour_rows=hour_rows(answer.hours),
         footer=". ".join(answer.sources),
     )
+
+
+def hour_rows(hours: Sequence[HourPrice]) -> list[tuple[str, ...]]:
+    """Return the prices of the hours of a day, one row for hours that follow each other with one load."""
+    rows = []
+    for _, group in groupby(hours, key=lambda each: (each.load, each.replicas)):
+        first, *others = group
+        last = others[-1] if others else first
+        named = str(first.hour) if first is last else f"{first.hour} to {last.hour}"
+        dollars = (
+            "" if usd is None else format_digits_usd(usd) for usd in (first.usd_per_mtok, first.rented_usd_per_mtok)
+        )
+        rows.append((named, f"{first.load:.0%}", str(first.replicas), *dollars))
+    return rows
 
 
 def curve_svg(curve: ServingCurve, answer: ServingDrawn) -> str:
