@@ -187,9 +187,10 @@ class Client:
         self.check_secrets(sent.spec.get("secrets") or (), environ)
         names = sent.spec.get("secrets") or ()
         if self.home is None:
-            if names and not is_private(self.url):
+            exposed = [each for each in (self.url, *self.address.others) if not is_private(each)]
+            if names and exposed:
                 raise InputError(
-                    f"the secret {names[0]} would cross the network unencrypted, to {self.url}",
+                    f"the secret {names[0]} would cross the network unencrypted, to {exposed[0]}",
                     hint="use the server's https URL, which `cordee up --listen` prints",
                 )
             sent = sent.model_copy(update={"secrets": {name: environ[name] for name in names}})

@@ -8,7 +8,7 @@ import ipaddress
 import json
 import os
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -56,11 +56,12 @@ def find_server(home: Path | None = None) -> ServerAddress:
     if home is None and url:
         if not token:
             raise TokenError(f"CORDEE_URL names {url}, but no token is set", hint="export CORDEE_TOKEN")
-        return ServerAddress(check_url(url), token, fingerprint_of_environment())
+        first, *standbys = map(check_url, url.split(","))
+        return ServerAddress(first, token, fingerprint_of_environment(), others=tuple(standbys))
     home = (home or default_home()).absolute()
     remote = read_remote(home)
     if remote is not None:
-        return ServerAddress(remote.url, token or remote.token, remote.fingerprint)
+        return replace(remote, token=token or remote.token)
     found, others, fingerprint = _announced(home)
     return ServerAddress(found, token or home_token(home), fingerprint, home, others)
 
@@ -123,7 +124,8 @@ def read_remote(home: Path) -> ServerAddress | None:
     path = home / _REMOTE
     try:
         found = json.loads(path.read_text())
-        return ServerAddress(str(found["url"]), str(found["token"]), found.get("fingerprint"))
+        first, *others = map(str, found["servers"])
+        return ServerAddress(first, str(found["token"]), found.get("fingerprint"), others=tuple(others))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -132,7 +134,8 @@ def read_remote(home: Path) -> ServerAddress | None:
 
 def keep_remote(home: Path, address: ServerAddress) -> None:
     """Connect a home to a remote server."""
-    body = {"url": address.url, "token": address.token, "fingerprint": address.fingerprint}
+    servers = [address.url, *address.others]
+    body = {"servers": servers, "token": address.token, "fingerprint": address.fingerprint}
     write_private(home / _REMOTE, (json.dumps(body) + "\n").encode())
 
 

@@ -102,6 +102,14 @@ def test_a_home_is_connected_to_a_server(public: Api, monkeypatch: pytest.Monkey
         assert client.jobs() == []
     monkeypatch.setenv("CORDEE_TOKEN", "another-user")
     assert find_server(tmp_path).token == "another-user"
+    pair = ServerAddress("https://a:8470", TOKEN, _fingerprint(public), others=("https://b:8470",))
+    keep_remote(tmp_path, pair)
+    monkeypatch.delenv("CORDEE_TOKEN")
+    assert find_server(tmp_path) == pair
+    monkeypatch.setenv("CORDEE_TOKEN", TOKEN)
+    monkeypatch.setenv("CORDEE_FINGERPRINT", _fingerprint(public))
+    monkeypatch.setenv("CORDEE_URL", "https://a:8470,https://b:8470/")
+    assert find_server() == pair
     (tmp_path / "remote.json").write_text("{")
     with pytest.raises(ServerError, match=r"(?s)remote.json cannot be read.*cordee connect"):
         Client(tmp_path)

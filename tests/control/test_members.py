@@ -7,10 +7,13 @@ from typing import NamedTuple
 import pytest
 from api_scene import OTHER, SPEC, TOKEN, Api
 from cryptography.fernet import Fernet
+from fastapi.testclient import TestClient
 from stage import GPT
 
 from cordee.answers import Joined, JoinTokenView
 from cordee.client import Client
+from cordee.control.agents.committed import CommittedLog
+from cordee.control.api import create_app
 from cordee.control.home import Home
 from cordee.control.listen import Listener
 from cordee.errors import (
@@ -28,6 +31,7 @@ from cordee.ids import JobId
 from cordee.servers import read_join_token, write_join_token
 
 US_PER_HOUR = 3_600_000_000
+TOKEN_HEADER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 class Place(NamedTuple):
@@ -242,6 +246,19 @@ def test_a_refused_job_leaves_no_secret(place: Place) -> None:
         place.remote._ask(Joined, "POST", "/v1/jobs", json=body)
 
 
+def test_secrets_that_came_unencrypted_are_refused(place: Place) -> None:
+    """As through a proxy that ends TLS elsewhere: the client could not know."""
+    app = create_app(place.api.service)
+    body = {"job_id": GPT, "spec": SPEC | {"secrets": ["KEY"]}, "secrets": {"KEY": "value"}}
+    far = TestClient(app, base_url="http://head:8470", client=("192.0.2.7", 5000), headers=TOKEN_HEADER)
+    answer = far.post("/v1/jobs", json=body)
+    assert answer.status_code == 422
+    assert "came unencrypted from 192.0.2.7" in answer.json()["error"]["message"]
+    assert place.api.service.secrets.of(GPT, ["KEY"]) == {}
+    near = TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 5000), headers=TOKEN_HEADER)
+    assert near.post("/v1/jobs", json=body).status_code == 201
+
+
 def test_a_home_without_the_key_says_so(place: Place) -> None:
     place.remote.submit(SPEC | {"secrets": ["KEY"]}, environ={"KEY": "value"}, job_id=GPT)
     path = place.api.service.home / "secret.key"
@@ -251,3 +268,5 @@ def test_a_home_without_the_key_says_so(place: Place) -> None:
     path.unlink()
     with pytest.raises(HomeUnsuitableError, match=r"secret.key cannot be used: No such file"):
         place.api.service.secrets.of(GPT, ["KEY"])
+    committed = CommittedLog(place.api.scene.store, place.api.service.secrets)
+    assert committed.secrets(GPT, ["KEY"]) == {}, "other jobs start all the same"

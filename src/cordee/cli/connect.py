@@ -1,6 +1,7 @@
 """The verb `connect`: use a server on another machine."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -60,5 +61,6 @@ def _connect(folder: Path, url: str, token: str | None, fingerprint: str | None)
     pinned = None if fingerprint is None else parse_fingerprint(fingerprint)
     address = ServerAddress(check_url(url), token, pinned)
     with Client(url=address.url, token=token, fingerprint=pinned) as client:
-        client.health()
-    keep_remote(folder, address)
+        servers = client.health().servers
+    others = tuple(each for each in servers if each and each != address.url)
+    keep_remote(folder, replace(address, others=others))

@@ -222,7 +222,8 @@ def leave(name: str, service: Asked, owner: Owner) -> Leaving:
 @agents_router.post("/join", status_code=201)
 def join(joining: JoinRequest, service: Asked, token: MayJoin) -> Joined:
     """Join as a node, with a join token; return the node's own token."""
-    return service.members.join(token, joining)
+    others = [] if service.standby is None else [url for url in service.standby.servers if url]
+    return service.members.join(token, joining, others)
 
 
 @agents_router.post("/{node}/leave")

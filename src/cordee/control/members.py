@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cordee.answers import Joined, JoinRequest, JoinTokenRequest, JoinTokenView, Leaving
@@ -70,8 +70,13 @@ class Members:
         token = write_join_token(secret, self.public.fingerprint)
         return JoinTokenView(token=token, url=self.public.url, uses=request.uses, expires_us=expires_us)
 
-    def join(self, secret: str, request: JoinRequest) -> Joined:
+    def join(self, secret: str, request: JoinRequest, others: Sequence[str] = ()) -> Joined:
         """Let a machine in as a node, and return its token; the same machine may join again.
+
+        Args:
+            secret: of a join token.
+            request: the machine's.
+            others: URLs of the other servers of the database, which accept the node's token too.
 
         Raises:
             TokenError: the join token is unknown, expired or used up.
@@ -87,7 +92,7 @@ class Members:
                 raise TokenError("the join token was used up a moment ago", hint=NEW_TOKEN)
         self._end_cordon(request.name, by)
         assert self.public is not None, "a join token was issued"
-        return Joined(node=request.name, token=token, servers=[self.public.url])
+        return Joined(node=request.name, token=token, servers=list(dict.fromkeys([self.public.url, *others])))
 
     def node_of(self, token: str) -> str | None:
         """Return the node whose token this is; None: no node's."""

@@ -1,13 +1,17 @@
 """The log as the executor reads it: the live state, and the tables for what has ended."""
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 
 from cordee.control.agents.claims import Member
 from cordee.control.secret_store import SecretStore
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
+from cordee.errors import HomeUnsuitableError
 from cordee.ids import JobId
+
+_log = logging.getLogger("cordee.control")
 
 
 class CommittedLog:
@@ -38,8 +42,15 @@ class CommittedLog:
         return tuple(lease.node for lease in attempt.held) if attempt and attempt.epoch == epoch else ()
 
     def secrets(self, job_id: str, names: Sequence[str]) -> dict[str, str]:
-        """Return the values of these secrets of a job, as far as they exist."""
-        return {name: value.rstrip("\n") for name, value in self._secrets.of(job_id, names).items()}
+        """Return the values of these secrets of a job, as far as they exist and can be read.
+
+        A job with a secret that cannot be read must not keep the others from starting: its ranks fail for want of it.
+        """
+        try:
+            return {name: value.rstrip("\n") for name, value in self._secrets.of(job_id, names).items()}
+        except (HomeUnsuitableError, OSError, UnicodeDecodeError) as error:
+            _log.error("the secrets of %s cannot be read, so that it cannot start: %s", job_id, error)
+            return {}
 
     def members(self) -> Iterator[Member]:
         """Yield the nodes of the log."""
