@@ -167,7 +167,7 @@ def test_what_is_refused_before_anything_is_written(cluster: Cluster, capsys: py
         (TokenError.exit_code, "the join token is unknown", [url, f"x{token}"]),
         (InputError.exit_code, "not a join token", [url, token[:-9]]),
         (InputError.exit_code, "a join token is needed", [url]),
-        (InputError.exit_code, "--label r7 is not NAME=VALUE", [url, token, "--label", "r7"]),
+        (InputError.exit_code, "the label 'r7' is not KEY=VALUE", [url, token, "--label", "r7"]),
         (InputError.exit_code, "is not the URL of a server", ["head:8470", token]),
         (InputError.exit_code, "need the URL and a token", ["--name", "gpu-9"]),
         (InputError.exit_code, "this machine has not joined", []),

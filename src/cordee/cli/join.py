@@ -17,6 +17,7 @@ from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NoServerError, ServerError
+from cordee.hardware.labels import parse_label
 from cordee.servers import check_url, read_join_token
 from cordee.units import US_PER_S, format_duration, parse_duration_s, plural
 
@@ -86,7 +87,7 @@ def join(
         raise InputError("a join token is needed", hint="copy the whole line of `cordee nodes token`")
     else:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        labels = _labels(label or ())
+        labels = dict(map(parse_label, label or ()))
         wanted = name or socket.gethostname().partition(".")[0]
         joined = Client.join(check_url(url), join_token, name=wanted, machine=machine_id(place))
         settings = AgentSettings(
@@ -212,13 +213,3 @@ def _leave(client: Client, name: str, *, as_node: bool = False) -> Leaving:
 
 def _folder(folder: Path | None) -> Path:
     return (folder or Path("~/.cordee/agent")).expanduser().absolute()
-
-
-def _labels(texts: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InputError(f"--label {text} is not NAME=VALUE", hint="write --label rack=r7")
-        pairs[name] = value
-    return pairs
