@@ -18,14 +18,14 @@ import pytest
 from cordee.client import Client
 from cordee.control.listen import self_made
 from cordee.errors import CordeeError
-from cordee.workload.kubernetes_cluster import PORT, ServerPods, server_objects
+from cordee.workload.kubernetes_cluster import PORT, AgentPods, ServerPods, agent_objects, server_objects
 
 DEADLINE_S = 60.0
 TOKEN = "the-token-of-the-secret-of-kubernetes"
 
 
 class Container:
-    """A rendered container as a process.
+    """A rendered container as a process, which writes its output to the file `log` of the mounts.
 
     Args:
         pod: the rendered pod.
@@ -41,7 +41,7 @@ class Container:
         for path, folder in mounts.items():
             env = {name: re.sub(f"^{path}(?=/|$)", str(folder), value) for name, value in env.items()}
         env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.log = mounts["log"]
+        self.log, self.port = mounts["log"], port
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*container["command"], script], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -54,25 +54,23 @@ class Container:
             time.sleep(0.05)
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
-@pytest.fixture
-def server(tmp_path: Path, port: int) -> Iterator[Container]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    root = tmp_path_factory.mktemp("pods")
     for name in ("home", "secrets", "tls"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "secrets/token").write_text(TOKEN)
-    certificate = self_made(tmp_path)
-    (tmp_path / "tls/tls.crt").write_bytes(certificate.path.read_bytes())
-    (tmp_path / "tls/tls.key").write_bytes(certificate.key.read_bytes())
+        (root / name).mkdir()
+    (root / "secrets/token").write_text(TOKEN)
+    certificate = self_made(root)
+    (root / "tls/tls.crt").write_bytes(certificate.path.read_bytes())
+    (root / "tls/tls.key").write_bytes(certificate.key.read_bytes())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
     pod = server_objects(ServerPods(image="i", replicas=1))[-1]["spec"]["template"]["spec"]
-    mounts = {"/home/cordee": tmp_path / "home", "/run/cordee": tmp_path / "secrets", "/run/tls": tmp_path / "tls"}
-    started = Container(pod, {**mounts, "log": tmp_path / "server.log"}, {"CORDEE_DATABASE": "sqlite"}, port)
+    mounts = {"/home/cordee": root / "home", "/run/cordee": root / "secrets", "/run/tls": root / "tls"}
+    started = Container(pod, {**mounts, "log": root / "server.log"}, {"CORDEE_DATABASE": "sqlite"}, port)
+    started.until(lambda: answers(root / "home"))
     yield started
-    with Client(tmp_path / "home") as client:
+    with Client(root / "home") as client:
         client.down()  # its agents too
     assert started.process.wait(DEADLINE_S) == 0, started.log.read_text()
 
@@ -85,11 +83,27 @@ def answers(home: Path) -> bool:
         return False
 
 
-def test_the_server_answers_under_its_own_name_with_the_token_of_the_secret(
-    server: Container, tmp_path: Path, port: int
-) -> None:
-    server.until(lambda: answers(tmp_path / "home"))
+def nodes_up(home: Path) -> list[tuple[str, int, list[str]]]:
+    with Client(home) as client:
+        return [(node.name, node.epoch, node.domain) for node in client.nodes() if node.up]
+
+
+def test_the_server_answers_under_its_own_name_with_the_token_of_the_secret(server: Container) -> None:
     name = subprocess.run(["hostname", "-f"], check=True, capture_output=True, text=True).stdout.strip()
-    fingerprint = self_made(tmp_path).fingerprint
-    with Client(url=f"https://{name}:{port}", token=TOKEN, fingerprint=fingerprint) as client:
-        assert client.health().listens == f"https://{name}:{port}"
+    fingerprint = self_made(server.log.parent).fingerprint
+    with Client(url=f"https://{name}:{server.port}", token=TOKEN, fingerprint=fingerprint) as client:
+        assert client.health().listens == f"https://{name}:{server.port}"
+
+
+def test_an_agent_joins_once_and_comes_back_as_the_same_node(server: Container, tmp_path: Path) -> None:
+    home = server.log.parent / "home"
+    with Client(home) as client:
+        made = client.join_token(uses=1, for_s=600)
+    pod = agent_objects(AgentPods(image="i", url=made.url, labels={"rack": "r7"}))[-1]["spec"]["template"]["spec"]
+    given = {"CORDEE_NODE": "gpu-1", "CORDEE_JOIN_TOKEN": made.token}
+    mounts = {"/var/lib/cordee": tmp_path / "folder", "log": tmp_path / "agent.log"}
+    for epoch in (1, 2):  # the token is good for one node, and it is one
+        agent = Container(pod, mounts, given, server.port)
+        agent.until(lambda: any(each == ("gpu-1", epoch, ["r7"]) for each in nodes_up(home)))
+        agent.process.terminate()
+        assert agent.process.wait(DEADLINE_S) == 0, agent.log.read_text()
