@@ -51,6 +51,14 @@ def up(
     standby: Annotated[
         bool, typer.Option("--standby", help="Take over when the server that leads on the database is gone.")
     ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINES",
+            help="local, or ray: the nodes of the Ray cluster that this machine belongs to (ray:HOST:PORT, ray://...).",
+            show_default="as before, else local",
+        ),
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,
@@ -64,7 +72,7 @@ def up(
         check_not_connected(folder)
         from cordee.control.server import Options, serve
 
-        options = Options(slots, price_as, listen, certificate, key, database, standby)
+        options = Options(slots, price_as, listen, certificate, key, database, standby, on)
         serve(folder, options, on_ready=lambda url: print(f"the server runs at {url}", flush=True))
         return
     with terminal.waiting(f"starting a server on {folder}"):
@@ -77,6 +85,7 @@ def up(
             key=key,
             database=database,
             standby=standby,
+            on=on,
         )
     if as_json:
         terminal.print_json(health)

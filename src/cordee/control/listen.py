@@ -22,7 +22,7 @@ from cordee.tls import fingerprint_of
 PORT = 8470
 _SELF_MADE_FOR = timedelta(days=3653)
 _CLOCK_SKEW = timedelta(days=1)
-_OFF = "off"
+OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ class Listener:
         last = home.settings()
         if listen is None and certificate is None:
             certificate, key = (Path(last[name]) if last.get(name) else None for name in ("certificate", "key"))
-        listen = listen or last.get("listen", _OFF)
-        if listen == _OFF:
+        listen = listen or last.get("listen", OFF)
+        if listen == OFF:
             if certificate is not None:
                 hint = f"cordee up --listen 0.0.0.0:{PORT} --certificate {certificate} --key {key}"
                 raise InputError("--certificate needs --listen", hint=hint)

@@ -26,9 +26,9 @@ from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.api import create_app, local_owner
 from cordee.control.collector import collected_when_idle
-from cordee.control.engines.local import LocalEngine, NodeConfig
+from cordee.control.engines.choice import LOCAL, check_engine, engine_of
 from cordee.control.home import Home
-from cordee.control.listen import Listener
+from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.prices import Priced
@@ -46,10 +46,10 @@ from cordee.errors import CordeeError, InputError, ReplacedError, ServerError, S
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
 from cordee.schedule.policy import Policy
+from cordee.schedule.state.state import State
 
-NODE_WAIT_S = 20.0
+NODE_WAIT_S, CLUSTER_WAIT_S = 20.0, 60.0
 _RETRY_S = 1.0
-_LOCAL = "local"  # the node of the machine of the only server
 _IDLE_US = 1_000_000  # garbage is collected when nothing is due for this long
 
 
@@ -63,28 +63,32 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The GPUs or CPU slots that this machine offers; `price_as` names the GPU that sets the price of a slot."""
+    """The machines, and their GPUs or CPU slots; `price_as` names the GPU that sets the price of a slot."""
 
     slots: int | None
     price_as: str | None
+    on: str = LOCAL
 
     @classmethod
-    def of(cls, home: Home, slots: str | None, price_as: str | None) -> "Offer":
+    def of(cls, home: Home, slots: str | None, price_as: str | None, on: str | None = None) -> "Offer":
         """Return the offer of these options; an option that is not given is that of the last `up`.
 
         Raises:
-            InputError: `slots` is not a number.
+            InputError: `slots` is not a number, or no engine is called `on`.
             CatalogueError: the GPU is unknown.
+            MissingExtraError: the engine's library is not installed.
         """
         last = home.settings()
         slots = last.get("slots", "auto") if slots is None else slots
         price_as = last.get("price_as", "none") if price_as is None else price_as
+        on = last.get("on", LOCAL) if on is None else on
+        check_engine(on)
         if slots != "auto" and not (slots.isdecimal() and int(slots) > 0):
             raise InputError(f"{slots!r} is not a number of CPU slots", hint="write --slots 8, or --slots auto")
         if price_as != "none":
             load_catalogue().find_gpu(price_as)
-        home.keep_settings({"slots": slots, "price_as": price_as})
-        return cls(None if slots == "auto" else int(slots), None if price_as == "none" else price_as)
+        home.keep_settings({"slots": slots, "price_as": price_as, "on": on})
+        return cls(None if slots == "auto" else int(slots), None if price_as == "none" else price_as, on)
 
 
 class Server:
@@ -110,12 +114,20 @@ class Server:
         job_secrets = SecretStore(home.path, credentials)
         self._cluster = CommittedLog(self._store, job_secrets)
         derived = DerivedTokens(home.token())
-        node = _LOCAL if database is None else _node_name(home)
-        engine = LocalEngine(home.path, [NodeConfig(name=node, slots=offer.slots)], derived)
+        self._offer = offer
+        self._engine = engine_of(
+            offer.on,
+            home.path,
+            derived,
+            node=LOCAL if database is None else _node_name(home),
+            slots=offer.slots,
+            url=None if public is None else public.url,
+            fingerprint=None if public is None else public.fingerprint,
+        )
         self._executor = AgentsExecutor(
             log=self._cluster,
             node_of=self._node_of,
-            engines=[engine],
+            engines=[self._engine],
             wake=self._wake,
         )
         priced = Priced(self._executor, catalogue, offer.price_as)
@@ -247,6 +259,7 @@ class Server:
                     raise self._standby.replaced
                 self._snapshots.step(self.control)
                 with self.control.changed:
+                    self._engine.want(_queued_gpus(self.control.state))
                     if self.control.state.shutting_down and not self.control.state.attempts:
                         return True
                 if self._turn.empty() and (wake_at_us is None or wake_at_us > SystemClock().now_us() + _IDLE_US):
@@ -285,13 +298,17 @@ class Server:
             return
 
     def _wait_for_node(self) -> None:
-        """Wait for the node, so that the next submission finds it."""
-        deadline = time.monotonic() + NODE_WAIT_S
-        while self._signal is None and not any(record.up for record in self.control.state.nodes.records.values()):
+        """Wait for a node, so that the next submission finds it; a cluster whose nodes are known may be away."""
+        wait_s = NODE_WAIT_S if self._offer.on == LOCAL else CLUSTER_WAIT_S
+        deadline = time.monotonic() + wait_s
+        records = self.control.state.nodes.records
+        while self._signal is None and not any(record.up for record in records.values()):
+            if records and self._offer.on != LOCAL:
+                return
             if time.monotonic() > deadline:
                 raise ServerError(
-                    f"the node's agent did not come up within {NODE_WAIT_S:.0f} s",
-                    hint=f"its log is in {self._home.path / 'nodes'}",
+                    f"no node's agent came up within {wait_s:.0f} s",
+                    hint=self._engine.missing(),
                 )
             self._tick()
             self._wait(SystemClock().now_us() + 100_000)
@@ -310,6 +327,12 @@ class Server:
 def _catalogue(home: Path) -> Catalogue:
     own = home / "prices.toml"
     return load_catalogue(own if own.exists() else None)
+
+
+def _queued_gpus(state: State) -> int:
+    """Return the GPUs that all waiting jobs would use; the jobs of a line are of one shape."""
+    lines = state.waiting.lines.values()
+    return sum(len(line.places) * state.jobs[line.places[0].job_id].job.gpus for line in lines)
 
 
 def _report_to_parent(message: dict[str, object]) -> None:
@@ -351,6 +374,7 @@ class Options:
     key: Path | None = None
     database: str | None = None
     standby: bool = False
+    on: str | None = None
 
 
 def _database(home: Home, options: Options) -> str | None:
@@ -395,10 +419,13 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
     home.lock()
     _log_to(home.path / "server.log")
     try:
-        offer = Offer.of(home, options.slots, options.price_as)
+        offer = Offer.of(home, options.slots, options.price_as, options.on)
         database, stand_by = _database(home, options), options.standby
+        listen = options.listen
+        if listen is None and offer.on != LOCAL and home.settings().get("listen", OFF) == OFF:
+            listen = f"0.0.0.0:{PORT}"
         while True:
-            public = Listener.of(home, options.listen, options.certificate, options.key)
+            public = Listener.of(home, listen, options.certificate, options.key)
             try:
                 Server(home, offer, public, database=database).run(on_ready, stand_by=stand_by)
                 return
@@ -423,6 +450,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--key", type=Path)
     parser.add_argument("--database")
     parser.add_argument("--standby", action="store_true")
+    parser.add_argument("--on")
     given = vars(parser.parse_args(argv))
     try:
         serve(given.pop("home"), Options(**given), on_ready=lambda url: _report_to_parent({"ready": url}))

@@ -37,6 +37,7 @@ class Member:
         confirmed: the confirmations of commands, by number.
         leaves: its agent was dismissed.
         refused: the number of reports refused.
+        reclaimed: the epoch and the deadline of the reclaim that was reported last.
         clock_off_us: the agent's clock minus the server's when it claimed the node.
     """
 
@@ -53,6 +54,7 @@ class Member:
     leaves: bool = False
     refused: int = 0
     clock_off_us: int = 0
+    reclaimed: tuple[int, int] = (0, 0)
     _seqs: dict[int, int] = field(default_factory=dict)
 
     def next_seq(self, mark: int) -> int:

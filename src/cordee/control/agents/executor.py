@@ -34,7 +34,7 @@ from cordee.control.engines.port import Engine
 from cordee.control.ports import Pending, Report
 from cordee.errors import StoreError
 from cordee.event_json import decode, encode
-from cordee.events import AttemptPlaced, Event, NodeDown, NodeUp, RanksEnded, RanksStarted
+from cordee.events import AttemptPlaced, Event, NodeDown, NodeReclaimed, NodeUp, RanksEnded, RanksStarted
 from cordee.reports import parse_stream, repair_text
 
 LOOK_S = 0.1
@@ -114,7 +114,7 @@ class AgentsExecutor:
             for member in known:
                 self._members[member.name] = member
         for engine in self._engines:
-            engine.start(self._poke.set)
+            engine.start(self._poke.set, self._is_connected)
         self._thread.start()
 
     # -- the port: the control loop's thread ------------------------------------------------------------------------
@@ -364,6 +364,16 @@ class AgentsExecutor:
                 if member is not None and member.epoch == before.get(death.node):
                     member.disconnect()
                     self._report_down(member, death.why)
+            for reclaim in (each for engine in self._engines for each in engine.reclaims()):
+                member = self._members.get(reclaim.node)
+                if member is not None and member.up and member.reclaimed != (member.epoch, reclaim.deadline_us):
+                    member.reclaimed = (member.epoch, reclaim.deadline_us)
+                    self._report_reclaim(member, reclaim.deadline_us)
+
+    def _is_connected(self, node: str) -> bool:
+        with self._changed:
+            member = self._members.get(node)
+            return member is not None and member.session is not None
 
     def _owner(self, node: str) -> Engine | None:
         return next((engine for engine in self._engines if engine.owns(node)), None)
@@ -374,6 +384,10 @@ class AgentsExecutor:
             down = NodeDown(at_us=time.time_ns() // 1000, node=member.name, epoch=member.epoch, why=why)
             self._report(member, down)
             member.up = False
+
+    def _report_reclaim(self, member: Member, deadline_us: int) -> None:
+        now_us = time.time_ns() // 1000
+        self._report(member, NodeReclaimed(at_us=now_us, node=member.name, epoch=member.epoch, deadline_us=deadline_us))
 
     def _report(self, member: Member, event: Event) -> None:
         """Add a report of the server's own about the node's epoch."""

@@ -39,7 +39,7 @@ class LocalEngine:
         self._nodes = {config.name: _LocalNode(home, config) for config in nodes}
         self._retired = False
 
-    def start(self, on_change: Callable[[], None]) -> None:
+    def start(self, on_change: Callable[[], None], is_connected: Callable[[str], bool]) -> None:
         """Write the agents' settings: agents that run already read them when they dial again."""
         for node in self._nodes.values():
             node.configure(self._tokens.issue(node.config.name))
@@ -55,6 +55,17 @@ class LocalEngine:
             for node in dead:
                 node.spawn()
         return [Death(node.config.name, "its agent is gone") for node in dead]
+
+    def reclaims(self) -> tuple[()]:
+        """Return nothing: the agent watches the cloud's notices itself."""
+        return ()
+
+    def want(self, gpus: int) -> None:
+        """Ignore the wish: this machine does not grow."""
+
+    def missing(self) -> str:
+        """Return where the agents log."""
+        return f"its log is in {self._home / 'nodes'}"
 
     def retire(self) -> None:
         """Start no more agents."""

@@ -23,11 +23,23 @@ class Death(NamedTuple):
     ranks_gone: bool = False
 
 
+class Reclaim(NamedTuple):
+    """A node that its cluster takes back at the deadline."""
+
+    node: str
+    deadline_us: int
+
+
 class Engine(Protocol):
     """A source of machines."""
 
-    def start(self, on_change: Callable[[], None]) -> None:
-        """Begin to start agents; call `on_change`, on any thread, when `ended` has something new."""
+    def start(self, on_change: Callable[[], None], is_connected: Callable[[str], bool]) -> None:
+        """Begin to start agents.
+
+        Args:
+            on_change: to be called, on any thread, when `ended` or `reclaims` has something new.
+            is_connected: returns whether a node's agent is connected; callable on any thread.
+        """
         ...
 
     def owns(self, node: str) -> bool:
@@ -40,6 +52,18 @@ class Engine(Protocol):
         The executor's thread calls it after `on_change`, and often while a node of the engine is not connected. A
         death may be returned again and again: the executor counts it once for each agent.
         """
+        ...
+
+    def reclaims(self) -> Sequence[Reclaim]:
+        """Return the nodes that will be taken back; one may be returned again and again."""
+        ...
+
+    def want(self, gpus: int) -> None:
+        """Note that queued jobs would use this number of further GPUs; an engine that cannot grow ignores it."""
+        ...
+
+    def missing(self) -> str:
+        """Return the reason, with a hint, why no agent has come up."""
         ...
 
     def retire(self) -> None:
