@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cordee.answers import CostRowView, CostView, HealthView, SplitView
+from cordee.answers import CostRowView, CostView, HealthView, NodeView, SplitView
 from cordee.cli import measured, terminal
 from cordee.cli.nodes import price
 from cordee.cli.terminal import Home, Json
@@ -100,6 +100,15 @@ def _describe(health: HealthView, folder: Path, slots: str | None) -> None:
     with Client(folder) as client:
         nodes, live = client.nodes(), [job for job in client.jobs() if job.ended_us is None]
     print(f"the server runs on {health.home} (pid {health.pid})")
+    _print_nodes(nodes, slots)
+    if health.listens is not None:
+        _say_how_to_connect(health)
+    if live:
+        print(f"{plural(len(live), 'job continues', 'jobs continue')}: cordee jobs")
+
+
+def _print_nodes(nodes: list[NodeView], slots: str | None) -> None:
+    """Print the nodes, and which of them keep another number of slots than `up` asked for."""
     for node in nodes:
         print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {price(node)}")
         if slots is not None and slots.isdecimal() and node.up and node.gpus != int(slots):
@@ -109,10 +118,6 @@ def _describe(health: HealthView, folder: Path, slots: str | None) -> None:
                 "run `cordee down`, then `cordee up`"
             )
             terminal.stderr().print(note, highlight=False)
-    if health.listens is not None:
-        _say_how_to_connect(health)
-    if live:
-        print(f"{plural(len(live), 'job continues', 'jobs continue')}: cordee jobs")
 
 
 def _say_how_to_connect(health: HealthView) -> None:
