@@ -171,7 +171,9 @@ class NodeView(View):
     `used` names the attempt that holds each GPU; `unavailable` are GPUs that cannot be leased, each with its reason in
     `unavailable_why`. `domain` is block, rack and an island that spans nodes, outermost first, where they are known;
     `island_gpus` is 0 where an island is the whole node. `down_why` says why the node is down.
-    `cordoned_by` is the operator who took the node out of use; with `drains` its attempts got notice too.
+    `reachable` is false while its agent is silent; `refused` counts its reports that were refused; `clock_off_us`
+    is its clock minus the server's. `cordoned_by` is the operator who took the node out of use; with `drains` its
+    attempts got notice too.
     """
 
     name: str
@@ -187,6 +189,9 @@ class NodeView(View):
     cordon_why: str = ""
     drains: bool = False
     down_why: str = ""
+    reachable: bool = True
+    refused: int = 0
+    clock_off_us: int = 0
     unavailable_why: list[str] = []
     domain: list[str] = []
     island_gpus: int = 0

@@ -286,6 +286,24 @@ class NodeDown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUnreachable:
+    """The node's agent is silent: nothing new is placed there until it is heard again; its ranks go on."""
+
+    at_us: int
+    node: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReachable:
+    """The node's agent is heard again."""
+
+    at_us: int
+    node: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReclaimed:
     """The cloud takes the node back at the deadline: its attempts get notice, and nothing new is placed there."""
 
@@ -496,6 +514,8 @@ Event = (
     | JobEnded
     | NodeUp
     | NodeDown
+    | NodeUnreachable
+    | NodeReachable
     | NodeReclaimed
     | NodeCordoned
     | NodeUncordoned

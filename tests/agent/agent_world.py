@@ -3,12 +3,14 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 from fastapi import FastAPI
 
+from cordee.agent.settings import AgentSettings
 from cordee.control.agents import link
 from cordee.control.agents.claims import Member
 from cordee.control.agents.executor import AgentsExecutor
@@ -37,8 +39,8 @@ TAG = f"{JOB}.1"
 class World:
     """One home, and the server that comes and goes on it."""
 
-    def __init__(self, home: Path, *, nodes=(NodeConfig(name="local", slots=4),)):
-        self.home, self.nodes = home, nodes
+    def __init__(self, home: Path, *, nodes=(NodeConfig(name="local", slots=4),), terms=None):
+        self.home, self.nodes, self.terms, self.port, self.joined = home, nodes, terms, 0, []
         home.mkdir(exist_ok=True)
         (home / "token").write_text("secret-token\n")
         self.log, self.marks, self.ordered, self.pending, self.number = [], {}, [], [], 0
@@ -48,11 +50,14 @@ class World:
     def up(self):
         tokens = DerivedTokens((self.home / "token").read_text())
         engine = LocalEngine(self.home, self.nodes, tokens)
-        self.executor = AgentsExecutor(log=self, node_of=tokens.node_of, engines=[engine], confirm_s=5.0)
+        self.executor = AgentsExecutor(
+            log=self, node_of=tokens.node_of, engines=[engine], terms=self.terms, confirm_s=5.0
+        )
         app = FastAPI()
         app.state.agents = self.executor
         app.include_router(link.router)
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
         self.web = WebServer(app, listener)
         self.web.begin()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -70,7 +75,22 @@ class World:
             self.up()
             self.until(lambda: len(self.connected()) == len(self.nodes))
         self.executor.close(kill_agents=True)
+        for agent in self.joined:
+            agent.terminate()
+        for agent in self.joined:
+            agent.wait(DEADLINE_S)
         self.web.end()
+
+    def join(self, name, folder, *, port=None, code=None):
+        """Start an agent with a folder of its own that dials a port of this machine; wait until it is up."""
+        token = DerivedTokens((self.home / "token").read_text()).issue(name)
+        url = f"http://127.0.0.1:{port or self.port}"
+        AgentSettings(node=name, token=token, servers=(url,), slots=2).write(folder)
+        how = ["-m", "cordee.agent"] if code is None else ["-c", code]
+        with (folder / "agent.log").open("ab") as log:
+            argv = [sys.executable, *how, "--folder", str(folder)]
+            self.joined.append(subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True))
+        return self.joined[-1]
 
     def connected(self):
         return {name for name, member in self.executor._members.items() if member.session}
@@ -90,6 +110,10 @@ class World:
         ended = {event.node for event in self.of(RanksEnded, job_id, epoch)}
         nodes = self.leased(job_id, epoch)
         return [node for node in nodes or [each.name for each in self.nodes] if node not in ended]
+
+    def held_on(self, node):
+        placed = {(each.command.job_id, each.command.epoch) for each in self.ordered}
+        return [attempt for attempt in sorted(placed) if node in self.held(*attempt)]
 
     def secrets(self, job_id, names):
         paths = {name: self.home / "secrets" / name for name in names}

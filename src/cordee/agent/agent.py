@@ -38,7 +38,7 @@ from cordee.agent.spools import Spools
 from cordee.agent.transfers import Transfers
 from cordee.agent.wakeup import Wakeup
 from cordee.event_json import decode
-from cordee.events import AttemptPlaced, Event, KillOrdered, NodeReclaimed, NodeUp, NoticeGiven, NoticeReason
+from cordee.events import AttemptPlaced, Event, KillOrdered, NodeReclaimed, NodeUp, NoticeGiven, NoticeReason, Outcome
 from cordee.telemetry.cloud import Hint, Reclaim
 from cordee.units import US_PER_S
 
@@ -91,7 +91,7 @@ class NodeAgent:
         self._link, self._lease = Link(), Lease()
         self._stream = NodeStream(folder, settings.node, self._link)
         journal = Journal(settings.attempts(folder), settings.node)
-        spools = Spools(self._link, self._stream.append)
+        spools = Spools(self._link, self._stream.append, self._clock)
         self._groups = RankGroups(
             settings.node,
             devices,
@@ -193,16 +193,18 @@ class NodeAgent:
         if now_s >= lease.ends_s and not lease.lapsed:
             lease.lapsed = True
             _log.error("the lease of %.0f s has ended without an answer of a server", lease.lease_s)
-            self._end_all(f"its node had no contact to the server for {lease.lease_s:g} s")
+            for group in self._groups:
+                group.notice(now_s)  # no uploader is spared either
+            self._end_all(f"its node had no contact to a server for {lease.lease_s:g} s", Outcome.LOST)
             self._hang_up()
 
     def _hang_up(self) -> None:
         self._link.hang_up()
         self._lease.disconnected()
 
-    def _end_all(self, why: str) -> None:
+    def _end_all(self, why: str, outcome: Outcome = Outcome.KILLED) -> None:
         for group in self._groups:
-            group.kill(why, self._clock.now_s())
+            group.kill(why, self._clock.now_s(), outcome=outcome)
 
     # -- reports -------------------------------------------------------------------------------------------
 
@@ -304,7 +306,7 @@ class NodeAgent:
         self._lease.welcome(welcome.lease_s, welcome.beat_s, self._claimed_s, now_s)
         if welcome.epoch != self._claim.epoch:
             if self._claim.epoch:
-                self._end_all("its node was taken to be down")
+                self._end_all("its node was taken to be down", Outcome.LOST)
             self._claim = replace(self._claim, epoch=welcome.epoch)
             self._stream.begin(welcome.epoch)
             self._report_node()

@@ -14,6 +14,9 @@ TOLERATED_US = 100_000
 
 WARNED_US = 2 * US_PER_S
 
+_TIMES = ("at_us", "from_us", "since_us")
+"""The fields of rank reports that hold times."""
+
 _log = logging.getLogger("cordee.agent")
 
 
@@ -36,6 +39,13 @@ class Clock:
     def now_s(self) -> float:
         """Return monotonic seconds."""
         return time.monotonic()
+
+    def corrected(self, record: dict[str, object]) -> dict[str, object]:
+        """Return a rank's report, written by the machine's clock, with its times on the server's."""
+        if not self.offset_us:
+            return record
+        times = {name: record[name] for name in _TIMES if type(record.get(name)) is int}
+        return record | {name: at_us + self.offset_us for name, at_us in times.items() if isinstance(at_us, int)}
 
     def begin(self) -> None:
         """Forget earlier round trips: this connection may lead to another server."""

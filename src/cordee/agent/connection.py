@@ -30,6 +30,9 @@ from cordee.tls import client_context
 LOCAL_DIAL_S, DIAL_S = 0.1, 0.5
 """The time between two rounds of dialling: a server on this machine, or another."""
 
+REFUSED_S = 2.0
+"""The time to the next claim after one was refused."""
+
 CONNECT_S = 5.0
 FINISH_S = 1.0
 FRAME_BYTES_MAX = 64 * 2**20
@@ -111,7 +114,7 @@ class Connection:
         self._arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._line: WebSocketLine | None = None
-        self._closing = False
+        self._closing = self._refused = False
         self._state: AgentState | None = None
         self._thread = threading.Thread(target=self._run, name="cordee-connection", daemon=True)
 
@@ -168,7 +171,7 @@ class Connection:
     async def _dial_for_ever(self) -> None:
         while not self._closing:
             began_s, local = time.monotonic(), False
-            reasons, refused = [], True
+            reasons, refused, self._refused = [], True, False
             try:
                 settings = AgentSettings.read(self._folder)
                 local = settings.home is not None
@@ -183,7 +186,8 @@ class Connection:
             except InputError as error:
                 reasons, refused = [error.message], False
             self._put(Closed(", ".join(reasons) or "no server runs", began_s, refused))
-            await asyncio.sleep(LOCAL_DIAL_S if local else DIAL_S * random.uniform(0.5, 1.5))
+            wait_s = REFUSED_S if self._refused else LOCAL_DIAL_S if local else DIAL_S
+            await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))
 
     async def _talk(self, url: str, settings: AgentSettings) -> None:
         """Dial a server, and pass messages on until the connection ends.
@@ -215,7 +219,9 @@ class Connection:
             self._put(Opened(line))
             try:
                 async for text in websocket:
-                    self._put(decode(text))
+                    message = decode(text)
+                    self._refused = isinstance(message, Refused)
+                    self._put(message)
             finally:
                 self._line = None
                 writing.cancel()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.agent import process
+from cordee.agent.clock import Clock
 from cordee.agent.launch import Assignment, RankGroupLaunch, RankLaunch
 from cordee.agent.logs import LogPump, tail, torchrun_root_cause
 from cordee.agent.process import Process
@@ -78,8 +79,9 @@ class RankGroup:
         wake_at_s: monotonic time of the next `tick`; None if only an exit or a command can change the group.
     """
 
-    def __init__(self, order: Assignment, folder: Path) -> None:
+    def __init__(self, order: Assignment, folder: Path, clock: Clock) -> None:
         self.order = order
+        self._clock = clock
         self.folder = folder
         self.known: list[Process] = []
         self.logs: list[LogPump] = []
@@ -92,6 +94,7 @@ class RankGroup:
         self._deadline_s = math.inf  # of the notice
         self._uploaders = _Uploaders()
         self._killed_why = ""
+        self._killed = Outcome.KILLED
         self._first_bad: _Rank | None = None
         self._not_started = ""
 
@@ -164,10 +167,10 @@ class RankGroup:
                 for target in process.notice_targets(rank.popen.pid):
                     process.send(target, signal.SIGTERM)
 
-    def kill(self, why: str, now_s: float) -> None:
+    def kill(self, why: str, now_s: float, *, outcome: Outcome = Outcome.KILLED) -> None:
         """End every process now, except that uploaders may store their captures first: that needs no GPU."""
         if self._sweep_s is None:
-            self._killed_why = why
+            self._killed_why, self._killed = why, outcome
             self._sweep(now_s)
 
     def tick(self, now_s: float) -> bool:
@@ -203,7 +206,7 @@ class RankGroup:
         if self._all_checkpointed(left):
             return RankGroupResult(Outcome.CHECKPOINTED, "every rank left with a checkpoint")
         if self._killed_why:
-            return RankGroupResult(Outcome.KILLED, self._killed_why)
+            return RankGroupResult(self._killed, self._killed_why)
         if "hung" in left.values():
             return RankGroupResult(Outcome.LOST, self._why_hung(left))
         if all(code == 0 for code in codes):
@@ -235,10 +238,14 @@ class RankGroup:
         return self._noticed and exit_code in answers
 
     def _how_ranks_left(self) -> dict[int, str]:
-        return {event.rank: event.how for event in last_reports(self.order, self.folder) if isinstance(event, RankLeft)}
+        return {
+            event.rank: event.how
+            for event in last_reports(self.order, self.folder, self._clock)
+            if isinstance(event, RankLeft)
+        }
 
     def _why_hung(self, left: Mapping[int, str]) -> str:
-        reports = last_reports(self.order, self.folder)
+        reports = last_reports(self.order, self.folder, self._clock)
         behind = [event for event in reports if isinstance(event, RankBehind) and event.how in _STANDING]
         ended = sum(how == "hung" for how in left.values())
         why = f"{plural(ended, 'rank')} ended themselves, since no step had gone on for the job's on_hang.restart_after"

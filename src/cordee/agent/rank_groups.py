@@ -108,7 +108,7 @@ class RankGroups:
         if not order.master_port:
             self._refuse(order, Outcome.LOST, "the ranks of rank 0's node ended before it started")
             return
-        group = RankGroup(order, folder)
+        group = RankGroup(order, folder, self._clock)
         if order.spec.get("files") is None:
             self._launch(group, order, secrets, base_env)
         else:

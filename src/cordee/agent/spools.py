@@ -5,10 +5,10 @@ uploaders (`rank<N>-uploader.jsonl`) are read, and only records that `cordee.rep
 """
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cordee.agent.clock import Clock
 from cordee.agent.launch import Assignment
 from cordee.agent.link import Link
 from cordee.event_json import encode
@@ -26,11 +26,12 @@ class Spool:
 
     Args:
         scope: bounds of what the rank may report.
+        clock: the server's, by which the rank's times are corrected.
         report: called with the count of refused records: at the first one, whenever it has doubled, and at the end.
     """
 
-    def __init__(self, scope: ReportScope, report: Callable[[ReportsRefused], object]) -> None:
-        self._scope, self._report = scope, report
+    def __init__(self, scope: ReportScope, report: Callable[[ReportsRefused], object], clock: Clock) -> None:
+        self._scope, self._report, self._clock = scope, report, clock
         self._checked = 0  # highest seq; after a reconnection records are read again
         self._refused = self._reported = 0
         self._why = ""
@@ -39,7 +40,7 @@ class Spool:
         """Return the event to forward, or None if the record is refused."""
         again, self._checked = record.seq <= self._checked, max(self._checked, record.seq)
         try:
-            return encode(read_report(record.event, self._scope, _now_us()))
+            return encode(read_report(self._clock.corrected(record.event), self._scope, self._clock.now_us()))
         except ReportError as error:
             if not again:
                 self._refused, self._why = self._refused + 1, str(error)
@@ -58,7 +59,12 @@ class Spool:
         named = (scope.job_id, scope.epoch, scope.rank)
         _log.warning("%s.%d: rank %d: %s refused: %s", *named, plural(count, "record"), self._why)
         refused = ReportsRefused(
-            at_us=_now_us(), job_id=JobId(scope.job_id), epoch=scope.epoch, rank=scope.rank, count=count, why=self._why
+            at_us=self._clock.now_us(),
+            job_id=JobId(scope.job_id),
+            epoch=scope.epoch,
+            rank=scope.rank,
+            count=count,
+            why=self._why,
         )
         self._report(refused)
 
@@ -66,8 +72,8 @@ class Spool:
 class Spools:
     """The spools of all attempts that the server has not settled."""
 
-    def __init__(self, link: Link, report: Callable[[ReportsRefused], object]) -> None:
-        self._link, self._report = link, report
+    def __init__(self, link: Link, report: Callable[[ReportsRefused], object], clock: Clock) -> None:
+        self._link, self._report, self._clock = link, report, clock
         self._spools: dict[str, Spool] = {}  # by stream
 
     def follow(self, order: Assignment, folder: Path) -> None:
@@ -75,7 +81,7 @@ class Spools:
         for path, scope in spool_files(order, folder):
             name = f"{order.tag}/{path.stem}"
             if name not in self._spools:
-                spool = self._spools[name] = Spool(scope, self._report)
+                spool = self._spools[name] = Spool(scope, self._report, self._clock)
                 self._link.add_rank_source(name, path, spool.convert)
 
     def complete(self, order: Assignment, folder: Path) -> None:
@@ -102,17 +108,13 @@ def spool_files(order: Assignment, folder: Path) -> list[tuple[Path, ReportScope
     return [(path, scope) for _, path, scope in sorted(found, key=lambda each: each[0])]
 
 
-def last_reports(order: Assignment, folder: Path) -> list[RankEvent]:
+def last_reports(order: Assignment, folder: Path, clock: Clock) -> list[RankEvent]:
     """Return the last reports of each rank of this node."""
     reports = []
     for path, scope in spool_files(order, folder):
         for record in last_records(path):
             try:
-                reports.append(read_report(record.event, scope, _now_us()))
+                reports.append(read_report(clock.corrected(record.event), scope, clock.now_us()))
             except ReportError:
                 continue  # `Spool` counts it when it is forwarded
     return reports
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

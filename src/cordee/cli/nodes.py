@@ -14,7 +14,9 @@ from cordee.cli.join import consent_to_evict, join, leave, token
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NotFoundError
-from cordee.units import format_bytes, format_micro_usd, plural
+from cordee.units import US_PER_S, format_bytes, format_micro_usd, plural
+
+CLOCK_OFF_S = 2.0  # a smaller offset of an agent's clock is not worth a line
 
 
 class _Nodes(TyperGroup):
@@ -110,7 +112,7 @@ def _unknown(*words: str) -> InputError:
 def node_state(node: NodeView) -> str:
     """Return the state of a node as people read it."""
     if node.cordoned_by is None:
-        return "up" if node.up else "down"
+        return "down" if not node.up else "up" if node.reachable else "unreachable"
     attempts = len(set(node.used.values()))
     left = f"{plural(attempts, 'attempt')} left"
     word = "cordoned" if not node.drains else f"draining, {left}," if attempts else "drained"
@@ -171,6 +173,8 @@ def detail(node: NodeView) -> Iterator[str]:
         "capacity": node.capacity,
         "price": price(node),
         "software": ", ".join(node.software),
+        "clock": _clock(node),
+        "refused": f"{plural(node.refused, 'report')} (see server.log)" if node.refused else "",
     }
     for name, text in lines.items():
         if text:
@@ -212,6 +216,12 @@ def _place(node: NodeView) -> Iterator[str]:
 def _host(node: NodeView) -> str:
     cores = [] if node.cpu_milli is None else [f"{node.cpu_milli / 1000:g} CPU"]
     return ", ".join([*cores, *([] if node.memory_bytes is None else [format_bytes(node.memory_bytes)])])
+
+
+def _clock(node: NodeView) -> str:
+    off_s = node.clock_off_us / US_PER_S
+    side = "ahead of" if off_s > 0 else "behind"
+    return f"{abs(off_s):.1f} s {side} the server's; its times are corrected" if abs(off_s) >= CLOCK_OFF_S else ""
 
 
 def _per_hour(node: NodeView) -> str:

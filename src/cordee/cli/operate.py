@@ -59,6 +59,13 @@ def up(
             show_default="as before, else local",
         ),
     ] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            help="A node without contact ends its ranks after this time; then they start elsewhere.",
+            show_default="as before, else 30s",
+        ),
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,
@@ -72,7 +79,7 @@ def up(
         check_not_connected(folder)
         from cordee.control.server import Options, serve
 
-        options = Options(slots, price_as, listen, certificate, key, database, standby, on)
+        options = Options(slots, price_as, listen, certificate, key, database, standby, on, lease)
         serve(folder, options, on_ready=lambda url: print(f"the server runs at {url}", flush=True))
         return
     with terminal.waiting(f"starting a server on {folder}"):
@@ -86,6 +93,7 @@ def up(
             database=database,
             standby=standby,
             on=on,
+            lease=lease,
         )
     if as_json:
         terminal.print_json(health)

@@ -24,6 +24,7 @@ import structlog
 from cordee.client import as_body
 from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor
+from cordee.control.agents.leases import LeaseTerms
 from cordee.control.api import create_app, local_owner
 from cordee.control.collector import collected_when_idle
 from cordee.control.engines.choice import LOCAL, check_engine, engine_of
@@ -95,7 +96,13 @@ class Server:
     """The parts of one server process, from start to end."""
 
     def __init__(
-        self, home: Home, offer: Offer, public: Listener | None = None, *, database: str | None = None
+        self,
+        home: Home,
+        offer: Offer,
+        public: Listener | None = None,
+        *,
+        database: str | None = None,
+        terms: LeaseTerms | None = None,
     ) -> None:
         """Open the database, SQLite in the home unless `database` is the URL of a PostgreSQL, and replay the log."""
         self._home, self._public = home, public
@@ -128,6 +135,7 @@ class Server:
             log=self._cluster,
             node_of=self._node_of,
             engines=[self._engine],
+            terms=terms,
             wake=self._wake,
         )
         priced = Priced(self._executor, catalogue, offer.price_as)
@@ -155,6 +163,7 @@ class Server:
                 derived=derived,
             ),
             secrets=job_secrets,
+            link_facts=self._executor.link_facts,
         )
 
     def run(self, on_ready: Callable[[str], None], *, stand_by: bool = False) -> None:
@@ -375,6 +384,7 @@ class Options:
     database: str | None = None
     standby: bool = False
     on: str | None = None
+    lease: str | None = None
 
 
 def _database(home: Home, options: Options) -> str | None:
@@ -421,13 +431,13 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
     try:
         offer = Offer.of(home, options.slots, options.price_as, options.on)
         database, stand_by = _database(home, options), options.standby
-        listen = options.listen
+        listen, terms = options.listen, LeaseTerms.of(home, options.lease)
         if listen is None and offer.on != LOCAL and home.settings().get("listen", OFF) == OFF:
             listen = f"0.0.0.0:{PORT}"
         while True:
             public = Listener.of(home, listen, options.certificate, options.key)
             try:
-                Server(home, offer, public, database=database).run(on_ready, stand_by=stand_by)
+                Server(home, offer, public, database=database, terms=terms).run(on_ready, stand_by=stand_by)
                 return
             except ReplacedError as error:
                 structlog.get_logger().error("this server ends its lead, and stands by", error=str(error))
@@ -451,6 +461,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--database")
     parser.add_argument("--standby", action="store_true")
     parser.add_argument("--on")
+    parser.add_argument("--lease")
     given = vars(parser.parse_args(argv))
     try:
         serve(given.pop("home"), Options(**given), on_ready=lambda url: _report_to_parent({"ready": url}))

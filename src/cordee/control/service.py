@@ -74,6 +74,7 @@ class Service:
         members: the nodes that joined.
         secrets: the secrets of jobs.
         standby: this server's part in a pair of servers; None: it is the only one.
+        link_facts: returns what is known of a node's link: `refused`, `clock_off_us`.
         problem: the error that keeps the control loop from working now; None: it works.
         closing: the server is about to exit, so streams that follow something end.
         files: the submitted files of jobs.
@@ -90,6 +91,7 @@ class Service:
     members: Members
     secrets: SecretStore
     standby: Standby | None = None
+    link_facts: Callable[[str], Mapping[str, int]] = lambda name: {}
     problem: str | None = None
     closing: bool = field(default=False)
     files: JobFiles = field(init=False)
@@ -292,7 +294,11 @@ class Service:
             records = sorted(state.nodes.records.values(), key=lambda record: record.node.name)
         gone = self.members.gone()
         present = [record for record in records if record.up or record.node.name not in gone]
-        return [_node_view(record, used.get(record.node.name, {})) for record in present]
+        names = [record.node.name for record in present]
+        return [
+            _node_view(record, used.get(name, {}), self.link_facts(name))
+            for name, record in zip(names, present, strict=True)
+        ]
 
     def cordon(self, name: str, *, by: str, why: str, drain: bool = False) -> NodeView:
         """Take a node out of use; with `drain` its attempts get notice.
@@ -417,11 +423,14 @@ def _holders(lease: Lease, job_id: JobId, epoch: int) -> dict[int, str]:
     return dict.fromkeys(lease.gpus, f"{job_id}.{epoch}")
 
 
-def _node_view(record: NodeRecord, used: dict[int, str]) -> NodeView:
+def _node_view(record: NodeRecord, used: dict[int, str], link: Mapping[str, int]) -> NodeView:
     return NodeView.of(
         record.node,
         up=record.up,
         down_why="" if record.up else record.why,
+        reachable=not record.unreachable,
+        refused=link.get("refused", 0),
+        clock_off_us=link.get("clock_off_us", 0),
         used=dict(sorted(used.items())),
         cordoned_by=record.cordoned_by,
         cordon_why=record.cordon_why,

@@ -57,6 +57,7 @@ def start_server(
     database: str | None = None,
     standby: bool = False,
     on: str | None = None,
+    lease: str | None = None,
 ) -> HealthView:
     """Start a server that outlives this process, and wait until it takes jobs.
 
@@ -70,6 +71,7 @@ def start_server(
         database: URL of the PostgreSQL that keeps its log; `sqlite`: a file in the home; None: as the last time.
         standby: wait until the server that leads on the database is gone, and then take over.
         on: the machines: `local`, `ray`, `ray:HOST:PORT` or `ray://HOST:PORT`; None: as the last time.
+        lease: a node without contact ends its ranks after this time, such as `30s`; None: as the last time.
 
     Raises:
         HomeInUseError: a server runs there already.
@@ -79,8 +81,8 @@ def start_server(
     check_installed()
     check_not_connected(home)
     argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home.absolute())]
-    options = {"slots": slots, "price-as": price_as, "listen": listen, "certificate": certificate, "key": key}
-    options |= {"database": database, "on": on}
+    options: dict[str, str | Path | None] = {"slots": slots, "price-as": price_as, "listen": listen, "lease": lease}
+    options |= {"certificate": certificate, "key": key, "database": database, "on": on}
     for name, value in options.items():
         argv += [] if value is None else [f"--{name}", str(value.absolute() if isinstance(value, Path) else value)]
     argv += ["--standby"] if standby else []

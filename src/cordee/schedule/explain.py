@@ -325,12 +325,15 @@ def _shape(job: Job) -> str:
 
 
 def _out_of_use(state: State, now_us: int) -> str:
-    """Name the nodes that are out of use: they are quarantined or cordoned."""
-    names = [name for name, node in sorted(state.nodes.records.items()) if node.quarantined_until_us > now_us]
-    cordoned = [name for name, node in sorted(state.nodes.records.items()) if node.cordoned_by is not None]
+    """Name the nodes that are out of use: they are unreachable, quarantined or cordoned."""
+    records = sorted(state.nodes.records.items())
+    silent = [name for name, node in records if node.unreachable]
+    names = [name for name, node in records if node.quarantined_until_us > now_us]
+    cordoned = [name for name, node in records if node.cordoned_by is not None]
     failed = "is quarantined because it" if len(names) == 1 else "are quarantined because they"
     text = f"; {_and(names)} {failed} went down too often" if names else ""
-    return text + (f"; {_and(cordoned)} {'is' if len(cordoned) == 1 else 'are'} cordoned" if cordoned else "")
+    text += f"; {_and(cordoned)} {'is' if len(cordoned) == 1 else 'are'} cordoned" if cordoned else ""
+    return text + (f"; {_and(silent)} cannot be reached now" if silent else "")
 
 
 def _are(count: int) -> str:

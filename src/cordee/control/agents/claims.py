@@ -33,6 +33,7 @@ class Member:
         session: its connection.
         heard_s: monotonic time of its last message; of the server's start before the first one.
         reachable: no NodeUnreachable of this epoch is open.
+        lost: its ranks are gone for certain, and were reported as lost.
         sent: numbers of the commands sent over this connection and not confirmed.
         confirmed: the confirmations of commands, by number.
         leaves: its agent was dismissed.
@@ -49,6 +50,7 @@ class Member:
     session: Session | None = None
     heard_s: float = field(default_factory=time.monotonic)
     reachable: bool = True
+    lost: bool = False
     sent: set[int] = field(default_factory=set)
     confirmed: dict[int, Confirm] = field(default_factory=dict)
     leaves: bool = False

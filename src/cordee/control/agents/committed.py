@@ -41,6 +41,16 @@ class CommittedLog:
         attempt = self.control.state.attempts.get(JobId(job_id))
         return tuple(lease.node for lease in attempt.held) if attempt and attempt.epoch == epoch else ()
 
+    def held_on(self, node: str) -> list[tuple[str, int]]:
+        """Return the attempts (job, epoch) whose ranks on a node have not ended; waits for the end of a tick."""
+        with self.control.changed:
+            attempts = self.control.state.attempts
+            return [
+                (job_id, attempt.epoch)
+                for job_id, attempt in attempts.items()
+                if any(lease.node == node for lease in attempt.held)
+            ]
+
     def secrets(self, job_id: str, names: Sequence[str]) -> dict[str, str]:
         """Return the values of these secrets of a job, as far as they exist and can be read.
 
@@ -56,4 +66,5 @@ class CommittedLog:
         """Yield the nodes of the log."""
         for record in self.control.state.nodes.records.values():
             node = record.node
-            yield Member(node.name, epoch=node.epoch, up=record.up, machine=node.machine)
+            reachable = not record.unreachable
+            yield Member(node.name, epoch=node.epoch, up=record.up, machine=node.machine, reachable=reachable)

@@ -34,11 +34,26 @@ from cordee.control.engines.port import Engine
 from cordee.control.ports import Pending, Report
 from cordee.errors import StoreError
 from cordee.event_json import decode, encode
-from cordee.events import AttemptPlaced, Event, NodeDown, NodeReclaimed, NodeUp, RanksEnded, RanksStarted
+from cordee.events import (
+    AttemptPlaced,
+    Event,
+    NodeDown,
+    NodeReachable,
+    NodeReclaimed,
+    NodeUnreachable,
+    NodeUp,
+    Outcome,
+    RanksEnded,
+    RanksStarted,
+)
+from cordee.ids import JobId
 from cordee.reports import parse_stream, repair_text
 
 LOOK_S = 0.1
 """The time between two questions to the engines while a node of theirs is not connected."""
+
+FROZEN_S = 3.0
+"""A server that stood still for so long has heard nobody meanwhile, so that the silence proves nothing."""
 
 _log = logging.getLogger("cordee.control")
 
@@ -64,6 +79,10 @@ class ClusterLog(Protocol):
 
     def held(self, job_id: str, epoch: int) -> Sequence[str]:
         """Return the nodes on which an attempt's ranks have not ended; call it on the control loop's thread only."""
+        ...
+
+    def held_on(self, node: str) -> Sequence[tuple[str, int]]:
+        """Return the attempts (job, epoch) whose ranks on a node have not ended; waits for the end of a tick."""
         ...
 
     def secrets(self, job_id: str, names: Sequence[str]) -> dict[str, str]:
@@ -147,6 +166,11 @@ class AgentsExecutor:
         )
         if not isinstance(command, AttemptPlaced):
             return self._send(order, names)
+        with self._changed:
+            for name in names:
+                member = self._members.get(name)
+                if member is not None and member.lost:  # it was placed in the moment in which the lease ended
+                    self._report(member, _lost(name, command.job_id, command.epoch, "its lease is over"))
         order = replace(order, secrets=self._log.secrets(command.job_id, _secret_names(pending.spec)))
         first = command.leases[0].node
         if first in names:
@@ -176,6 +200,12 @@ class AgentsExecutor:
             for node in nodes if done and not keep else ():
                 del node.confirmed[order.number]
             return done
+
+    def link_facts(self, name: str) -> dict[str, int]:
+        """Return what is known of a node's link: reports refused, and the agent's clock minus the server's."""
+        with self._changed:
+            member = self._members.get(name)
+            return {"refused": member.refused, "clock_off_us": member.clock_off_us} if member else {}
 
     def dismiss(self, name: str) -> None:
         """Make the agent of a node exit when it runs no rank group any more; the node is down with its connection."""
@@ -249,10 +279,10 @@ class AgentsExecutor:
             member.disconnect()
             member.leaves = False
             if epoch != member.epoch:
-                member.epoch, member.up, member.reachable = epoch, True, True
+                member.epoch, member.up, member.reachable, member.lost = epoch, True, True, False
             member.machine, member.incarnation, member.session = claim.machine, claim.incarnation, session
-            member.heard_s = time.monotonic()
-            now_us = time.time_ns() // 1000
+            self._heard(member)
+            now_us = _now_us()
             member.clock_off_us = claim.clock_us - now_us
             self._inbox.open(marks.items(), member)
             terms = self._terms
@@ -268,9 +298,9 @@ class AgentsExecutor:
             member = self._members[name]
             if member.session is not session:
                 return
-            member.heard_s = time.monotonic()
+            self._heard(member)
             if isinstance(message, Beat):
-                session.send(Beat(number=message.number, clock_us=time.time_ns() // 1000))
+                session.send(Beat(number=message.number, clock_us=_now_us()))
             elif isinstance(message, Confirm):
                 member.sent.discard(message.number)
                 member.confirmed[message.number] = message
@@ -340,7 +370,14 @@ class AgentsExecutor:
     # -- the thread that watches leases and engines ------------------------------------------------------------
 
     def _watch(self) -> None:
+        looked_s = time.monotonic()
         while not self._stopped:
+            before_s, looked_s = looked_s, time.monotonic()
+            if looked_s - before_s > FROZEN_S:
+                _log.warning("this server stood still for %.1f s: every node gets a fresh lease", looked_s - before_s)
+                with self._changed:
+                    for member in self._members.values():
+                        member.heard_s = looked_s
             try:
                 self._look()
             except (StoreError, OSError) as error:
@@ -354,14 +391,15 @@ class AgentsExecutor:
             self._poke.clear()
 
     def _look(self) -> None:
-        """Take the deaths in that the engines know."""
+        """Take in the deaths that the engines know, and report nodes that are silent."""
         with self._changed:
             before = {name: member.epoch for name, member in self._members.items()}
         deaths = [death for engine in self._engines for death in engine.ended()]
+        gone = [(death.node, death.why) for death in deaths if death.ranks_gone]
         with self._changed:
             for death in deaths:
                 member = self._members.get(death.node)
-                if member is not None and member.epoch == before.get(death.node):
+                if member is not None and member.epoch == before.get(death.node) and not death.ranks_gone:
                     member.disconnect()
                     self._report_down(member, death.why)
             for reclaim in (each for engine in self._engines for each in engine.reclaims()):
@@ -369,6 +407,39 @@ class AgentsExecutor:
                 if member is not None and member.up and member.reclaimed != (member.epoch, reclaim.deadline_us):
                     member.reclaimed = (member.epoch, reclaim.deadline_us)
                     self._report_reclaim(member, reclaim.deadline_us)
+            gone += [(name, self._silence(member)) for name, member in self._members.items() if self._is_over(member)]
+        for name, why in gone:
+            held = self._log.held_on(name)  # without the lock, since a tick takes it too
+            with self._changed:
+                member = self._members.get(name)
+                over = member is not None and (member.epoch == before.get(name)) and not member.lost
+                if member is not None and over and (self._is_over(member) or not member.session):
+                    self._report_lost(member, held, why)
+
+    def _is_over(self, member: Member) -> bool:
+        """Report a node whose agent has become silent; return whether its lease is over, so that its ranks are gone."""
+        silent_s = time.monotonic() - member.heard_s
+        if member.up and member.reachable and silent_s >= self._terms.unreachable_s:
+            member.reachable = False
+            self._report(member, NodeUnreachable(at_us=_now_us(), node=member.name, epoch=member.epoch))
+        return member.up and silent_s >= self._terms.down_s
+
+    def _silence(self, member: Member) -> str:
+        return f"it was silent for {time.monotonic() - member.heard_s:.0f} s: its lease is over"
+
+    def _heard(self, member: Member) -> None:
+        member.heard_s = time.monotonic()
+        if not member.reachable and member.up:
+            member.reachable = True
+            self._report(member, NodeReachable(at_us=_now_us(), node=member.name, epoch=member.epoch))
+
+    def _report_lost(self, member: Member, held: Iterable[tuple[str, int]], why: str) -> None:
+        """Report a node down whose ranks are gone for certain: the scheduler starts them elsewhere."""
+        member.disconnect()
+        member.lost = True
+        for job_id, epoch in held:
+            self._report(member, _lost(member.name, job_id, epoch, why))
+        self._report_down(member, why)
 
     def _is_connected(self, node: str) -> bool:
         with self._changed:
@@ -381,7 +452,7 @@ class AgentsExecutor:
     def _report_down(self, member: Member, why: str) -> None:
         """Report once that the agent with the node's epoch is gone, even if it died while no server ran."""
         if member.up:
-            down = NodeDown(at_us=time.time_ns() // 1000, node=member.name, epoch=member.epoch, why=why)
+            down = NodeDown(at_us=_now_us(), node=member.name, epoch=member.epoch, why=why)
             self._report(member, down)
             member.up = False
 
@@ -398,6 +469,15 @@ class AgentsExecutor:
     def _notify(self) -> None:
         self._changed.notify_all()
         self._wake()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _lost(node: str, job_id: str, epoch: int, why: str) -> RanksEnded:
+    why = f"{node}: {why}"
+    return RanksEnded(at_us=_now_us(), job_id=JobId(job_id), epoch=epoch, node=node, outcome=Outcome.LOST, why=why)
 
 
 def _is_stream_of(node: str, source: str) -> bool:

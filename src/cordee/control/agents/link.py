@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, WebSocket
-from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketDisconnect
 
 from cordee.agent.messages import NAMES, PROTOCOL, Beat, Claim, Confirm, FromAgent, FromServer, Records, Refused, encode
-from cordee.client import as_body
 from cordee.control.agents.claims import Session
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.node_tokens import check_node
@@ -23,8 +21,6 @@ CLAIM_S = 10.0
 """A connection without a claim is closed after this time."""
 
 FINISH_S = 1.0
-
-_STATUS = {TokenError: 401, ForbiddenError: 403, StoreError: 503}
 
 _ADAPTERS: dict[str, TypeAdapter[FromAgent]] = {
     NAMES[kind]: TypeAdapter(kind) for kind in (Claim, Records, Beat, Confirm)
@@ -113,8 +109,9 @@ async def link(websocket: WebSocket, node: str, executor: Agents) -> None:
     try:
         await asyncio.to_thread(check_node, node, token_of(websocket), executor.node_of)
     except (TokenError, ForbiddenError, StoreError) as error:
-        status = next(code for kind, code in _STATUS.items() if isinstance(error, kind))
-        await websocket.send_denial_response(JSONResponse(as_body(error), status_code=status))
+        await websocket.accept()
+        await websocket.send_text(encode(Refused(why=error.message, hint=error.hint or "")))
+        await websocket.close()
         return
     await websocket.accept()
     session = LinkSession(websocket)

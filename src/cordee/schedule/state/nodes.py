@@ -3,7 +3,17 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from cordee.events import Job, Lease, NodeCordoned, NodeDown, NodeReclaimed, NodeUncordoned, NodeUp
+from cordee.events import (
+    Job,
+    Lease,
+    NodeCordoned,
+    NodeDown,
+    NodeReachable,
+    NodeReclaimed,
+    NodeUncordoned,
+    NodeUnreachable,
+    NodeUp,
+)
 from cordee.schedule.placement.entry import Entry, Used, entry_of, mask_of
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.mix import Mix
@@ -71,7 +81,8 @@ class Nodes:
             # The same agent describes a change of its GPUs; the cloud's announcement still holds.
             same = event.node.epoch == known.node.epoch
             reclaimed_us = known.reclaimed_us if same else None
-            self._set(replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us), event.at_us)
+            record = replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us)
+            self._set(replace(record, unreachable=known.unreachable and same), event.at_us)
 
     def down(self, event: NodeDown) -> None:
         """Take a node out of use until it is up again; quarantine it if it went down too often."""
@@ -92,7 +103,14 @@ class Nodes:
                 if at_us <= event.at_us - FLAPS_WITHIN_US:
                     self._journal.drop(self.went_down, name)
             self._journal.put(self.went_down, event.node, event.at_us)
-        self._set(replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us), event.at_us)
+        record = replace(known, up=False, unreachable=False, why=event.why, downs=downs)
+        self._set(replace(record, quarantined_until_us=until_us), event.at_us)
+
+    def heard(self, event: NodeUnreachable | NodeReachable) -> None:
+        """Take a node out of use while its agent is silent."""
+        known = self.records.get(event.node)
+        if known is not None and known.up and event.epoch == known.node.epoch:
+            self._set(replace(known, unreachable=isinstance(event, NodeUnreachable)), event.at_us)
 
     def reclaimed(self, event: NodeReclaimed) -> bool:
         """Mark a node that the cloud takes back; return whether its attempts have to leave."""

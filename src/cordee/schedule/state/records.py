@@ -120,6 +120,7 @@ class NodeRecord:
     node: Node
     up: bool = True
     why: str = ""  # the reason why it is down
+    unreachable: bool = False  # its agent is silent
     reclaimed_us: int | None = None  # when the cloud takes it back
     cordoned_by: str | None = None  # the operator who took it out of use
     cordon_why: str = ""
@@ -130,4 +131,5 @@ class NodeRecord:
     @property
     def stays(self) -> bool:
         """Return whether GPUs that become free on it can be used again."""
-        return self.up and self.reclaimed_us is None and self.cordoned_by is None and not self.quarantined_until_us
+        there = self.up and not self.unreachable and self.reclaimed_us is None
+        return there and self.cordoned_by is None and not self.quarantined_until_us
