@@ -93,10 +93,8 @@ class RankGroup:
         self._sweep_s: float | None = None  # time to the next check of processes that are being ended; None: none are
         self._deadline_s = math.inf  # of the notice
         self._uploaders = _Uploaders()
-        self._killed_why = ""
-        self._killed = Outcome.KILLED
+        self._verdict: RankGroupResult | None = None  # of whoever ended the group: it could not start, or was killed
         self._first_bad: _Rank | None = None
-        self._not_started = ""
 
     def start(self, launch: RankGroupLaunch, secrets: Mapping[str, str]) -> None:
         """Start all processes; if one cannot be started, end the others."""
@@ -129,7 +127,7 @@ class RankGroup:
 
     def refuse(self, why: str) -> None:
         """End the group at once, since it cannot be started."""
-        self._not_started = why
+        self._verdict = RankGroupResult(Outcome.FAILED, why)
         self._sweep(now_s=0.0)
 
     def reaped(self, pid: int, exit_code: int, now_s: float) -> bool:
@@ -170,7 +168,7 @@ class RankGroup:
     def kill(self, why: str, now_s: float, *, outcome: Outcome = Outcome.KILLED) -> None:
         """End every process now, except that uploaders may store their captures first: that needs no GPU."""
         if self._sweep_s is None:
-            self._killed_why, self._killed = why, outcome
+            self._verdict = RankGroupResult(outcome, why)
             self._sweep(now_s)
 
     def tick(self, now_s: float) -> bool:
@@ -178,7 +176,8 @@ class RankGroup:
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return False
         if self._sweep_s is None:
-            self._killed_why = f"it did not leave within its grace period of {self.order.grace_s:g} s"
+            why = f"it did not leave within its grace period of {self.order.grace_s:g} s"
+            self._verdict = RankGroupResult(Outcome.KILLED, why)
         sweep_s = self._sweep_s or SWEEP_S_MIN
         left = self.processes()
         for each in left:
@@ -197,16 +196,17 @@ class RankGroup:
 
     def result(self) -> RankGroupResult:
         """Return the outcome of the group, after `tick` has returned True and the logs are closed."""
-        if self._not_started:
-            return RankGroupResult(Outcome.FAILED, self._not_started)
+        if self._verdict is not None and self._verdict.outcome is Outcome.FAILED:
+            return self._verdict
         if not self._ranks:
-            return RankGroupResult(Outcome.KILLED, self._killed_why or "it got notice before its ranks had started")
+            before = RankGroupResult(Outcome.KILLED, "it got notice before its ranks had started")
+            return self._verdict or before
         left = self._how_ranks_left()
         codes = [rank.exit_code for rank in self._ranks]
         if self._all_checkpointed(left):
             return RankGroupResult(Outcome.CHECKPOINTED, "every rank left with a checkpoint")
-        if self._killed_why:
-            return RankGroupResult(self._killed, self._killed_why)
+        if self._verdict is not None:
+            return self._verdict
         if "hung" in left.values():
             return RankGroupResult(Outcome.LOST, self._why_hung(left))
         if all(code == 0 for code in codes):
@@ -263,7 +263,7 @@ class RankGroup:
         if self._ranks[0].exit_code == EXIT_CHECKPOINTED:
             return True
         # The launcher's number of ranks is not known here; of a killed launcher the records of all GPUs are needed.
-        expected = len(self.order.gpus) if self._killed_why else 1
+        expected = len(self.order.gpus) if self._verdict is not None else 1
         return len(left) >= expected and all(how == "checkpointed" for how in left.values())
 
     def _result_without_failure(self, codes: list[int | None], left: Mapping[int, str]) -> RankGroupResult:

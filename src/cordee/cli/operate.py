@@ -19,6 +19,28 @@ from cordee.view.money import CLASSES, gpu_time
 _LOOK_S = 0.05
 BY = ("job", "user", "queue", "epoch")
 
+Lease = Annotated[
+    str | None,
+    typer.Option(
+        help="A node without contact ends its ranks after this time; then they start elsewhere.",
+        show_default="as before, else 30s",
+    ),
+]
+Machines = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MACHINES",
+        help="local, or ray: the nodes of the Ray cluster that this machine belongs to (ray:HOST:PORT, ray://...).",
+        show_default="as before, else local",
+    ),
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="PostgreSQL that keeps the log, or sqlite.", show_default="as before, else sqlite"
+    ),
+]
+
 
 def up(
     *,
@@ -42,30 +64,12 @@ def up(
         Path | None, typer.Option(help="PEM certificate for --listen.", show_default="a self-made one")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="PostgreSQL that keeps the log, or sqlite.", show_default="as before, else sqlite"
-        ),
-    ] = None,
+    database: Database = None,
     standby: Annotated[
         bool, typer.Option("--standby", help="Take over when the server that leads on the database is gone.")
     ] = False,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MACHINES",
-            help="local, or ray: the nodes of the Ray cluster that this machine belongs to (ray:HOST:PORT, ray://...).",
-            show_default="as before, else local",
-        ),
-    ] = None,
-    lease: Annotated[
-        str | None,
-        typer.Option(
-            help="A node without contact ends its ranks after this time; then they start elsewhere.",
-            show_default="as before, else 30s",
-        ),
-    ] = None,
+    on: Machines = None,
+    lease: Lease = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,

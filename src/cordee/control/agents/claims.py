@@ -57,12 +57,6 @@ class Member:
     refused: int = 0
     clock_off_us: int = 0
     reclaimed: tuple[int, int] = (0, 0)
-    _seqs: dict[int, int] = field(default_factory=dict)
-
-    def next_seq(self, mark: int) -> int:
-        """Return the next number in the server's stream about this epoch, whose committed mark is given."""
-        seq = self._seqs[self.epoch] = max(mark, self._seqs.get(self.epoch, 0)) + 1
-        return seq
 
     def must_send(self, number: int) -> bool:
         """Return whether a command must be sent: the agent is connected, and the command was not sent yet."""

@@ -463,7 +463,7 @@ class AgentsExecutor:
     def _report(self, member: Member, event: Event) -> None:
         """Add a report of the server's own about the node's epoch."""
         source = f"server/{member.name}/{member.epoch}"
-        self._inbox.add(Report(source=source, seq=member.next_seq(self._log.mark(source)), event=event))
+        self._inbox.add(Report(source=source, seq=self._inbox.next_seq(source, self._log.mark(source)), event=event))
         self._notify()
 
     def _notify(self) -> None:

@@ -32,6 +32,10 @@ class Inbox:
             self._received[source] = max(mark, self._received.get(source, 0))
             self._acknowledged[source] = max(mark, self._acknowledged.get(source, 0))
 
+    def next_seq(self, source: str, mark: int) -> int:
+        """Return the number of the next record of one of the server's own streams, whose committed mark is given."""
+        return max(mark, self._received.get(source, 0)) + 1
+
     def is_new(self, source: str, seq: int, owner: Member) -> bool:
         """Return whether a record arrives for the first time; remember the agent that sent it."""
         self._owners[source] = owner
