@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from agent_world import World
 
 from cordee.agent.copies import NAME, Copied, Copies, CopyError, files_of_job, placed
 from cordee.agent.launch import Assignment
 from cordee.agent.uplink import UplinkError
-from cordee.events import Lease
+from cordee.events import Lease, Outcome, RanksStarted
 from cordee.storage.content import Contents, pack
 from cordee.storage.folder import read_folder
 from cordee.storage.tree import Tree, digest_of
@@ -199,3 +200,39 @@ def test_the_program_is_the_submitters_or_named_as_missing(project: Path, tmp_pa
     assert f"python3 is {mine} where the job was submitted, and node gpu-3 has no such program" in str(missing.value)
     assert f"its PATH has {other}" in str(missing.value)
     assert Tree.decode(tree.encode()) == tree and os.sep in str(mine)
+
+
+def stored(world: World, server: Server) -> str:
+    Contents(world.home / "files").add(server.held.items(), durable=False)
+    return server.digest
+
+
+def test_an_agent_of_the_servers_machine_runs_a_copy(world: World, project: Path, server: Server) -> None:
+    (project / "train.py").write_text("edited")
+    world.start(["cat", "train.py"], files=stored(world, server))
+    assert world.ended().outcome is Outcome.FINISHED
+    assert "print(1)" in world.log_text("rank0.log")
+    world.until(lambda: not (world.folder() / NAME).exists(), "the removal of the copy")
+    world.start(["true"], epoch=2, files="0" * 64)
+    lost = world.ended(epoch=2)
+    assert lost.outcome is Outcome.FAILED and "the server has lost 1 content" in lost.why
+
+
+@pytest.mark.parametrize("order", ["kill", "notice"])
+def test_an_attempt_that_ends_before_its_copy_is_made_starts_no_rank(world: World, server: Server, order: str) -> None:
+    digest = stored(world, server)
+    content = world.home / "files" / digest[:2] / digest
+    content.unlink()
+    os.mkfifo(content)  # reading it takes until somebody writes
+    world.start(["true"], files=digest)
+    world.until(lambda: not world.pending, "the confirmation of the start")
+    world.kill() if order == "kill" else world.notice(30)
+    ended = world.ended()
+    assert ended.outcome is Outcome.KILLED
+    assert ("the test said so" if order == "kill" else "before its ranks had started") in ended.why
+    content.write_bytes(server.held[digest])  # the copy is made after all
+    content.unlink()
+    content.write_bytes(server.held[digest])
+    world.start(["true"], epoch=2, files=digest)
+    assert world.ended(epoch=2).outcome is Outcome.FINISHED
+    assert not world.of(RanksStarted)

@@ -1,5 +1,6 @@
 """Fixtures of the control plane's tests."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,3 +13,13 @@ def api(tmp_path: Path) -> Iterator[Api]:
     api = Api(tmp_path)
     yield api
     api.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", folder], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("a small disk needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)

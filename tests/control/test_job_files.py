@@ -1,8 +1,6 @@
 """Files of jobs on the server: sent once, checked, kept while a job needs them; and ranges of a log."""
 
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -116,6 +114,14 @@ def test_folders_of_editable_installs_are_recorded(api: Api, project: Path) -> N
     assert all(not file.path.startswith(".venv") for file in tree.files)
 
 
+def test_search_paths_through_a_link_name_the_folder_itself(api: Api, project: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(project)
+    env = {"PYTHONPATH": f"/lib:{link}/lib:{link}:", "DATA": f"{link}/lib", "PATH": "/bin"}
+    sent = send_files(api.client, spec_in(link, env=env, run="python train.py"), remote=True)
+    assert sent.env == env | {"PYTHONPATH": f"/lib:{project}/lib:{project}:{project}"}
+
+
 def test_contents_stay_while_a_job_needs_them(api: Api, project: Path) -> None:
     sent = send_files(api.client, spec_in(project), remote=True)
     made = api.client.submit(sent.model_dump(mode="json"))
@@ -133,16 +139,6 @@ def test_contents_stay_while_a_job_needs_them(api: Api, project: Path) -> None:
     assert api.client.job(made.job.job_id).state == "stopped"
     assert collect() == 3
     assert api.service.files.collect(api.service.store.jobs()) == 0, "once an hour"
-
-
-@pytest.fixture
-def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("disk")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", folder], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("a small disk needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_a_full_disk_refuses_files_and_keeps_a_reserve_for_the_log(small_disk: Path) -> None:

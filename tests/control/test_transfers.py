@@ -1,6 +1,6 @@
 """Logs of ranks come from their nodes, files of jobs go there: each node by its own token, for its own attempts."""
 
-import threading
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +16,8 @@ from cordee.agent.log_shipping import LogShipper
 from cordee.agent.settings import AgentSettings
 from cordee.agent.uplink import Uplink, UplinkError
 from cordee.control import logs
+from cordee.control.home import Home
+from cordee.control.listen import Listener
 from cordee.control.node_tokens import DerivedTokens
 from cordee.events import NodeUp
 from cordee.storage.content import pack, unpack
@@ -165,22 +167,43 @@ def test_a_log_waits_while_there_is_no_server_and_does_not_hold_the_end_for_ever
     assert nodes.received("n1") == path.read_bytes()
 
 
-def test_a_full_disk_keeps_logs_on_the_node(nodes: Nodes, shipper: LogShipper, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cordee.errors import StoreError
-
-    refused = threading.Event()
-
-    def no_room(*_: object) -> None:
-        refused.set()
-        raise StoreError("the server's disk has 0 B left")
-
+def test_a_full_disk_keeps_logs_on_the_node(small_disk: Path, tmp_path: Path) -> None:
+    api = Api(small_disk)
+    nodes = Nodes(api, tmp_path)
     path = nodes.log("n1")
-    path.write_bytes(b"kept\n")
-    with monkeypatch.context() as full:
-        full.setattr(logs, "check_room", no_room)
-        shipper.begin(nodes.folder / "n1" / "attempts", "n1")
-        assert refused.wait(20) and nodes.received("n1") == b""
-    until(lambda: nodes.received("n1") == b"kept\n")
+    path.write_bytes(b"kept\n" * 1000)
+    with (small_disk / "filler").open("wb") as filler:
+        filler.write(bytes(shutil.disk_usage(small_disk).free - 900_000))
+    uplink = nodes.uplink("n1")
+    with pytest.raises(UplinkError, match=r"disk has \d+ kB left, of which 1\.\d+ MB are kept") as refused:
+        uplink.put_log(nodes.job_id, 1, "rank0.log", 0, path.read_bytes())
+    assert refused.value.again and nodes.received("n1") == b""
+    shipper = LogShipper(uplink, lambda: None)
+    shipper.begin(nodes.folder / "n1" / "attempts", "n1")
+    (small_disk / "filler").unlink()
+    until(lambda: nodes.received("n1") == path.read_bytes())
+    shipper.close()
+    api.close()
+
+
+def test_an_agent_pins_the_servers_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    listener = Listener.of(Home(home), "127.0.0.1:0", None, None)
+    assert listener is not None
+    api = Api(home, listener)
+    nodes = Nodes(api, tmp_path)
+    token = node_token(api, "n1")
+    for fingerprint, sent in ((listener.fingerprint, 4), ("0" * 64, None)):
+        AgentSettings(node="n1", servers=(listener.url,), token=token, fingerprint=fingerprint).write(tmp_path / "n1")
+        uplink = Uplink(tmp_path / "n1")
+        if sent is not None:
+            assert uplink.put_log(nodes.job_id, 1, "rank0.log", 0, b"one\n") == sent
+        else:
+            with pytest.raises(UplinkError, match="another certificate than expected"):
+                uplink.put_log(nodes.job_id, 1, "rank0.log", 4, b"two\n")
+        uplink.close()
+    assert nodes.received("n1") == b"one\n"
+    api.close()
 
 
 def test_the_end_of_a_log_that_is_too_long_says_where_the_rest_is(

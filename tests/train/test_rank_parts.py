@@ -57,6 +57,19 @@ def test_under_an_agent_the_scripts_own_folder_holds_one_for_each_job() -> None:
     assert settings(told).to is None
 
 
+def test_checkpoints_in_a_copy_of_the_submitted_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = {"CORDEE_JOB": "a-bcdefg", "CORDEE_EPOCH": "1", "CORDEE_FILES": str(tmp_path)}
+    for to in ("ckpt", f"{tmp_path}/ckpt", "/elsewhere, ckpt"):
+        with pytest.raises(InputError, match="a copy of the submitted files that is removed after this attempt"):
+            settings(told, to=to)
+    assert settings(told, to="/elsewhere").to == "/elsewhere/a-bcdefg"
+    assert settings(told, to="s3://bucket/run").to == "s3://bucket/run/a-bcdefg"
+    assert settings({**told, "CORDEE_CHECKPOINT_TO": "/there"}, to="ckpt").to == "/there"
+
+
 def test_a_bare_number_of_seconds_is_refused() -> None:
     with pytest.raises(UnitError):
         settings({}, every="600")

@@ -8,10 +8,11 @@ import os
 import queue
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,12 +23,13 @@ from cordee.storage.content import KEEP_S, Contents, batches, unpack
 from cordee.storage.sealed import Damaged
 from cordee.storage.tree import Tree
 from cordee.units import plural
+from cordee.workload.launcher import SEARCH_PATHS
 
 NAME = "files"
 _READY = "files.ready"  # when the copy was made
 RETRY_S = 1.0
-_SEARCHED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _COLLECT_EVERY_S = 3600.0
+_THREADS = 2
 
 _log = logging.getLogger("cordee.agent")
 
@@ -57,7 +59,9 @@ class Copies:
     def __init__(self, contents: Contents, uplink: Callable[[], Uplink] | None, wake: Callable[[], None]) -> None:
         self._contents, self._wake = contents, wake
         self._new_uplink = uplink
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="cordee-copies")
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        for number in range(_THREADS):  # a stuck disk must not keep the agent from its exit
+            threading.Thread(target=self._run, name=f"cordee-copies-{number}", daemon=True).start()
         self._made: queue.SimpleQueue[Copied] = queue.SimpleQueue()
         self._wanted: set[str] = set()  # tags of orders that nobody has cancelled
         self._next_collect_s = 0.0
@@ -65,7 +69,7 @@ class Copies:
     def make(self, order: Assignment, folder: Path) -> None:
         """Begin to make the copy of an order, in the folder of its rank group."""
         self._wanted.add(order.tag)
-        self._pool.submit(self._make, order, folder / NAME)
+        self._work.put(partial(self._make, order, folder / NAME))
 
     def made(self) -> list[Copied]:
         """Return the orders whose copy was made, or could not be made, since the last call."""
@@ -78,14 +82,17 @@ class Copies:
         """Remove the copy of a rank group that has ended, unless it has files that were not submitted."""
         self._wanted.discard(tag)
         if (folder / NAME).exists():
-            self._pool.submit(self._remove, folder / NAME)
+            self._work.put(partial(self._remove, folder / NAME))
 
     def close(self) -> None:
-        """Begin no more copies."""
+        """Ask the servers for nothing more."""
         self._wanted.clear()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # -- on a thread of the pool -----------------------------------------------------------------------------
+    # -- on a thread of its own ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
 
     def _make(self, order: Assignment, copy: Path) -> None:
         try:
@@ -200,7 +207,7 @@ def placed(spec: Mapping[str, Any], tree: Tree, copy: Path, node: str) -> dict[s
     else:
         run = [in_copy(str(word)) for word in run]
     env = dict(spec.get("env") or {})
-    for name in _SEARCHED:
+    for name in SEARCH_PATHS:
         if name in env:
             env[name] = os.pathsep.join(map(in_copy, env[name].split(os.pathsep)))
     imported = [in_copy(os.path.join(tree.root, path)) for path in tree.import_paths]  # noqa: PTH118

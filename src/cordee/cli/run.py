@@ -17,10 +17,10 @@ from cordee.client import Client
 from cordee.errors import InputError, SpecError
 from cordee.servers import is_remote
 from cordee.units import format_micro_usd, plural
+from cordee.workload.launcher import SEARCH_PATHS
 from cordee.workload.planned import PlannedJob, read_plan
 from cordee.workload.spec import JobSpec, parse_spec
 
-FOUND_BY = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
 _GOES_ON = ("starts-now", "starting", "running", "held-up", "leaving", "ended")  # reasons that are no wait
 _VARIED = ("tier", "queue")  # with the GPUs: what a dry run compares
@@ -193,7 +193,7 @@ def submit(
 
     here = spec.model_copy(update={"cwd": spec.cwd or str(Path.cwd())})
     # Ranks find the programs and libraries of this shell, whichever shell started the server.
-    found_here = {name: os.environ[name] for name in FOUND_BY if name in os.environ}
+    found_here = {name: os.environ[name] for name in SEARCH_PATHS if name in os.environ}
     here = here.model_copy(update={"env": found_here | here.env})
     remote = is_remote(home)
     if not (remote and names_program(here)):  # the node has it, or says that it has not

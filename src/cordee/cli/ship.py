@@ -2,12 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cordee.client import Client
 from cordee.errors import InputError, SpecError
-from cordee.workload.launcher import commands_of
+from cordee.workload.launcher import SEARCH_PATHS, commands_of
 from cordee.workload.spec import JobSpec
 
 SHIP_BY_DEFAULT = False
@@ -51,6 +51,7 @@ def send_files(client: Client, spec: JobSpec, *, remote: bool) -> JobSpec:
             if to
         }
         spec = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=absolute)})
+    spec = spec.model_copy(update={"env": _resolved(spec.env, root)})
     _check_inside(spec, root)
     without = [client.home] if client.home else []
     if spec.checkpoint.to:
@@ -76,6 +77,16 @@ def send_files(client: Client, spec: JobSpec, *, remote: bool) -> JobSpec:
     for group in batches({digest: sizes[digest] for digest in missing}):
         client.send_files(pack(group, read))
     return spec.model_copy(update={"files": digest_of(data)})
+
+
+def _resolved(env: Mapping[str, str], root: Path) -> dict[str, str]:
+    """Return an environment whose search paths name the folder by its real path, by which nodes find it in a copy."""
+    found = dict(env)
+    for name in env.keys() & SEARCH_PATHS:
+        entries = [Path(entry).resolve() if entry else root for entry in env[name].split(os.pathsep)]
+        pairs = zip(env[name].split(os.pathsep), entries, strict=True)
+        found[name] = os.pathsep.join(str(real) if real.is_relative_to(root) else entry for entry, real in pairs)
+    return found
 
 
 def _check_inside(spec: JobSpec, root: Path) -> None:

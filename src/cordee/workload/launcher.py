@@ -12,6 +12,9 @@ _NODE_MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 _PREFIXES = {"exec", "env", "nohup", "nice", "time", "command", "uv", "poetry", "run"}
+SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+"""Variables by which a command finds programs, libraries and modules: the submitter's are those of the job."""
+
 PYTHON = re.compile(r"python[0-9.]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _SEPARATORS = {";", "&&", "||", "|", "&", "(", ")", "|&", ";;"}
