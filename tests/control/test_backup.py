@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from postgres import Postgres
 from stage import GPT, JOB, URGENT, Scene
 
 from cordee.control.backup import DATABASE, back_up, check, check_backup, database_of, restore
@@ -67,6 +68,16 @@ def test_a_backup_is_restored_with_log_tables_and_files(home: Path, tmp_path: Pa
     old.close()
     again.close()
     assert check(database_of(new)) == check_backup(tmp_path / "a.tar.gz") == (made.number, [])
+
+
+def test_a_backup_moves_a_log_between_databases(home: Path, tmp_path: Path, postgres: Postgres) -> None:
+    there, back = postgres.database(), tmp_path / "back.tar.gz"
+    made = back_up(home, database_of(home), tmp_path / "a.tar.gz")
+    restore(tmp_path / "a.tar.gz", tmp_path / "new", there)
+    assert not (tmp_path / "new" / DATABASE).exists()
+    assert check(there) == (made.number, [])
+    assert back_up(tmp_path / "new", there, back).number == made.number
+    assert check_backup(back) == (made.number, [])
 
 
 def test_a_backup_is_made_while_the_log_grows(home: Path, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """Snapshots and segments in a database: a start from them equals a full replay, and one that is unfit is not used."""
 
 import re
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from api_scene import Api
 from stage import GPT, JOB, PROD, URGENT, Scene
 from structlog.testing import capture_logs
@@ -33,23 +33,25 @@ def events() -> list[Event]:
     return log
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'cordee.db'}"
+    database: str = request.getfixturevalue("postgres").database()
+    return database
+
+
 @pytest.fixture
-def store(tmp_path: Path, events: list[Event]) -> Iterator[SqlStore]:
-    store = SqlStore(url(tmp_path))
+def store(url: str, events: list[Event]) -> Iterator[SqlStore]:
+    store = SqlStore(url)
     store.commit(events)
     yield store
     store.close()
 
 
-def url(folder: Path) -> str:
-    return f"sqlite:///{folder / 'cordee.db'}"
-
-
-def write(folder: Path, statement: str) -> None:
-    connection = sqlite3.connect(folder / "cordee.db")
-    connection.execute(statement)
-    connection.commit()
-    connection.close()
+def write(store: SqlStore, statement: str) -> None:
+    with store.writing() as connection:
+        connection.execute(sa.text(statement))
 
 
 def replayed(events: list[Event]) -> Fold:
@@ -58,10 +60,10 @@ def replayed(events: list[Event]) -> Fold:
     return fold
 
 
-def test_a_start_from_a_snapshot_equals_a_full_replay(tmp_path: Path, store: SqlStore, events: list[Event]) -> None:
+def test_a_start_from_a_snapshot_equals_a_full_replay(url: str, store: SqlStore, events: list[Event]) -> None:
     through = len(events) - 20
     ended = replayed(events[:through]).ended_jobs()
-    counts = make(url(tmp_path), through, ended)
+    counts = make(url, through, ended)
     assert (counts["number"], counts["events"], counts["retired"]) == (through, through, len(ended))
     assert ended, "some jobs had ended"
     fold = newest_fold(store, Policy())
@@ -73,37 +75,37 @@ def test_a_start_from_a_snapshot_equals_a_full_replay(tmp_path: Path, store: Sql
     assert store.archive.retired().keys() == set(ended)
 
 
-def test_the_next_snapshot_starts_from_the_newest(tmp_path: Path, store: SqlStore, events: list[Event]) -> None:
-    make(url(tmp_path), 30, [])
-    assert make(url(tmp_path), 50, [])["events"] == 20
+def test_the_next_snapshot_starts_from_the_newest(url: str, store: SqlStore, events: list[Event]) -> None:
+    make(url, 30, [])
+    assert make(url, 50, [])["events"] == 20
     assert taken(newest_fold(store, Policy())).body == taken(replayed(events[:50])).body
-    make(url(tmp_path), 40, [])  # of a server that was replaced meanwhile
+    make(url, 40, [])  # of a server that was replaced meanwhile
     assert newest_fold(store, Policy()).number == 50
 
 
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        ("update snapshots set body = zeroblob(length(body))", "do not have its hash"),
+        ("update snapshots set hash = '0'", "do not have its hash"),
         ("update snapshots set version = '0.0.1-abc'", "it is of version 0.0.1-abc, and this is "),
         ("update snapshots set number = 100000", r"it is of number 100000, and the log ends at \d+"),
         ("update snapshots set number = number - 1", r"it holds number 50, and says 49"),
     ],
 )
 def test_a_snapshot_that_is_unfit_is_not_used_and_replaced(
-    tmp_path: Path, store: SqlStore, events: list[Event], damage: str, why: str
+    url: str, store: SqlStore, events: list[Event], damage: str, why: str
 ) -> None:
-    make(url(tmp_path), 50, [])
-    write(tmp_path, damage)
+    make(url, 50, [])
+    write(store, damage)
     with capture_logs() as lines:
         assert newest_fold(store, Policy()).number == 0
     assert [line["event"] for line in lines] == ["the snapshot is not used, and the whole log is replayed"]
     assert re.search(why, lines[0]["why"])
-    make(url(tmp_path), 50, [])
+    make(url, 50, [])
     assert newest_fold(store, Policy()).number == 50
 
 
-def test_events_are_read_from_segments_and_from_the_log(tmp_path: Path, store: SqlStore, events: list[Event]) -> None:
+def test_events_are_read_from_segments_and_from_the_log(url: str, store: SqlStore, events: list[Event]) -> None:
     assert store.archive.move(len(events) - 15, segment=10) == (len(events) - 15) // 10
     assert list(store.events()) == list(enumerate(events, start=1))
     for after in (0, 1, 9, 10, 11, len(events) - 16, len(events) - 1, len(events), len(events) + 5):
@@ -121,9 +123,9 @@ def test_events_that_move_into_a_segment_while_they_are_read(store: SqlStore, ev
     assert found == list(enumerate(events, start=1))
 
 
-def test_a_damaged_segment_is_named(tmp_path: Path, store: SqlStore) -> None:
+def test_a_damaged_segment_is_named(store: SqlStore) -> None:
     store.archive.move(30, segment=10)
-    write(tmp_path, "update segments set body = zeroblob(length(body)) where first = 11")
+    write(store, "update segments set hash = '0' where first = 11")
     with pytest.raises(StoreError, match=r"the segment of events 11 to 20 is damaged.*\nhint: restore the newest"):
         list(store.events())
 
