@@ -6,7 +6,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from postgres import Postgres
 from stage import GPT, JOB, URGENT, Scene
 
 from cordee.control.backup import DATABASE, back_up, check, check_backup, database_of, restore
@@ -15,6 +14,7 @@ from cordee.control.snapshots import make
 from cordee.control.store.sql import SqlStore
 from cordee.errors import HomeInUseError, HomeUnsuitableError, InputError, StoreError
 from cordee.events import Outcome
+from postgres import Postgres
 
 
 @pytest.fixture
