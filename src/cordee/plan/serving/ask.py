@@ -5,7 +5,7 @@ among those that meet the SLO. The command line and notebooks ask here, so they 
 """
 
 from cordee.plan.serving.answer import ServingAnswer
-from cordee.plan.serving.disaggregation import PhasesWanted
+from cordee.plan.serving.disaggregation import PhasesWanted, check_phases
 from cordee.plan.serving.judge import judge_all, rank
 from cordee.plan.serving.request import ServingRequest
 
@@ -23,5 +23,8 @@ def ask(request: ServingRequest, phases: PhasesWanted | None = None) -> ServingA
     Raises:
         LayoutError: no layout that is asked for divides the model.
         CatalogueError: the GPU does not compute in a format.
+        SpecError: phases for a fixed concurrency.
     """
+    if phases is not None:
+        check_phases(request)
     return ServingAnswer(request, tuple(sorted(judge_all(request), key=rank)), phases)

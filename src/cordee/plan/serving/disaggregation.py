@@ -205,17 +205,26 @@ def plan_phases(request: ServingRequest, wanted: PhasesWanted) -> PhasesPlan | N
     """Return the cheapest replicas for both phases that meet the latencies, or the nearest; None: none fit the GPUs.
 
     Raises:
-        SpecError: a fixed concurrency, which two pools do not have.
+        SpecError: a fixed concurrency.
         LayoutError: no layout that is asked for divides the model.
+    """
+    check_phases(request)
+    pairs = list(_pairs(request, wanted))
+    found = list(_loaded(request, wanted, pairs) if request.traffic.offered_per_s else _fullest(request, wanted, pairs))
+    return min(found, key=_rank, default=None)
+
+
+def check_phases(request: ServingRequest) -> None:
+    """Refuse a fixed concurrency, which two pools of replicas do not have.
+
+    Raises:
+        SpecError: it has one.
     """
     if request.traffic.concurrency is not None:
         raise SpecError(
             f"a concurrency of {request.traffic.concurrency} is not divided between prefill and decode",
             hint="give --rate, a trace, or no load: then both phases have as much as they can answer",
         )
-    pairs = list(_pairs(request, wanted))
-    found = list(_loaded(request, wanted, pairs) if request.traffic.offered_per_s else _fullest(request, wanted, pairs))
-    return min(found, key=_rank, default=None)
 
 
 def _rank(each: PhasesPlan) -> tuple[float, ...]:
