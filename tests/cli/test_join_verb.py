@@ -227,3 +227,17 @@ def test_a_home_is_connected_once(cluster: Cluster, tmp_path: Path, capsys: pyte
     assert code_of("connect", "--forget", *here) == 0
     assert code_of("connect", *here) == 31
     assert "no server runs on" in capsys.readouterr().err
+
+
+def test_a_head_that_is_no_node_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = ["--home", str(tmp_path / "head")]
+    try:
+        assert code_of("up", "--on", "none", "--listen", "127.0.0.1:0", *home) == 0
+        said = capsys.readouterr().out
+        assert "other machines reach it at https://127.0.0.1:" in said and "cordee nodes token" in said
+        assert code_of("nodes", "--json", *home) == 0
+        assert json.loads(capsys.readouterr().out) == []
+        assert code_of("nodes", *home) == 0
+        assert "no node" in capsys.readouterr().out
+    finally:
+        assert code_of("down", "--yes", *home) == 0

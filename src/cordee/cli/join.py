@@ -52,8 +52,10 @@ def token(
 
 
 def join(
-    url: Annotated[str | None, typer.Argument(help="URL of the server, from `cordee nodes token`.")] = None,
-    join_token: Annotated[str | None, typer.Argument(metavar="TOKEN", help="The join token printed there.")] = None,
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="URL of the server, from `cordee nodes token`.")
+    ] = None,
+    join_token: Annotated[str | None, typer.Argument(metavar="[TOKEN]", help="The join token printed there.")] = None,
     *,
     name: Annotated[str | None, typer.Option(help="Name of the node.", show_default="the host's")] = None,
     slots: Annotated[int | None, typer.Option(help="Number of CPU slots to offer in place of GPUs.", min=1)] = None,

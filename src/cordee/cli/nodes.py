@@ -50,6 +50,8 @@ def show_nodes(
         found = [_named(words[0], client.nodes())] if words else client.nodes()
     if as_json:
         terminal.print_json(found[0] if words else found)
+    elif not found:
+        print("no node has joined yet: cordee nodes token")
     elif words:
         for line in detail(found[0]):
             terminal.stdout().print(line, highlight=False, markup=False, soft_wrap=True)

@@ -30,7 +30,8 @@ Machines = Annotated[
     str | None,
     typer.Option(
         metavar="MACHINES",
-        help="local, or ray: the nodes of the Ray cluster that this machine belongs to (ray:HOST:PORT, ray://...).",
+        help="local; none: only nodes that join; or ray: the nodes of the Ray cluster that this machine belongs to "
+        "(ray:HOST:PORT, ray://...).",
         show_default="as before, else local",
     ),
 ]
@@ -112,18 +113,19 @@ def _describe(health: HealthView, folder: Path, slots: str | None) -> None:
     with Client(folder) as client:
         nodes, live = client.nodes(), [job for job in client.jobs() if job.ended_us is None]
     print(f"the server runs on {health.home} (pid {health.pid})")
-    _print_nodes(nodes, slots)
+    _print_nodes(nodes, folder, slots)
     if health.listens is not None:
         _say_how_to_connect(health)
     if live:
         print(f"{plural(len(live), 'job continues', 'jobs continue')}: cordee jobs")
 
 
-def _print_nodes(nodes: list[NodeView], slots: str | None) -> None:
+def _print_nodes(nodes: list[NodeView], folder: Path, slots: str | None) -> None:
     """Print the nodes, and which of them keep another number of slots than `up` asked for."""
     for node in nodes:
         print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {price(node)}")
-        if slots is not None and slots.isdecimal() and node.up and node.gpus != int(slots):
+        started_here = (folder / "nodes" / node.name).exists()
+        if started_here and slots is not None and slots.isdecimal() and node.up and node.gpus != int(slots):
             # Its agent outlived the server that started it, and its ranks may run.
             note = (
                 f"note: {node.name} keeps its old number of slots ({node.gpus}) until its agent ends; "

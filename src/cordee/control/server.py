@@ -27,7 +27,7 @@ from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.api import create_app, local_owner
 from cordee.control.collector import collected_when_idle
-from cordee.control.engines.choice import LOCAL, check_engine, engine_of
+from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
 from cordee.control.home import Home
 from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress
@@ -312,7 +312,7 @@ class Server:
         deadline = time.monotonic() + wait_s
         records = self.control.state.nodes.records
         while self._signal is None and not any(record.up for record in records.values()):
-            if records and self._offer.on != LOCAL:
+            if self._offer.on == NONE or (records and self._offer.on != LOCAL):
                 return
             if time.monotonic() > deadline:
                 raise ServerError(

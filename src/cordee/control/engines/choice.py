@@ -11,7 +11,7 @@ from cordee.control.engines.ray import RayEngine
 from cordee.control.node_tokens import NodeTokens
 from cordee.errors import InputError, MissingExtraError
 
-LOCAL = "local"
+LOCAL, NONE = "local", "none"
 
 
 def check_engine(on: str) -> None:
@@ -22,11 +22,11 @@ def check_engine(on: str) -> None:
         MissingExtraError: its library is not installed.
     """
     kind, _, address = on.partition(":")
-    if on not in (LOCAL, "ray") and not (kind == "ray" and address.removeprefix("//")):
+    if on not in (LOCAL, NONE, "ray") and not (kind == "ray" and address.removeprefix("//")):
         raise InputError(
             f"{on!r} names no machines",
-            hint="write --on local for this machine, --on ray for the Ray cluster that it is a node of, "
-            "--on ray:HOST:6379 for one of several, or --on ray://HOST:10001 through Ray Client",
+            hint="write --on local for this machine, --on none for nodes that join only, --on ray for the Ray cluster "
+            "that it is a node of, --on ray:HOST:6379 for one of several, or --on ray://HOST:10001 through Ray Client",
         )
     if kind == "ray" and find_spec("ray") is None:
         raise MissingExtraError("a Ray cluster needs ray: not installed", hint="pip install 'cordee[server,ray]'")
@@ -45,7 +45,7 @@ def engine_of(
     """Return the engine of this name, which `check_engine` has passed.
 
     Args:
-        on: `local`, `ray`, `ray:HOST:PORT` (the head) or `ray://HOST:PORT` (Ray Client).
+        on: `local`, `none` (nodes join), `ray`, `ray:HOST:PORT` (the head) or `ray://HOST:PORT` (Ray Client).
         home: the server's.
         tokens: of the nodes.
         node: the name of this machine's node, for `local`.
@@ -63,6 +63,8 @@ def engine_of(
             "the nodes of a cluster do not reach this server, which listens for this machine only",
             hint="give --listen 0.0.0.0:8470",
         )
+    if on == NONE:
+        return LocalEngine(home, [], tokens)
     address = on if on.startswith("ray://") else on.removeprefix("ray").removeprefix(":") or "auto"
     return RayEngine(
         address="auto" if address == "ray://auto" else address,
