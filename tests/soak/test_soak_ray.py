@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,11 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'cordee[ray]'")
 
+from cordee.client import Client
+from cordee.events import AttemptEnded, AttemptPlaced, JobEnded, NodeReclaimed, RanksStarted
+from cordee.ids import JobId
+from cordee.ids import job_id as new_id
+from ray_home import RayHome, until
 from ray_world import RayWorld
 
 # It stands in for an agent: it takes the folder's lock and writes down what it was given.
@@ -266,3 +273,118 @@ def test_the_autoscaler_adds_nodes_that_are_wanted_and_takes_those_that_are_rele
         assert driver.next("gone")["id"] == other
         driver.say(release=kept)
         assert driver.next("gone")["id"] == kept
+
+
+# -- a server on it -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def home(cpus: dict[str, int], settings: dict[str, str]) -> Iterator[RayHome]:
+    with tempfile.TemporaryDirectory(prefix="cordee-", ignore_cleanup_errors=True) as folder:
+        world = RayHome(Path(folder), settings)
+        try:
+            world.start(cpus)
+            yield world
+        finally:
+            world.close()
+
+
+def test_a_head_that_dies_and_comes_back_costs_no_rank_and_no_start(tmp_path: Path) -> None:
+    persistent = PATIENT | {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(tmp_path)}
+    with home({"n1": 2, "n2": 2, "n3": 2}, persistent) as world:
+        job = world.run(gpus=4)
+        pids = [rank["pid"] for rank in world.ranks(job)]
+        world.ray.kill_gcs()
+        # Without a head: agents do not need Ray to start ranks.
+        other = world.run(gpus=2)
+        world.ray.start_head()
+        assert all(is_running(pid) for pid in pids)
+        assert len(world.events(AttemptPlaced)) == 2
+        for each in (job, other):
+            (world.out(each) / "end").touch()
+        until(lambda: len(world.events(JobEnded)) == 2, world.logs)
+
+
+def test_a_server_that_is_killed_finds_its_nodes_again(tmp_path: Path) -> None:
+    with home({"n1": 2, "n2": 2}, PATIENT) as world:
+        job = world.run(gpus=4)
+        pids = [rank["pid"] for rank in world.ranks(job)]
+        os.kill(world.server, signal.SIGKILL)
+        os.waitpid(world.server, 0)
+        world.up()
+        until(lambda: all(node.up for node in world.nodes()), world.logs)
+        (world.out(job) / "end").touch()
+        until(lambda: world.events(JobEnded), world.logs)
+        assert len(world.events(AttemptPlaced)) == 1
+        assert not any(is_running(pid) for pid in pids)
+        world.down()
+
+
+def test_an_agent_that_dies_is_started_again_and_its_gang_too(tmp_path: Path) -> None:
+    with home({"n1": 2, "n2": 2}, PATIENT) as world:
+        job = world.run(gpus=4)
+        (agent,) = (each for each in world.ray.processes("n2") if "cordee.agent" in each.cmdline())
+        agent.kill()
+        began_s = time.monotonic()
+        until(lambda: len(world.events(AttemptPlaced)) == 2, world.logs)
+        print(f"a gang starts again {time.monotonic() - began_s:.1f} s after the death of an agent")
+        until(lambda: [event for event in world.events(RanksStarted) if event.epoch == 2], world.logs)
+        (world.out(job) / "end").touch()
+        until(lambda: world.events(JobEnded), world.logs)
+
+
+def test_a_drain_of_ray_reclaims_the_node(tmp_path: Path) -> None:
+    with home({"n1": 2, "n2": 2}, PATIENT) as world:
+        import ray
+
+        world.run(gpus=2)
+        busy = world.events(AttemptPlaced)[0].leases[0].node
+        ray.init(address=world.ray.address, log_to_driver=False, logging_level="ERROR")
+        try:
+            node_id = next(node["NodeID"] for node in ray.nodes() if node["NodeName"] == busy)
+        finally:
+            ray.shutdown()
+        drain = ["drain-node", "--address", world.ray.address, "--node-id", node_id]
+        drain += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        world.ray.ray([*drain, "--deadline-remaining-seconds", "60"])
+        until(lambda: len(world.events(AttemptPlaced)) == 2, world.logs)
+        assert world.events(AttemptPlaced)[1].leases[0].node != busy
+        assert [event.node for event in world.events(NodeReclaimed)] == [busy]
+
+
+def test_preempted_on_some_nodes_and_resumed_on_others_a_gang_ends_with_the_same_bits() -> None:
+    with home({"n1": 2, "n2": 1, "n3": 2}, PATIENT) as world:
+        script = Path(__file__).parent.parent / "faults" / "gang_script.py"
+
+        def submit(name: str, allowed: int) -> JobId:
+            job_id = new_id(name, os.urandom(6))
+            world.out(job_id).mkdir()
+            (world.out(job_id) / "allowed").write_text(str(allowed))
+            run = [sys.executable, str(script), str(world.out(job_id)), "12"]
+            spec = {"name": name, "run": run, "gpus": 4, "tier": "preemptible", "cwd": str(world.folder)}
+            spec |= {"checkpoint": {"to": str(world.folder / "checkpoints")}}
+            with Client(world.home) as client:
+                client.submit(spec | {"env": {"RES_OPTIONS": "timeout:1 attempts:1"}}, job_id=job_id)
+            return job_id
+
+        def ended(job_id: JobId) -> bool:
+            return any(event.job_id == job_id for event in world.events(JobEnded))
+
+        alone = submit("alone", 99)
+        until(lambda: ended(alone), world.logs)
+        gang = submit("gang", 6)
+        diary = world.out(gang) / "diary0.jsonl"
+        until(lambda: diary.exists() and '"step": 6' in diary.read_text(), world.logs)
+        with Client(world.home) as client:
+            client.drain("n1", why="test")
+        new = world.out(gang) / "allowed.new"
+        new.write_text("99")
+        new.replace(world.out(gang) / "allowed")
+        until(lambda: any(event.job_id == gang for event in world.events(AttemptEnded)), world.logs)
+        with Client(world.home) as client:
+            client.uncordon("n1")
+        until(lambda: ended(gang), world.logs)
+        assert max(event.epoch for event in world.events(AttemptPlaced) if event.job_id == gang) == 2
+        for rank in range(4):
+            name = f"weights{rank}"
+            assert (world.out(gang) / name).read_bytes() == (world.out(alone) / name).read_bytes()
