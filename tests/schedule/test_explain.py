@@ -2,7 +2,16 @@
 
 import pytest
 
-from cordee.events import Behind, NodeDown, RankBehind, RanksStarted, ServerShuttingDown, StopRequested
+from cordee.events import (
+    Behind,
+    NodeDown,
+    NodeReachable,
+    NodeUnreachable,
+    RankBehind,
+    RanksStarted,
+    ServerShuttingDown,
+    StopRequested,
+)
 from cordee.ids import JobId
 from cordee.schedule import Policy, explain
 from world import S, World, job, node, ranks_ended
@@ -97,3 +106,15 @@ def test_gpus_of_two_types_are_not_enough_together():
     why = explain(world.state, JobId("a"), 0)
     assert why.reason == "split"
     assert "4 of one type and 8 of all types are free" in why.text
+
+
+def test_an_unreachable_node_gets_nothing_new_and_is_named():
+    silent = NodeUnreachable(at_us=0, node="n1", epoch=1)
+    world = World(N1, node("n2"), silent, job("x", 8), job("a", 8))
+    world.cycle()
+    assert len(world.state.attempts) == 1
+    waits = explain(world.state, JobId("x"), world.now_us)
+    assert "n1 cannot be reached now" in waits.text
+    world.tell(NodeReachable(at_us=world.now_us, node="n1", epoch=1))
+    world.cycle()
+    assert len(world.state.attempts) == 2

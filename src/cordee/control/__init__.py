@@ -1,1 +1,1 @@
-"""The control plane: ports, the tick, the store, executors and the HTTP API. `schedule` decides; this carries out."""
+"""The control plane: ports, tick, store, agents, engines and HTTP API. `schedule` decides; this carries out."""
