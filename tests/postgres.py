@@ -39,7 +39,9 @@ class Postgres:
         assert bin_folder is not None, "the caller has looked"
         self.folder, self._programs = folder, bin_folder
         # It refuses to run as root.
-        self._user = pwd.getpwnam("nobody").pw_name if os.geteuid() == 0 else None
+        nobody = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+        self._user = None if nobody is None else nobody.pw_name
+        self.user = None if nobody is None else (nobody.pw_uid, nobody.pw_gid)
         self.data = folder / "data"
         if self._user is not None:
             shutil.chown(folder, self._user)

@@ -201,8 +201,10 @@ class Pair:
             old.process.wait()
             self._start(old.name, "--standby")
         else:
+            file = old.home / "server.json"
+            before_ns = file.stat().st_mtime_ns
             os.kill(old.process.pid, signal.SIGCONT)
-            self._until(self._paired)
+            self._until(lambda: file.stat().st_mtime_ns > before_ns and self._paired())
         self._until(lambda: self._started(meanwhile) == 1)
         done = Round(how, *((times[key] - began_us) / 1e6 for key in ("leads", "decides")))
         self.rounds.append(done)

@@ -55,8 +55,8 @@ class Agents:
 class Scene:
     """A control plane with one node of four slots."""
 
-    def __init__(self, folder: Path) -> None:
-        self.url = f"sqlite:///{folder}/cordee.db"
+    def __init__(self, folder: Path, url: str = "") -> None:
+        self.url = url or f"sqlite:///{folder}/cordee.db"
         self.time, self.agents = Time(), Agents()
         self.store = SqlStore(self.url)
         self.control = Control(clock=self.time, store=self.store, executor=self.agents)

@@ -88,7 +88,7 @@ def test_a_frozen_server_is_replaced_after_its_lease_and_writes_nothing(
             connection.execute(tables.log.insert().values(number=2, at_us=2, kind="ServerUp", body="{}"))
             assert second.wait(5 * LEASE_S) and second.epoch == 2
         assert not first.holds and second.holds
-        for write in (lambda: store.commit([ServerUp(at_us=3)]), lambda: store.confirm(1), first.renew):
+        for write in (lambda: store.commit([ServerUp(at_us=3)]), lambda: store.confirm([1]), first.renew):
             with pytest.raises(ReplacedError, match="led in epoch 1 and was replaced by http://second in epoch 2"):
                 write()
         assert list(store.events()) == [(1, ServerUp(at_us=1))]

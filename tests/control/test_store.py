@@ -169,8 +169,8 @@ def test_commands_wait_in_order_until_confirmed(store: SqlStore) -> None:
     assert [pending.command for pending in store.pending()] == [PLACED, NOTICE, KILL]
     assert {pending.spec for pending in store.pending()} == {'{"run": "true"}'}
     first = store.pending()[0]
-    store.confirm(first.number)
-    store.confirm(first.number)  # a second confirmation changes nothing
+    store.confirm([first.number])
+    store.confirm([first.number])  # a second confirmation changes nothing
     assert [pending.command for pending in store.pending()] == [NOTICE, KILL]
 
 

@@ -1,12 +1,13 @@
 """The tick on the real store, with an executor that a test plays: order, faults, repetition, replay."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from stage import GPT, JOB, PROD, URGENT, Scene
+from stage import GPT, JOB, NODE, PROD, URGENT, Scene
 
 from cordee.control.ports import Pending
 from cordee.control.tick import Control
@@ -15,9 +16,11 @@ from cordee.events import (
     AttemptPlaced,
     Estimate,
     EstimateMissed,
+    Event,
     JobEnded,
     KillOrdered,
     Measured,
+    NodeUp,
     NoticeGiven,
     NoticeReason,
     Outcome,
@@ -280,3 +283,31 @@ def test_a_job_off_its_estimate_is_said_once_even_after_a_restart(scene: Scene) 
     assert scene.store.jobs(GPT)[0]["why"] == missed.why
     assert (found := scene.control.measurements.of(GPT)) is not None
     assert found.peak_bytes == 62
+
+
+def test_a_commit_whose_answer_was_lost_is_found_in_the_log(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when PostgreSQL is restarted within a COMMIT: the state must not lack what the log has."""
+    commit = scene.store.commit
+    lost: list[int] = []
+
+    def lose(events: Sequence[Event], **more: Any) -> None:
+        commit(events, **more)
+        if len(lost) < 3:
+            lost.append(len(events))
+            raise StoreError("the connection was cut")
+
+    monkeypatch.setattr(scene.store, "commit", lose)
+    with pytest.raises(StoreError):
+        scene.control.submit(JOB, "{}")
+    with pytest.raises(StoreError):
+        scene.control.tick()  # its decision is lost too
+    scene.agents.report(NodeUp(at_us=scene.time.us, node=replace(NODE, name="other")), source="node/other/1")
+    with pytest.raises(StoreError):
+        scene.control.tick()  # and a report
+    scene.control.tick()
+    assert len(lost) == 3
+    assert [type(event).__name__ for event in scene.log()[2:]] == ["JobSubmitted", "AttemptPlaced", "NodeUp"]
+    assert scene.control.number == len(scene.log())
+    assert GPT in scene.control.state.attempts and "other" in scene.control.state.nodes.records
+    replayed = Control(clock=scene.time, store=scene.store, executor=scene.agents)
+    assert replayed.ledger.totals(scene.time.us) == scene.control.ledger.totals(scene.time.us)

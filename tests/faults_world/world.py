@@ -105,8 +105,8 @@ class _Ports:
     def pending(self) -> Sequence[Pending]:
         return self._calls.around("store.pending", self._world.store.pending, stores=True)
 
-    def confirm(self, number: int) -> None:
-        self._calls.around("store.confirm", lambda: self._world.store.confirm(number), stores=True)
+    def confirm(self, numbers: Sequence[int]) -> None:
+        self._calls.around("store.confirm", lambda: self._world.store.confirm(numbers), stores=True)
 
     def reports(self) -> Sequence[Report]:
         return self._calls.around("executor.reports", self._world.cluster.reports)

@@ -20,7 +20,7 @@ def test_log_marks_and_commands() -> None:
     assert port.mark("unknown") == 0
     (pending,) = port.pending()
     assert (pending.command, pending.spec) == (placed, "the spec")
-    port.confirm(pending.number)
+    port.confirm([pending.number])
     assert port.pending() == []
 
 

@@ -68,8 +68,8 @@ class Store(Protocol):
         """Return the commands that are not confirmed, oldest first."""
         ...
 
-    def confirm(self, number: int) -> None:
-        """Record that the command was delivered."""
+    def confirm(self, numbers: Sequence[int]) -> None:
+        """Record that these commands were delivered."""
         ...
 
 

@@ -178,7 +178,7 @@ class Server:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = _loopback(self._home)
         http = WebServer(create_app(self.service, self._executor), listener, self._public)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         facts = {"pid": os.getpid(), "agents": url}
@@ -404,6 +404,17 @@ def _database(home: Home, options: Options) -> str | None:
         check_database(url)
     home.keep_settings({"database": url})
     return None if url == "sqlite" else url
+
+
+def _loopback(home: Home) -> socket.socket:
+    """Listen on loopback, at the port of the last time if it is free: other servers and clients know it."""
+    last = home.settings().get("port", "0")
+    try:
+        listener = socket.create_server(("127.0.0.1", int(last)))
+    except (OSError, ValueError, OverflowError):
+        listener = socket.create_server(("127.0.0.1", 0))
+    home.keep_settings({"port": str(listener.getsockname()[1])})
+    return listener
 
 
 def _node_name(home: Home) -> str:

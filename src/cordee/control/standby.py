@@ -82,7 +82,7 @@ class Standby:
 
     def locate(self, url: str) -> None:
         """Set the address of this server, unless it has one for other machines."""
-        self._lead.url = self._lead.url or url
+        self._lead.locate(self._lead.url or url)
 
     def announce(self, facts: dict[str, object]) -> None:
         """Publish these facts and the addresses of all servers in `server.json`, and keep the latter current."""

@@ -171,12 +171,16 @@ class Control:
                 self._follow(decision.events)
                 point("decision.after_commit")
         # Without the lock, so that an agent that hangs blocks no client. Only ticks write and end commands.
+        delivered = []
         for pending in self._store.pending():
             point("command.before_carry_out")
             if executor.carry_out(self._with_estimate(pending)):
                 point("command.before_confirm")
-                self._store.confirm(pending.number)
-                point("command.after_confirm")
+                delivered.append(pending.number)
+        if delivered:
+            # In one transaction: after a crash before it they go out again, and agents have carried them out once.
+            self._store.confirm(delivered)
+            point("command.after_confirm")
         return decision.wake_at_us
 
     def _with_estimate(self, pending: Pending) -> Pending:

@@ -1,5 +1,6 @@
 """uvicorn in a thread of its own: the main thread turns the tick and handles signals."""
 
+import logging
 import socket
 import threading
 
@@ -10,6 +11,12 @@ from cordee.control.listen import Listener
 
 FRAME_BYTES_MAX = 64 * 2**20
 _LET_GO_S = 1
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a line of uvicorn's log says more than that an agent is still sent to another server."""
+    text = record.getMessage()
+    return not any(part in text for part in ("completing handshake", "connection rejected", '/link" 503'))
 
 
 class WebServer(uvicorn.Server):
@@ -28,6 +35,7 @@ class WebServer(uvicorn.Server):
             ws_per_message_deflate=False,
         )
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._public = public
         self.answers = threading.Event()
         self._thread = threading.Thread(target=self.run, args=([listener],), name="http", daemon=True)

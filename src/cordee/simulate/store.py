@@ -66,9 +66,10 @@ class MemoryStore:
         """Return the commands that are not confirmed, oldest first."""
         return list(self._pending.values())
 
-    def confirm(self, number: int) -> None:
-        """Remove a command that was delivered."""
-        self._pending.pop(number, None)
+    def confirm(self, numbers: Sequence[int]) -> None:
+        """Remove commands that were delivered."""
+        for number in numbers:
+            self._pending.pop(number, None)
 
     def _forget(self, ended: AttemptEnded) -> None:
         """Drop commands of an attempt that has ended: a late start must never be."""

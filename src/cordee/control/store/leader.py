@@ -60,6 +60,10 @@ class Lead:
         """Return whether this server's lease has not run out, as far as this process knows without asking."""
         return self.epoch > 0 and time.monotonic() - self._proven_s < self.lease_s
 
+    def locate(self, url: str) -> None:
+        """Set this server's address, before it is listed."""
+        self.url, self.servers = url, [url]
+
     def close(self) -> None:
         """Give the lead up, if this server has it: another server takes over at once."""
         try:

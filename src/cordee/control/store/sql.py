@@ -113,13 +113,14 @@ class SqlStore:
         )
         return [_pending(row) for row in self.read(waiting)]
 
-    def confirm(self, number: int) -> None:
-        """Remove a delivered command from the outbox."""
+    def confirm(self, numbers: Sequence[int]) -> None:
+        """Remove delivered commands from the outbox."""
         try:
             with self.writing() as connection:
-                connection.execute(tables.commands.delete().where(tables.commands.c.number == number))
+                one = tables.commands.c.number == sa.bindparam("delivered")
+                connection.execute(tables.commands.delete().where(one), [{"delivered": each} for each in numbers])
         except SQLAlchemyError as error:
-            raise StoreError(f"command {number} could not be marked as delivered: {reason(error)}") from error
+            raise StoreError(f"{len(numbers)} commands were not marked as delivered: {reason(error)}") from error
 
     def jobs(self, job_id: str | None = None, *, name: str | None = None) -> list[Mapping[str, Any]]:
         """Return the rows of all jobs, newest first, or of one job or name, with the steps of its newest attempt."""
