@@ -13,7 +13,7 @@ import platform
 import secrets
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -311,10 +311,20 @@ class NodeAgent:
             self._stream.begin(welcome.epoch)
             self._report_node()
             self._report_reclaim()
+        self._know(welcome.servers)
         self._link.welcome(welcome.marks)
         self._groups.transfers.connected()
         for source, mark in welcome.marks.items():
             self._seen(source, mark)
+
+    def _know(self, servers: Sequence[str]) -> None:
+        """Keep the addresses of the servers for the next round of dialling; one with a home reads them there."""
+        if self._settings.home is None and servers and set(servers) != set(self._settings.servers):
+            self._settings = replace(self._settings, servers=tuple(servers))
+            try:
+                self._settings.write(self._folder)
+            except OSError as error:
+                _log.warning("the addresses of the servers are not kept: %s", error)
 
     def _refused(self, refused: Refused) -> None:
         _log.error("refused by the server: %s%s", refused.why, f" (hint: {refused.hint})" if refused.hint else "")

@@ -54,6 +54,7 @@ class Welcome:
         lease_s: the agent ends its ranks after this time without an answer to a beat.
         beat_s: the time between two beats.
         clock_us: the server's time.
+        servers: URLs of all servers of the cluster, the leader's first; empty if this one is the only one.
     """
 
     epoch: int
@@ -61,6 +62,7 @@ class Welcome:
     lease_s: float
     beat_s: float
     clock_us: int
+    servers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,6 +137,7 @@ class Server:
             engines=[self._engine],
             terms=terms,
             wake=self._wake,
+            servers=self._servers,
         )
         priced = Priced(self._executor, catalogue, offer.price_as)
         fold = newest_fold(self._store, Policy())
@@ -321,6 +322,9 @@ class Server:
                 )
             self._tick()
             self._wait(SystemClock().now_us() + 100_000)
+
+    def _servers(self) -> list[str]:
+        return [] if self._standby is None else self._standby.servers
 
     def _node_of(self, token: str) -> str | None:
         return self.service.members.node_of(token)

@@ -100,6 +100,7 @@ class AgentsExecutor:
         terms: of the nodes' leases.
         wake: called from other threads when `reports` has something new, or a command can be sent.
         confirm_s: how long `carry_out` waits for agents to confirm.
+        servers: returns the URLs of all servers of the cluster; none if this is the only one.
     """
 
     def __init__(
@@ -111,8 +112,9 @@ class AgentsExecutor:
         terms: LeaseTerms | None = None,
         wake: Callable[[], None] = lambda: None,
         confirm_s: float = 2.0,
+        servers: Callable[[], list[str]] = list,
     ) -> None:
-        self.node_of = node_of
+        self.node_of, self._servers = node_of, servers
         self._log, self._engines, self._terms = log, engines, terms or LeaseTerms()
         self._wake, self._confirm_s = wake, confirm_s
         self._members: dict[str, Member] = {}
@@ -286,7 +288,16 @@ class AgentsExecutor:
             member.clock_off_us = claim.clock_us - now_us
             self._inbox.open(marks.items(), member)
             terms = self._terms
-            session.send(Welcome(epoch=epoch, marks=marks, lease_s=terms.lease_s, beat_s=terms.beat_s, clock_us=now_us))
+            session.send(
+                Welcome(
+                    epoch=epoch,
+                    marks=marks,
+                    lease_s=terms.lease_s,
+                    beat_s=terms.beat_s,
+                    clock_us=now_us,
+                    servers=self._servers(),
+                )
+            )
             if self._farewell is not None and self._owner(name) is not None:
                 session.send(self._farewell)
             self._notify()  # commands may be waiting for this node

@@ -16,7 +16,7 @@ from cordee.control.store import tables
 from cordee.control.store.database import make_engine, reason
 from cordee.errors import ReplacedError, StoreError
 
-LEASE_S = 5.0
+LEASE_S = 4.5  # so that a frozen leader is replaced within 5 s, the standby's next look included
 _LOOK_MS = 250  # how often a standby looks at the lease while it waits for the lock
 _KNOWN_S = 15  # a server that has not registered for this long is no longer listed
 # A renewal that a crash of PostgreSQL takes back was of a lease that is over by then: it waits for no disk.
