@@ -31,6 +31,7 @@ class Standby:
         self.leads = False
         self.replaced: ReplacedError | None = None
         self._ended = threading.Event()
+        self._announcing = threading.RLock()
         self._facts: dict[str, object] = {}
         self._registered_s = -_RENEW_S
         self._problem = ""
@@ -75,7 +76,7 @@ class Standby:
                     return True
                 follow()
                 self._problem = ""
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 self._say(error)
                 self._ended.wait(_RETRY_S)
         return False
@@ -86,8 +87,9 @@ class Standby:
 
     def announce(self, facts: dict[str, object]) -> None:
         """Publish these facts and the addresses of all servers in `server.json`, and keep the latter current."""
-        self._facts = facts
-        self._home.announce(facts | {"servers": self._lead.servers})
+        with self._announcing:  # the main thread and that of the lease
+            self._facts = facts
+            self._home.announce(facts | {"servers": self._lead.servers})
 
     def begin(self) -> None:
         """Renew the lease from now on."""
@@ -112,7 +114,7 @@ class Standby:
                 self.replaced = error
                 self._wake()
                 return
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 self._say(error)
 
     def _publish(self) -> None:
@@ -122,12 +124,13 @@ class Standby:
         self._lead.register()
         self._registered_s = time.monotonic()
         if self._lead.servers != known:
-            self.announce(self._facts)
+            with self._announcing:
+                self.announce(self._facts)
 
-    def _say(self, error: StoreError) -> None:
-        if self._problem != error.message:
-            self._log.warning("the database does not answer, it is asked again", error=error.message)
-            self._problem = error.message
+    def _say(self, error: Exception) -> None:
+        if self._problem != str(error):
+            self._log.warning("the lead cannot be kept up now, it is tried again", error=str(error))
+            self._problem = str(error)
 
 
 class LeaderOnly:
