@@ -78,6 +78,9 @@ class RayHome:
         with Client(self.home) as client:
             return client.nodes()
 
+    def is_reachable(self, name: str) -> bool:
+        return next(node.reachable for node in self.nodes() if node.name == name)
+
     def run(self, gpus: int) -> JobId:
         """Submit a gang whose ranks write down what they are, and wait until they have."""
         job_id = new_id("gang", os.urandom(6))

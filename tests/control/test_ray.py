@@ -1,6 +1,8 @@
 """A server on the nodes of a real Ray cluster: a gang over three nodes, and what is given back."""
 
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +43,13 @@ def test_a_gang_over_three_nodes_of_ray_needs_no_ray_to_run(world: RayHome) -> N
     assert not [name for rank in ranks for name in rank["environ"] if name.startswith("RAY_")]
     # Ray's own part of a node may die: agent and ranks do not notice.
     world.ray.raylet("n2").kill()
+    # A frozen machine: the agent's silence is noticed, and nothing else happens to the gang.
+    world.ray.send("n3", signal.SIGSTOP)
+    frozen_s = time.monotonic()
+    until(lambda: not world.is_reachable("n3"), world.logs)
+    print(f"a frozen node is noticed after {time.monotonic() - frozen_s:.1f} s")
+    world.ray.send("n3", signal.SIGCONT)
+    until(lambda: world.is_reachable("n3"), world.logs)
     assert all(psutil.pid_exists(rank["pid"]) for rank in ranks)
     (world.out(job) / "end").touch()
     until(lambda: world.events(JobEnded), world.logs)
