@@ -302,6 +302,26 @@ def test_a_command_is_done_when_every_node_confirmed(pair):
     assert {event.outcome for event in pair.ended(groups=2)} == {Outcome.KILLED}
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start another user's process")
+def test_another_user_at_the_servers_address_is_not_obeyed(world):
+    """Another user may have taken the port of a server that was killed."""
+    world.start(python(SLEEPS))
+    world.logged("pid=")
+    world.down()
+    code = "import os, socket; os.setuid(65534)\n"
+    code += "s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)\n"
+    code += "while True: print(len(s.accept()[0].recv(999)), flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as stranger:
+        port = stranger.stdout.readline().strip()
+        (world.home / "server.json").write_text(json.dumps({"agents": f"http://127.0.0.1:{port}"}))
+        assert [stranger.stdout.readline() for _ in range(3)] == ["0\n"] * 3, "it hangs up and sends no token"
+        stranger.kill()
+    assert process.find(TAG)
+    world.up()
+    world.kill()
+    assert world.ended().why == "the test said so"
+
+
 def test_a_spec_that_cannot_be_used_fails_its_job_only(world):
     world.start("true", env=["not", "a", "map"])
     assert "its spec cannot be used" in world.ended().why

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import queue
 import random
 import socket
@@ -202,6 +203,9 @@ class Connection:
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
         sock = await self._connected(host, port)
+        if settings.home is not None and not _is_ours(sock):
+            sock.close()
+            raise ConnectionRefusedError(f"{url} belongs to another user, so our server is gone")
         async with connect(
             f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}/v1/agents/{quote(settings.node)}/link",
             sock=sock,
@@ -245,6 +249,20 @@ class Connection:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return sock
         raise next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
+
+
+def _is_ours(sock: socket.socket) -> bool:
+    """Return whether a process of this user listens at the other end of a loopback connection, as far as Linux says.
+
+    Another user may have taken the port of a server that was killed, and must get neither a token nor obedience.
+    """
+    host, port = sock.getpeername()[:2]
+    try:
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    except OSError:
+        return True
+    listens, here = "0A", f"{socket.inet_aton(host)[::-1].hex().upper()}:{port:04X}"
+    return os.getuid() in [int(row[7]) for row in rows if row[3] == listens and row[1] == here]
 
 
 def _reason(error: Exception) -> str:
