@@ -352,7 +352,7 @@ def test_a_drain_of_ray_reclaims_the_node(tmp_path: Path) -> None:
         assert [event.node for event in world.events(NodeReclaimed)] == [busy]
 
 
-def test_preempted_on_some_nodes_and_resumed_on_others_a_gang_ends_with_the_same_bits() -> None:
+def test_a_gang_that_is_drained_and_resumed_over_nodes_ends_with_the_same_bits() -> None:
     with home({"n1": 2, "n2": 1, "n3": 2}, PATIENT) as world:
         script = Path(__file__).parent.parent / "faults" / "gang_script.py"
 
