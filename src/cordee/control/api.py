@@ -46,7 +46,6 @@ from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, owner_of
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.service import Service
-from cordee.control.standby import LeaderOnly
 from cordee.errors import CordeeError, InputError, NotFoundError
 from cordee.event_json import encode
 from cordee.events import Event
@@ -343,8 +342,6 @@ def create_app(service: Service, agents: AgentsExecutor | None = None) -> FastAP
     """Create the application around one service and, for the agents' links, its executor."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    if service.standby is not None:
-        app.add_middleware(LeaderOnly, standby=service.standby)
     app.include_router(router)
     app.include_router(agents_router)
     app.include_router(transfers.router)

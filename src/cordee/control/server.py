@@ -36,7 +36,7 @@ from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
 from cordee.control.service import Service
 from cordee.control.snapshots import Snapshots, newest_fold
-from cordee.control.standby import Standby
+from cordee.control.standby import LeaderOnly, Standby
 from cordee.control.store.credentials import Credentials
 from cordee.control.store.database import check_database
 from cordee.control.store.leader import Lead
@@ -180,7 +180,10 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = _loopback(self._home)
-        http = WebServer(create_app(self.service, self._executor), listener, self._public)
+        app = create_app(self.service, self._executor)
+        if self._standby is not None:
+            app.add_middleware(LeaderOnly, standby=self._standby)
+        http = WebServer(app, listener, self._public)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         facts = {"pid": os.getpid(), "agents": url}
         shut_down = False
