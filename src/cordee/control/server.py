@@ -104,8 +104,8 @@ class Server:
         database: str | None = None,
         terms: LeaseTerms | None = None,
     ) -> None:
-        """Open the database, SQLite in the home unless `database` is the URL of a PostgreSQL, and replay the log."""
-        self._home, self._public = home, public
+        """Open the database, SQLite in the home unless `database` is a PostgreSQL's URL, and replay the log."""
+        self._home, self._public, self._offer = home, public, offer
         self._log = structlog.get_logger()
         self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may call its put
         self._signal: int | None = None
@@ -121,7 +121,6 @@ class Server:
         job_secrets = SecretStore(home.path, credentials)
         self._cluster = CommittedLog(self._store, job_secrets)
         derived = DerivedTokens(home.token())
-        self._offer = offer
         self._engine = engine_of(
             offer.on,
             home.path,

@@ -13,7 +13,7 @@ FRAME_BYTES_MAX = 64 * 2**20
 _LET_GO_S = 1
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_loggable(record: logging.LogRecord) -> bool:
     """Return whether a line of uvicorn's log says more than that an agent is still sent to another server."""
     text = record.getMessage()
     return not any(part in text for part in ("completing handshake", "connection rejected", '/link" 503'))
@@ -35,7 +35,7 @@ class WebServer(uvicorn.Server):
             ws_per_message_deflate=False,
         )
         super().__init__(config)
-        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        logging.getLogger("uvicorn.error").addFilter(_is_loggable)
         self._public = public
         self.answers = threading.Event()
         self._thread = threading.Thread(target=self.run, args=([listener],), name="http", daemon=True)
