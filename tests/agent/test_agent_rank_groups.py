@@ -128,7 +128,7 @@ def test_an_uploader_that_stands_still_is_not_waited_for(tmp_path):
     env = os.environ | {"CORDEE_ATTEMPT": order.tag, "CORDEE_NODE": "local", "CORDEE_DRAIN": "1"}  # of version 0.1.0
     stopped, busy = [subprocess.Popen(python("while True: pass"), env=env) for _ in range(2)]
     try:
-        group = RankGroup(order, tmp_path, Clock())
+        group = RankGroup(order, tmp_path, Clock(), process)
         deadline_s = time.monotonic() + DEADLINE_S
         while len(group.processes()) < 2:
             assert time.monotonic() < deadline_s

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cordee.agent.agent import NodeAgent
 from cordee.agent.connection import Connection
+from cordee.agent.facts import Facts
 from cordee.agent.gpus import discover
 from cordee.agent.settings import AgentSettings
 from cordee.errors import CordeeError
@@ -26,7 +27,7 @@ def main() -> int:
         logging.error("%s", error)
         return error.exit_code
     logging.info("agent of node %s: %s", settings.node, devices.says)
-    return NodeAgent(folder, settings, devices, Connection).run()
+    return NodeAgent(folder, settings, Facts(settings.node, devices, settings.labels), Connection).run()
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ from cordee.agent import process
 from cordee.agent.clock import Clock
 from cordee.agent.connection import Arrival, Closed, Opened
 from cordee.agent.facts import Facts
-from cordee.agent.gpus import Devices, lock_file
+from cordee.agent.gpus import lock_file
 from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment
 from cordee.agent.lease import Lease
 from cordee.agent.link import Link
 from cordee.agent.messages import Beat, Claim, Confirm, Meeting, Order, Refused, Seen, Shutdown, Welcome
 from cordee.agent.node_stream import NodeStream
+from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup
 from cordee.agent.rank_groups import RankGroups, free_port
 from cordee.agent.reclaim import Reclaims
@@ -69,21 +70,26 @@ class NodeAgent:
     Args:
         folder: the agent's folder.
         settings: its agent.json.
-        devices: the GPUs or slots of the node.
+        facts: about the node, with its GPUs or slots.
         connect: makes the connection, from the folder and a function that wakes the loop.
+        transfers: makes the transfers, from the folder, the settings and a function that wakes the loop.
         clock: the time.
+        processes: those of the machine.
     """
 
     def __init__(
         self,
         folder: Path,
         settings: AgentSettings,
-        devices: Devices,
+        facts: Facts,
         connect: Callable[[Path, Callable[[], None]], Connects],
+        *,
+        transfers: Callable[[Path, AgentSettings, Callable[[], None]], Transfers] = Transfers,
         clock: Clock | None = None,
+        processes: Processes = process,
     ) -> None:
         self._folder, self._settings = folder, settings
-        self._facts = Facts(settings.node, devices, settings.labels)
+        self._facts = facts
         self._clock = clock or Clock()
         self._selector = selectors.DefaultSelector()
         self._wakeup = Wakeup(self._selector)
@@ -94,13 +100,14 @@ class NodeAgent:
         spools = Spools(self._link, self._stream.append, self._clock)
         self._groups = RankGroups(
             settings.node,
-            devices,
+            facts.devices,
             journal,
             spools,
             self._selector,
             self._stream.append,
             self._clock,
-            Transfers(folder, settings, self._wakeup.wake),
+            processes,
+            transfers(folder, settings, self._wakeup.wake),
         )
         self._claim = Claim(
             incarnation=secrets.token_hex(8),
@@ -123,19 +130,17 @@ class NodeAgent:
             return 1
         process.become_subreaper()
         self._wakeup.watch_signals()
-        self._begin()
+        self.begin()
         reclaims = Reclaims(self._wakeup.wake)
-        reclaims.start(self._reclaimed, self._withdrawn, self._hinted, self._located)
-        while not (self._leaving and not self._groups and self._groups.transfers.hold_until_s is None):
-            for key, _ in self._selector.select(self._timeout_s()):
+        reclaims.start(self.reclaimed, self._withdrawn, self._hinted, self._located)
+        while not self.ended:
+            due_s = self.due_s
+            for key, _ in self._selector.select(None if due_s == math.inf else max(0.0, due_s - self._clock.now_s())):
                 key.data()
             reclaims.take_in()
             self.step()
         reclaims.close()
-        self._link.forward()
-        self._groups.transfers.close()
-        self._connection.close()
-        self._stream.close()
+        self.close()
         return 0
 
     def _take_lock(self) -> int | None:
@@ -145,23 +150,36 @@ class NodeAgent:
             time.sleep(0.02)
         return fd
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Take over from an earlier agent of this node, and dial."""
         self._claim = replace(self._claim, machine=machine_id(self._folder))
         self._groups.take_over(ended=self._stream.forward_older())
         self._groups.transfers.begin()
         self._connection.start()
 
+    def close(self) -> None:
+        """Send what was reported, and close the connection and the streams."""
+        self._link.forward()
+        self._groups.transfers.close()
+        self._connection.close()
+        self._stream.close()
+
     # -- the loop ------------------------------------------------------------------------------------------
 
-    def _timeout_s(self) -> float | None:
+    @property
+    def ended(self) -> bool:
+        """Return whether nothing is left to do."""
+        return self._leaving and not self._groups and self._groups.transfers.hold_until_s is None
+
+    @property
+    def due_s(self) -> float:
+        """The monotonic time of the next `step`; infinite if nothing is due."""
         due = [*self._groups.due_s, self._lease.next_beat_s, self._groups.transfers.hold_until_s or math.inf]
         if self._groups:
             due += [self._lease.notice_s(group.order.grace_s) for group in self._groups] + [self._lease.ends_s]
         if self._facts.devices.real and self._claim.epoch:
             due.append(self._facts.devices.next_s)
-        soonest_s = min(due)
-        return None if soonest_s == math.inf else max(0.0, soonest_s - self._clock.now_s())
+        return min(due)
 
     def step(self) -> None:
         """Do everything that is due."""
@@ -219,7 +237,7 @@ class NodeAgent:
 
     # -- the cloud -----------------------------------------------------------------------------------------
 
-    def _reclaimed(self, reclaim: Reclaim) -> None:
+    def reclaimed(self, reclaim: Reclaim) -> None:
         """Report the reclaim and give the ranks notice at once: the server may be down, or on this machine."""
         _log.warning("the cloud takes this machine in %.0f s: %s", reclaim.left_s(), reclaim.why)
         self._reclaim = reclaim

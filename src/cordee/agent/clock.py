@@ -20,25 +20,46 @@ _TIMES = ("at_us", "from_us", "since_us")
 _log = logging.getLogger("cordee.agent")
 
 
+class MachineClock:
+    """The clocks of this machine."""
+
+    def now_us(self) -> int:
+        """Return microseconds since the Unix epoch."""
+        return time.time_ns() // 1000
+
+    def now_s(self) -> float:
+        """Return monotonic seconds."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
 class Clock:
     """The time of the server.
 
+    Args:
+        machine: the clocks of this machine.
+
     Attributes:
+        machine: as given.
         offset_us: the server's time minus the machine's; 0 while it is within `TOLERATED_US`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, machine: MachineClock | None = None) -> None:
+        self.machine = machine or MachineClock()
         self.offset_us = 0
         self._best_us: int | None = None  # the shortest round trip of this connection
         self._warned_us = 0
 
     def now_us(self) -> int:
         """Return the server's time in microseconds since the Unix epoch."""
-        return time.time_ns() // 1000 + self.offset_us
+        return self.machine.now_us() + self.offset_us
 
     def now_s(self) -> float:
         """Return monotonic seconds."""
-        return time.monotonic()
+        return self.machine.now_s()
 
     def corrected(self, record: dict[str, object]) -> dict[str, object]:
         """Return a rank's report, written by the machine's clock, with its times on the server's."""
@@ -57,7 +78,7 @@ class Clock:
         if self._best_us is not None and round_trip_us >= self._best_us:
             return
         self._best_us = round_trip_us
-        offset_us = server_us + round_trip_us // 2 - time.time_ns() // 1000
+        offset_us = server_us + round_trip_us // 2 - self.machine.now_us()
         self.offset_us = offset_us if abs(offset_us) > TOLERATED_US + round_trip_us else 0
         if abs(self.offset_us) >= WARNED_US and abs(self.offset_us - self._warned_us) >= WARNED_US:
             self._warned_us = self.offset_us

@@ -63,11 +63,9 @@ class Journal:
 
     def unsettled(self) -> list[Assignment]:
         """Return the orders of rank groups without a committed end, oldest first."""
-        found = []
-        for path in self._attempts.glob(f"*/*/{self._node}/order.json"):
-            if not (path.parent / "ended.json").exists():
-                found.append((path.stat().st_mtime_ns, _read_order(path)))
-        return [order for _, order in sorted(found, key=lambda pair: (pair[0], pair[1].tag))]
+        paths = self._attempts.glob(f"*/*/{self._node}/order.json")
+        found = [_read_order(path) for path in paths if not (path.parent / "ended.json").exists()]
+        return sorted(found, key=lambda order: (order.placed_us, order.tag))
 
 
 def _read_order(path: Path) -> Assignment:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 TAG = "CORDEE_ATTEMPT"
 NODE = "CORDEE_NODE"
@@ -36,6 +36,49 @@ class _Entry(NamedTuple):
     worked: float  # processor time of all its threads, in the system's unit
 
 
+class Child(Protocol):
+    """A process that this one has started (`subprocess.Popen`, or a test's)."""
+
+    pid: int
+    returncode: int | None
+
+
+class Processes(Protocol):
+    """The processes of a machine: this module, or a test's table."""
+
+    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int) -> Child:
+        """Start a process."""
+        ...
+
+    def reap(self) -> list[tuple[int, int]]:
+        """Return the pids and exit codes of children that have exited."""
+        ...
+
+    def find(self, tag: str, known: Iterable[Process] = (), *, node: str | None = None) -> set[Process]:
+        """Return the running processes of an attempt."""
+        ...
+
+    def identify(self, pid: int) -> Process | None:
+        """Return the process that has this pid now."""
+        ...
+
+    def has(self, process: Process, name: str) -> bool:
+        """Return whether a variable of this name is in the environment of a process."""
+        ...
+
+    def worked(self, process: Process) -> float:
+        """Return the processor time that a process has used."""
+        ...
+
+    def send(self, process: Process, number: signal.Signals) -> bool:
+        """Signal a process; return False if it is gone."""
+        ...
+
+    def notice_targets(self, pid: int) -> set[Process]:
+        """Return the processes that get a direct child's SIGTERM."""
+        ...
+
+
 def become_subreaper() -> bool:
     """Make this process the parent of orphaned descendants; return False if the system does not support it."""
     if not sys.platform.startswith("linux"):
@@ -53,6 +96,19 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int)
     return subprocess.Popen(
         argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
+
+
+def reap() -> list[tuple[int, int]]:
+    """Return the pids and exit codes (negative: the signal) of the children that have exited since the last call."""
+    exits: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return exits
+        if pid == 0:
+            return exits
+        exits.append((pid, os.waitstatus_to_exitcode(status)))
 
 
 def find(tag: str, known: Iterable[Process] = (), *, node: str | None = None) -> set[Process]:

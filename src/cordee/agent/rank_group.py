@@ -5,17 +5,14 @@ The agent's loop calls it when a child was reaped, when a command arrives, and w
 
 import math
 import signal
-import subprocess
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cordee.agent import process
 from cordee.agent.clock import Clock
 from cordee.agent.launch import Assignment, RankGroupLaunch, RankLaunch
 from cordee.agent.logs import LogPump, tail, torchrun_root_cause
-from cordee.agent.process import Process
+from cordee.agent.process import Child, Process, Processes
 from cordee.agent.spools import last_reports
 from cordee.errors import EXIT_CHECKPOINTED
 from cordee.events import Behind, Failure, Outcome, RankBehind, RankLeft
@@ -31,7 +28,7 @@ STILL_S_MAX = 30.0  # An uploader that uses no processor time for this long is s
 @dataclass(slots=True)
 class _Rank:
     launch: RankLaunch
-    popen: "subprocess.Popen[bytes]"
+    popen: Child
     process: Process
     log: LogPump
     exit_code: int | None = None  # negative: the signal that ended it
@@ -49,19 +46,23 @@ class RankGroupResult:
 class _Uploaders:
     """The uploaders of a group that is being ended; each may go on while it works and time is left.
 
+    Args:
+        processes: those of the machine.
+
     Attributes:
         until_s: monotonic time at which every uploader is killed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
         self.until_s = 0.0
+        self._processes = processes
         self._worked: dict[Process, tuple[float, float]] = {}  # processor time, and the time at which it last changed
 
     def is_spared(self, each: Process, now_s: float) -> bool:
         """Return whether a process is an uploader that may go on."""
-        if now_s >= self.until_s or not any(process.has(each, mark) for mark in UPLOADER_MARKS):
+        if now_s >= self.until_s or not any(self._processes.has(each, mark) for mark in UPLOADER_MARKS):
             return False
-        worked = process.worked(each)
+        worked = self._processes.worked(each)
         before, since_s = self._worked.get(each, (-1.0, now_s))
         if worked != before:
             self._worked[each] = (worked, now_s)
@@ -79,9 +80,9 @@ class RankGroup:
         wake_at_s: monotonic time of the next `tick`; None if only an exit or a command can change the group.
     """
 
-    def __init__(self, order: Assignment, folder: Path, clock: Clock) -> None:
+    def __init__(self, order: Assignment, folder: Path, clock: Clock, processes: Processes) -> None:
         self.order = order
-        self._clock = clock
+        self._clock, self._processes = clock, processes
         self.folder = folder
         self.known: list[Process] = []
         self.logs: list[LogPump] = []
@@ -92,7 +93,7 @@ class RankGroup:
         self._machine_stays = True
         self._sweep_s: float | None = None  # time to the next check of processes that are being ended; None: none are
         self._deadline_s = math.inf  # of the notice
-        self._uploaders = _Uploaders()
+        self._uploaders = _Uploaders(processes)
         self._verdict: RankGroupResult | None = None  # of whoever ended the group: it could not start, or was killed
         self._first_bad: _Rank | None = None
 
@@ -109,14 +110,14 @@ class RankGroup:
             self.logs.append(log)
             log.note(f"cordee: attempt {self.order.tag} on {self.order.node}: {launch.says}")
             try:
-                popen = process.spawn(each.argv, env=each.env, cwd=launch.cwd, output=log.write_fd)
+                popen = self._processes.spawn(each.argv, env=each.env, cwd=launch.cwd, output=log.write_fd)
             except (OSError, ValueError) as error:
                 self.refuse(f"{each.argv[0]} cannot be started: {error}")
                 break
             finally:
                 log.started()
             # A child that has exited is still a zombie of this process, so its pid is not reused.
-            child = process.identify(popen.pid) or Process(popen.pid, 0.0)
+            child = self._processes.identify(popen.pid) or Process(popen.pid, 0.0)
             self._ranks.append(_Rank(each, popen, child, log))
             self.known.append(child)
 
@@ -151,7 +152,8 @@ class RankGroup:
         if deadline_s < self._deadline_s or self._machine_stays > machine_stays:
             self._deadline_s = min(self._deadline_s, deadline_s)
             self._machine_stays = self._machine_stays and machine_stays
-            deadline_us = round((time.time() + self._deadline_s - time.monotonic()) * US_PER_S)
+            machine = self._clock.machine
+            deadline_us = machine.now_us() + round((self._deadline_s - machine.now_s()) * US_PER_S)
             write_notice(self.folder / "spool", Notice(deadline_us=deadline_us, machine_stays=self._machine_stays))
         if self._sweep_s is None:
             self.wake_at_s = deadline_s if self.wake_at_s is None else min(self.wake_at_s, deadline_s)
@@ -162,8 +164,8 @@ class RankGroup:
             self._sweep(now_s=0.0)
         for rank in self._ranks:
             if rank.exit_code is None:
-                for target in process.notice_targets(rank.popen.pid):
-                    process.send(target, signal.SIGTERM)
+                for target in self._processes.notice_targets(rank.popen.pid):
+                    self._processes.send(target, signal.SIGTERM)
 
     def kill(self, why: str, now_s: float, *, outcome: Outcome = Outcome.KILLED) -> None:
         """End every process now, except that uploaders may store their captures first: that needs no GPU."""
@@ -182,7 +184,7 @@ class RankGroup:
         left = self.processes()
         for each in left:
             if now_s >= self._deadline_s or not self._uploaders.is_spared(each, now_s):
-                process.send(each, signal.SIGKILL)
+                self._processes.send(each, signal.SIGKILL)
         if not left and all(rank.exit_code is not None for rank in self._ranks):
             self.wake_at_s = None
             return True
@@ -192,7 +194,7 @@ class RankGroup:
 
     def processes(self) -> set[Process]:
         """Return all running processes of this group."""
-        return process.find(self.order.tag, self.known, node=self.order.node)
+        return self._processes.find(self.order.tag, self.known, node=self.order.node)
 
     def result(self) -> RankGroupResult:
         """Return the outcome of the group, after `tick` has returned True and the logs are closed."""

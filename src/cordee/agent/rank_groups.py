@@ -1,7 +1,6 @@
 """The rank groups of one node: started by orders, followed while they run, and reported when they have ended."""
 
 import logging
-import os
 import random
 import selectors
 import signal
@@ -16,6 +15,7 @@ from cordee.agent.gpus import Devices
 from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.logs import LogPump
+from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup, RankGroupResult
 from cordee.agent.spools import Spools
 from cordee.agent.takeover import end_survivors
@@ -45,6 +45,7 @@ class RankGroups:
         selector: the loop's; logs are read when it says so.
         report: reports an event to the server.
         clock: the time.
+        processes: those of the machine.
         transfers: copies of submitted files, and logs for the server.
 
     Attributes:
@@ -60,11 +61,12 @@ class RankGroups:
         selector: selectors.BaseSelector,
         report: Callable[[Event], None],
         clock: Clock,
+        processes: Processes,
         transfers: Transfers,
     ) -> None:
         self._node, self._devices, self._journal, self._spools = node, devices, journal, spools
         self._selector, self._report, self._clock = selector, report, clock
-        self.transfers = transfers
+        self._processes, self.transfers = processes, transfers
         self._running: dict[str, RankGroup] = {}
         self._waiting: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}  # for a copy: secrets, environment
         self._next_follow_s = 0.0
@@ -89,7 +91,7 @@ class RankGroups:
         for order in orders:
             if order.tag in ended:
                 continue
-            n_ended = end_survivors(order, self._journal.ranks(order))
+            n_ended = end_survivors(order, self._journal.ranks(order), self._processes, self._clock.machine)
             why = f"the agent of {self._node} died; its successor ended {plural(n_ended, 'process', 'processes')}"
             self._report_end(order, RankGroupResult(Outcome.LOST, why))
 
@@ -108,7 +110,7 @@ class RankGroups:
         if not order.master_port:
             self._refuse(order, Outcome.LOST, "the ranks of rank 0's node ended before it started")
             return
-        group = RankGroup(order, folder, self._clock)
+        group = RankGroup(order, folder, self._clock, self._processes)
         if order.spec.get("files") is None:
             self._launch(group, order, secrets, base_env)
         else:
@@ -220,17 +222,8 @@ class RankGroups:
                 self._spools.follow(group.order, group.folder)
 
     def _reap(self, now_s: float) -> None:
-        exits = []
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            exits.append((pid, os.waitstatus_to_exitcode(status)))
         # When a rank is killed, others may fail because of it before this loop sees either: report the killed one.
-        for pid, code in sorted(exits, key=lambda each: each[1] != -signal.SIGKILL):
+        for pid, code in sorted(self._processes.reap(), key=lambda each: each[1] != -signal.SIGKILL):
             any(group.reaped(pid, code, now_s) for group in self._running.values())
 
     def _finish(self, group: RankGroup) -> None:

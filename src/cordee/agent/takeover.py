@@ -1,13 +1,12 @@
 """Take over from a dead agent of the node: read its last reports, end the processes that it left."""
 
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cordee.agent import process
+from cordee.agent.clock import MachineClock
 from cordee.agent.launch import Assignment
-from cordee.agent.process import Process
+from cordee.agent.process import Process, Processes
 from cordee.event_json import decode
 from cordee.events import RanksEnded
 from cordee.telemetry.stream import StreamReader
@@ -28,12 +27,12 @@ def read_ends(path: Path) -> tuple[list[tuple[int, RanksEnded]], int]:
     return ends, reader.after
 
 
-def end_survivors(order: Assignment, ranks: Sequence[Process]) -> int:
+def end_survivors(order: Assignment, ranks: Sequence[Process], processes: Processes, clock: MachineClock) -> int:
     """Kill every process of a rank group, and wait until none is left; return their number."""
     ended: set[Process] = set()
-    while left := process.find(order.tag, ranks, node=order.node):
+    while left := processes.find(order.tag, ranks, node=order.node):
         ended |= left
         for each in left:
-            process.send(each, signal.SIGKILL)
-        time.sleep(_SWEEP_S)
+            processes.send(each, signal.SIGKILL)
+        clock.sleep(_SWEEP_S)
     return len(ended)

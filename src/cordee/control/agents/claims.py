@@ -1,6 +1,5 @@
 """Claims of nodes: which agent may have a node, and with which epoch."""
 
-import time
 from dataclasses import dataclass, field
 
 from cordee.agent.messages import PROTOCOL, Claim, Confirm, FromServer, Refused
@@ -31,7 +30,7 @@ class Member:
         machine: the machine of the agent with this epoch; "": not known.
         incarnation: that agent, if it has claimed the node since this server started.
         session: its connection.
-        heard_s: monotonic time of its last message; of the server's start before the first one.
+        heard_s: monotonic time of its last message; of the executor's start before the first one.
         reachable: no NodeUnreachable of this epoch is open.
         lost: its ranks are gone for certain, and were reported as lost.
         sent: numbers of the commands sent over this connection and not confirmed.
@@ -48,7 +47,7 @@ class Member:
     machine: str = ""
     incarnation: str = ""
     session: Session | None = None
-    heard_s: float = field(default_factory=time.monotonic)
+    heard_s: float = 0.0
     reachable: bool = True
     lost: bool = False
     sent: set[int] = field(default_factory=set)

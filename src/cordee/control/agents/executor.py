@@ -9,11 +9,11 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol, cast
 
+from cordee.agent.clock import MachineClock
 from cordee.agent.messages import (
     Beat,
     Claim,
@@ -51,6 +51,9 @@ from cordee.reports import parse_stream, repair_text
 
 LOOK_S = 0.1
 """The time between two questions to the engines while a node of theirs is not connected."""
+
+LOOK_S_MAX = 1.0
+"""The time between two questions otherwise, and between two looks at the leases."""
 
 FROZEN_S = 3.0
 """A server that stood still for so long has heard nobody meanwhile, so that the silence proves nothing."""
@@ -101,6 +104,8 @@ class AgentsExecutor:
         wake: called from other threads when `reports` has something new, or a command can be sent.
         confirm_s: how long `carry_out` waits for agents to confirm.
         servers: returns the URLs of all servers of the cluster; none if this is the only one.
+        clock: the time.
+        changed: the lock, and the condition for which `carry_out` waits.
     """
 
     def __init__(
@@ -113,12 +118,14 @@ class AgentsExecutor:
         wake: Callable[[], None] = lambda: None,
         confirm_s: float = 2.0,
         servers: Callable[[], list[str]] = list,
+        clock: MachineClock | None = None,
+        changed: threading.Condition | None = None,
     ) -> None:
         self.node_of, self._servers = node_of, servers
         self._log, self._engines, self._terms = log, engines, terms or LeaseTerms()
         self._wake, self._confirm_s = wake, confirm_s
         self._members: dict[str, Member] = {}
-        self._changed = threading.Condition()
+        self._clock, self._changed = clock or MachineClock(), changed or threading.Condition()
         self._inbox = Inbox()
         self._stopped = False
         self._farewell: Shutdown | None = None  # sent to the agents of the engines when they shall exit
@@ -126,17 +133,22 @@ class AgentsExecutor:
         self._thread = threading.Thread(target=self._watch, name="cordee-agents", daemon=True)
 
     def start(self, known: Iterable[Member] = ()) -> None:
-        """Let agents in, and start the engines. Agents must find the server's address before this call.
+        """Let agents in, start the engines, and watch over the nodes. Agents must find the server's address before.
 
         Args:
             known: the nodes of the log; each has a fresh lease.
         """
+        self.begin(known)
+        self._thread.start()
+
+    def begin(self, known: Iterable[Member] = ()) -> None:
+        """Do what `start` does, except that the caller watches over the nodes, by calls of `look`."""
         with self._changed:
+            now_s = self._clock.now_s()
             for member in known:
-                self._members[member.name] = member
+                self._members[member.name] = replace(member, heard_s=now_s)
         for engine in self._engines:
             engine.start(self._poke.set, self._is_connected)
-        self._thread.start()
 
     # -- the port: the control loop's thread ------------------------------------------------------------------------
 
@@ -172,7 +184,7 @@ class AgentsExecutor:
             for name in names:
                 member = self._members.get(name)
                 if member is not None and member.lost:  # it was placed in the moment in which the lease ended
-                    self._report(member, _lost(name, command.job_id, command.epoch, "its lease is over"))
+                    self._report(member, self._lost(name, command.job_id, command.epoch, "its lease is over"))
         order = replace(order, secrets=self._log.secrets(command.job_id, _secret_names(pending.spec)))
         first = command.leases[0].node
         if first in names:
@@ -267,7 +279,7 @@ class AgentsExecutor:
         """Judge an agent's claim; welcome it over its session, or return the refusal."""
         with self._changed:
             member = self._members.get(name) or Member(name)
-            epoch = judge(member, claim, self._terms, time.monotonic())
+            epoch = judge(member, claim, self._terms, self._clock.now_s())
             try:
                 if isinstance(epoch, Refused):
                     _log.warning("a claim of node %s from %s was refused: %s", name, session.peer, epoch.why)
@@ -284,7 +296,7 @@ class AgentsExecutor:
                 member.epoch, member.up, member.reachable, member.lost = epoch, True, True, False
             member.machine, member.incarnation, member.session = claim.machine, claim.incarnation, session
             self._heard(member)
-            now_us = _now_us()
+            now_us = self._clock.now_us()
             member.clock_off_us = claim.clock_us - now_us
             self._inbox.open(marks.items(), member)
             terms = self._terms
@@ -311,7 +323,7 @@ class AgentsExecutor:
                 return
             self._heard(member)
             if isinstance(message, Beat):
-                session.send(Beat(number=message.number, clock_us=_now_us()))
+                session.send(Beat(number=message.number, clock_us=self._clock.now_us()))
             elif isinstance(message, Confirm):
                 member.sent.discard(message.number)
                 member.confirmed[message.number] = message
@@ -381,25 +393,34 @@ class AgentsExecutor:
     # -- the thread that watches leases and engines ------------------------------------------------------------
 
     def _watch(self) -> None:
-        looked_s = time.monotonic()
+        looked_s = self._clock.now_s()
         while not self._stopped:
-            before_s, looked_s = looked_s, time.monotonic()
-            if looked_s - before_s > FROZEN_S:
-                _log.warning("this server stood still for %.1f s: every node gets a fresh lease", looked_s - before_s)
-                with self._changed:
-                    for member in self._members.values():
-                        member.heard_s = looked_s
-            try:
-                self._look()
-            except (StoreError, OSError) as error:
-                _log.error("nodes cannot be looked after now, it is tried again: %s", error)
-            with self._changed:
-                lonely = any(
-                    member.session is None and self._owner(member.name) is not None for member in self._members.values()
-                )
-            nothing_yet = bool(self._engines) and not self._members
-            self._poke.wait(LOOK_S if lonely or nothing_yet else 1.0)
+            before_s, looked_s = looked_s, self._clock.now_s()
+            self._poke.wait(self.look(before_s))
             self._poke.clear()
+
+    def look(self, before_s: float) -> float:
+        """Look after every node and every engine; return the seconds until it is time to do so again.
+
+        Args:
+            before_s: the monotonic time at which it was done last.
+        """
+        now_s = self._clock.now_s()
+        if now_s - before_s > FROZEN_S:
+            _log.warning("this server stood still for %.1f s: every node gets a fresh lease", now_s - before_s)
+            with self._changed:
+                for member in self._members.values():
+                    member.heard_s = now_s
+        try:
+            self._look()
+        except (StoreError, OSError) as error:
+            _log.error("nodes cannot be looked after now, it is tried again: %s", error)
+        with self._changed:
+            lonely = any(
+                member.session is None and self._owner(member.name) is not None for member in self._members.values()
+            )
+        nothing_yet = bool(self._engines) and not self._members
+        return LOOK_S if lonely or nothing_yet else LOOK_S_MAX
 
     def _look(self) -> None:
         """Take in the deaths that the engines know, and report nodes that are silent."""
@@ -429,27 +450,27 @@ class AgentsExecutor:
 
     def _is_over(self, member: Member) -> bool:
         """Report a node whose agent has become silent; return whether its lease is over, so that its ranks are gone."""
-        silent_s = time.monotonic() - member.heard_s
+        silent_s = self._clock.now_s() - member.heard_s
         if member.up and member.reachable and silent_s >= self._terms.unreachable_s:
             member.reachable = False
-            self._report(member, NodeUnreachable(at_us=_now_us(), node=member.name, epoch=member.epoch))
+            self._report(member, NodeUnreachable(at_us=self._clock.now_us(), node=member.name, epoch=member.epoch))
         return member.up and silent_s >= self._terms.down_s
 
     def _silence(self, member: Member) -> str:
-        return f"it was silent for {time.monotonic() - member.heard_s:.0f} s: its lease is over"
+        return f"it was silent for {self._clock.now_s() - member.heard_s:.0f} s: its lease is over"
 
     def _heard(self, member: Member) -> None:
-        member.heard_s = time.monotonic()
+        member.heard_s = self._clock.now_s()
         if not member.reachable and member.up:
             member.reachable = True
-            self._report(member, NodeReachable(at_us=_now_us(), node=member.name, epoch=member.epoch))
+            self._report(member, NodeReachable(at_us=self._clock.now_us(), node=member.name, epoch=member.epoch))
 
     def _report_lost(self, member: Member, held: Iterable[tuple[str, int]], why: str) -> None:
         """Report a node down whose ranks are gone for certain: the scheduler starts them elsewhere."""
         member.disconnect()
         member.lost = True
         for job_id, epoch in held:
-            self._report(member, _lost(member.name, job_id, epoch, why))
+            self._report(member, self._lost(member.name, job_id, epoch, why))
         self._report_down(member, why)
 
     def _is_connected(self, node: str) -> bool:
@@ -463,12 +484,12 @@ class AgentsExecutor:
     def _report_down(self, member: Member, why: str) -> None:
         """Report once that the agent with the node's epoch is gone, even if it died while no server ran."""
         if member.up:
-            down = NodeDown(at_us=_now_us(), node=member.name, epoch=member.epoch, why=why)
+            down = NodeDown(at_us=self._clock.now_us(), node=member.name, epoch=member.epoch, why=why)
             self._report(member, down)
             member.up = False
 
     def _report_reclaim(self, member: Member, deadline_us: int) -> None:
-        now_us = time.time_ns() // 1000
+        now_us = self._clock.now_us()
         self._report(member, NodeReclaimed(at_us=now_us, node=member.name, epoch=member.epoch, deadline_us=deadline_us))
 
     def _report(self, member: Member, event: Event) -> None:
@@ -477,18 +498,13 @@ class AgentsExecutor:
         self._inbox.add(Report(source=source, seq=self._inbox.next_seq(source, self._log.mark(source)), event=event))
         self._notify()
 
+    def _lost(self, node: str, job_id: str, epoch: int, why: str) -> RanksEnded:
+        at_us, why = self._clock.now_us(), f"{node}: {why}"
+        return RanksEnded(at_us=at_us, job_id=JobId(job_id), epoch=epoch, node=node, outcome=Outcome.LOST, why=why)
+
     def _notify(self) -> None:
         self._changed.notify_all()
         self._wake()
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
-
-
-def _lost(node: str, job_id: str, epoch: int, why: str) -> RanksEnded:
-    why = f"{node}: {why}"
-    return RanksEnded(at_us=_now_us(), job_id=JobId(job_id), epoch=epoch, node=node, outcome=Outcome.LOST, why=why)
 
 
 def _is_stream_of(node: str, source: str) -> bool:
