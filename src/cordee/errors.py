@@ -33,6 +33,7 @@
     │   └── DestinationError       53     the place to write to is unusable
     ├── StopError                  60   the ranks could not agree to stop, or the save ran out of time
     ├── MissingExtraError          70   an optional library is not installed
+    ├── EngineError                85   an engine of machines, such as Slurm, does not do what it is asked
     └── ClaimError                 80   the demo's own claim does not hold
 
 75 is not an error: a rank exits with it when it has checkpointed and its job shall be queued again.
@@ -253,6 +254,12 @@ class MissingExtraError(CordeeError):
     """An optional library is not installed."""
 
     exit_code = 70
+
+
+class EngineError(CordeeError):
+    """An engine of machines, such as Slurm, does not do what it is asked."""
+
+    exit_code = 85
 
 
 class ClaimError(CordeeError):

@@ -1,7 +1,8 @@
-"""The sbatch script of the docs under a real Slurm: preempted, out of time, requeued; not a bit or a step is lost."""
+"""A real Slurm: the sbatch script of the docs, and Cordee on nodes that it asks Slurm for; no bit or step is lost."""
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -23,7 +24,7 @@ SMALL = ("--ntasks-per-node=1", "--gpus-per-node=1", "--mem=0", "--output=out.tx
 needs_slurm = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     # Not in `tmp_path`: slurmstepd's sockets are in its spool, and the path of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
@@ -110,3 +111,101 @@ def test_the_script_of_the_docs_survives_preemption_and_the_time_limit(cluster: 
                 assert each.end(rank)[name] == whole.end(rank)[name], f"{name} of rank {rank}"
             losses = each.end(rank)["losses"]
             assert 0 < len(losses) < STEPS and losses == whole.end(rank)["losses"][-len(losses) :]
+
+
+class OnSlurm:
+    """Cordee on the nodes of a partition, as a user without root runs it: by its command line."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self._env = {
+            **cluster.env,
+            "CORDEE_HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "node"),
+            "COLUMNS": "200",
+        }
+        (folder / "node").mkdir()
+
+    def cordee(self, *words: str) -> str:
+        argv = [sys.executable, "-m", "cordee", *words]
+        done = subprocess.run(argv, env=self._env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert done.returncode == 0, f"{words}: {done.stderr}\n{self.said()}"
+        return done.stdout
+
+    def run(self, name: str, *, pause_s: float) -> Path:
+        """Submit a gang of two nodes; return the folder of its traces."""
+        out = self.folder / name
+        out.mkdir()
+        script = str(HERE.parent / "train" / "job_script.py")
+        job = {
+            "name": name,
+            "run": [sys.executable, script, "--out", str(out), "--steps", str(STEPS), "--pause-s", str(pause_s)],
+            "gpus": 4,
+            "launch": "rank",
+            "tier": "preemptible",
+            "checkpoint": {"to": str(out / "checkpoint"), "every": "5s"},
+        }
+        spec = self.folder / f"{name}.yaml"
+        spec.write_text(json.dumps(job))
+        self.cordee("run", str(spec))
+        return out
+
+    def nodes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.cordee("nodes", "--json"))
+        return found
+
+    def allocations(self) -> list[str]:
+        """Return the nodes of the engine's batch jobs that run."""
+        return [line.split()[1] for line in self.cluster.ask("squeue", "-h", "-t", "R", "-o", "%j %N").splitlines()
+                if line.startswith("cordee-")]  # fmt: skip
+
+    def ended(self, out: Path) -> bool:
+        return all((out / f"end{rank}.json").exists() for rank in range(4))
+
+    def said(self) -> str:
+        logs = [*(self.folder / "home").glob("server.log"), *(self.folder / "home" / "slurm").glob("*.log")]
+        return "\n".join(f"{path}:\n{path.read_text()[-2000:]}" for path in logs)
+
+
+@pytest.fixture
+def on_slurm(cluster: Cluster) -> Iterator[OnSlurm]:
+    with tempfile.TemporaryDirectory(prefix="on-slurm-", ignore_cleanup_errors=True) as folder:
+        made = OnSlurm(cluster, Path(folder))
+        yield made
+        subprocess.run(
+            [sys.executable, "-m", "cordee", "down", "--yes"], env=made._env, check=False, capture_output=True
+        )
+
+
+@pytest.mark.slurm
+@needs_slurm
+def test_a_gang_moves_on_when_slurm_takes_a_node_and_idle_nodes_go_back(cluster: Cluster, on_slurm: OnSlurm) -> None:
+    on_slurm.cordee("up", "--on", "slurm", "--partition", "low", "--nodes", "3", "--slots", "2", "--idle", "2s",
+                    "--listen", "127.0.0.1:0")  # fmt: skip
+    assert len(on_slurm.allocations()) == 1, "one node tells what nodes are like"
+
+    moved = on_slurm.run("moved", pause_s=0.1)
+    cluster.until(lambda: (moved / "steps3").exists() and len((moved / "steps3").read_text().split()) > 10,
+                  f"step 10 on two nodes\n{on_slurm.said()}", LIMIT_S)  # fmt: skip
+    taken = on_slurm.allocations()[-1]
+    # Slurm's own preemption: SIGTERM to the agent's step, which reports it, and its ranks save.
+    owner = cluster.submit("--partition=high", f"--nodelist={taken}", "--exclusive", "--time=30", "--wrap=sleep 600",
+                           cwd=on_slurm.folder)  # fmt: skip
+    cluster.until(
+        lambda: cluster.job(owner).get("JobState") == "RUNNING", f"the owner runs\n{on_slurm.said()}", LIMIT_S
+    )
+    cluster.until(lambda: on_slurm.ended(moved), f"the job's end\n{on_slurm.said()}", LIMIT_S)
+    cluster.ask("scancel", owner)
+    whole = on_slurm.run("whole", pause_s=0.0)
+    cluster.until(lambda: on_slurm.ended(whole), f"the undisturbed job's end\n{on_slurm.said()}", LIMIT_S)
+    for rank in range(4):
+        assert [int(step) for step in (moved / f"steps{rank}").read_text().split()] == list(range(STEPS))
+        ends = [json.loads((out / f"end{rank}.json").read_text()) for out in (moved, whole)]
+        assert ends[0]["weights"] == ends[1]["weights"]
+    assert any(taken == node["name"] for node in on_slurm.nodes())
+
+    cluster.until(lambda: not on_slurm.allocations(), f"idle nodes given back\n{on_slurm.said()}", LIMIT_S)
+    again = on_slurm.run("again", pause_s=0.0)
+    cluster.until(lambda: on_slurm.ended(again), f"nodes asked for again\n{on_slurm.said()}", LIMIT_S)
+    on_slurm.cordee("down", "--yes")
+    cluster.until(lambda: not on_slurm.allocations(), f"nothing left in Slurm\n{on_slurm.said()}", LIMIT_S)

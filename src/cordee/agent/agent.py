@@ -187,14 +187,22 @@ class NodeAgent:
             self._take_in(arrival)
         now_s = self._clock.now_s()
         if self._wakeup.terminated and not self._leaving:
-            self._leaving = True
-            for group in self._groups:
-                group.notice(now_s + group.order.grace_s)
+            self._terminated(now_s)
         self._keep_lease(now_s)
         self._groups.step(now_s)
         if self._facts.devices.real and now_s >= self._facts.devices.next_s:
             self._report_node()
         self._link.forward(hold=self._groups.transfers.hold_until_s is not None)
+
+    def _terminated(self, now_s: float) -> None:
+        """Leave: whoever ends the agent takes the node, as Slurm does when an allocation is over."""
+        self._leaving = True
+        grace_s = max((group.order.grace_s for group in self._groups), default=0.0)
+        deadline_us = time.time_ns() // 1000 + round(grace_s * US_PER_S)
+        self._reclaim = Reclaim(why="its agent was told to leave", deadline_us=deadline_us)
+        self._report_reclaim()
+        for group in self._groups:
+            group.notice(now_s + group.order.grace_s)
 
     def _keep_lease(self, now_s: float) -> None:
         """Send the beat that is due; give notice to the ranks before the lease ends, and kill them at its end."""

@@ -22,6 +22,8 @@ DEFAULT_GRACE_S = 30.0
 _NOT_INHERITED = re.compile(
     r"CORDEE_.*|TORCHELASTIC_.*|PET_.*|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE"
     r"|MASTER_(ADDR|PORT)|NNODES|ROLE_NAME|OMP_NUM_THREADS"
+    # Of the allocation that an agent runs in: libraries take its tasks for the ranks.
+    r"|SLURM_(?!CONF|CLUSTER_NAME|JOB_ID).*|SLURMD_.*"
 )
 
 

@@ -13,7 +13,7 @@ from cordee.cli.nodes import price
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NoServerError
-from cordee.units import format_micro_usd, plural
+from cordee.units import format_micro_usd, parse_duration_s, plural
 from cordee.view.money import CLASSES, gpu_time
 
 _LOOK_S = 0.05
@@ -30,10 +30,17 @@ Machines = Annotated[
     str | None,
     typer.Option(
         metavar="MACHINES",
-        help="local; none: only nodes that join; or ray: the nodes of the Ray cluster that this machine belongs to "
-        "(ray:HOST:PORT, ray://...).",
+        help="local; none: nodes join by themselves; "
+        "ray: the nodes of the Ray cluster that this machine belongs to (ray:HOST:PORT, ray://...); "
+        "slurm: whole nodes of a Slurm cluster, asked for while jobs wait.",
         show_default="as before, else local",
     ),
+]
+Partition = Annotated[str | None, typer.Option(help="With --on slurm: the partition.", show_default="Slurm's default")]
+NodesMax = Annotated[int, typer.Option(help="With --on slurm: the number of nodes, at most.", min=1)]
+Idle = Annotated[str, typer.Option(help="With --on slurm: give a node back that is idle for this long.")]
+Sbatch = Annotated[
+    str, typer.Option(help="With --on slurm: more options of sbatch, such as '--account=a --time=12:00:00'.")
 ]
 Database = Annotated[
     str | None,
@@ -71,6 +78,10 @@ def up(
     ] = False,
     on: Machines = None,
     lease: Lease = None,
+    partition: Partition = None,
+    nodes: NodesMax = 1,
+    idle: Idle = "5m",
+    sbatch: Sbatch = "",
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,
@@ -79,6 +90,7 @@ def up(
     from cordee.control.spawn import check_installed, check_not_connected, start_server
 
     folder = terminal.folder(home)
+    on = _machines(on, partition, nodes, idle, sbatch)
     if foreground:
         check_installed()
         check_not_connected(folder)
@@ -108,6 +120,17 @@ def up(
         _describe(health, folder, slots)
 
 
+def _machines(on: str | None, partition: str | None, nodes: int, idle: str, sbatch: str) -> str | None:
+    """Return the machines that `--on` and the options of its engine name."""
+    if on == "slurm":
+        from cordee.control.engines.slurm import SlurmRequest
+
+        return str(SlurmRequest(partition=partition, nodes=nodes, idle_s=parse_duration_s(idle), sbatch=sbatch))
+    if partition is not None or sbatch:
+        raise InputError("--partition and --sbatch are for a Slurm cluster", hint="add --on slurm")
+    return on
+
+
 def _describe(health: HealthView, folder: Path, slots: str | None) -> None:
     """Print what a server that has just started offers and runs; `slots` are those that were asked for."""
     with Client(folder) as client:
@@ -122,6 +145,8 @@ def _describe(health: HealthView, folder: Path, slots: str | None) -> None:
 
 def _print_nodes(nodes: list[NodeView], folder: Path, slots: str | None) -> None:
     """Print the nodes, and which of them keep another number of slots than `up` asked for."""
+    if not nodes:
+        print("no node yet: `cordee nodes token` prints how a machine joins")
     for node in nodes:
         print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {price(node)}")
         started_here = (folder / "nodes" / node.name).exists()

@@ -21,6 +21,7 @@ from types import FrameType
 
 import structlog
 
+from cordee.answers import JoinTokenRequest
 from cordee.client import as_body
 from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor
@@ -28,10 +29,12 @@ from cordee.control.agents.leases import LeaseTerms
 from cordee.control.api import create_app, local_owner
 from cordee.control.collector import collected_when_idle
 from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
+from cordee.control.engines.port import Engine, Host
+from cordee.control.engines.slurm import SlurmRequest
 from cordee.control.home import Home
 from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress
-from cordee.control.node_tokens import DerivedTokens
+from cordee.control.node_tokens import DerivedTokens, NodeTokens
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
 from cordee.control.service import Service
@@ -51,6 +54,7 @@ from cordee.schedule.state.state import State
 
 NODE_WAIT_S, CLUSTER_WAIT_S = 20.0, 60.0
 _RETRY_S = 1.0
+_JOIN_S = 30 * 86_400  # an allocation may wait so long in Slurm's queue
 _IDLE_US = 1_000_000  # garbage is collected when nothing is due for this long
 
 
@@ -121,15 +125,7 @@ class Server:
         job_secrets = SecretStore(home.path, credentials)
         self._cluster = CommittedLog(self._store, job_secrets)
         derived = DerivedTokens(home.token())
-        self._engine = engine_of(
-            offer.on,
-            home.path,
-            derived,
-            node=LOCAL if database is None else _node_name(home),
-            slots=offer.slots,
-            url=None if public is None else public.url,
-            fingerprint=None if public is None else public.fingerprint,
-        )
+        self._engine = self._make_engine(derived, node=LOCAL if database is None else _node_name(home))
         self._executor = AgentsExecutor(
             log=self._cluster,
             node_of=self._node_of,
@@ -163,7 +159,7 @@ class Server:
                 derived=derived,
             ),
             secrets=job_secrets,
-            link_facts=self._executor.link_facts,
+            machines=self._executor,
         )
 
     def run(self, on_ready: Callable[[str], None], *, stand_by: bool = False) -> None:
@@ -317,6 +313,9 @@ class Server:
         while self._signal is None and not any(record.up for record in records.values()):
             if self._offer.on == NONE or (records and self._offer.on != LOCAL):
                 return
+            if time.monotonic() > deadline and SlurmRequest.names(self._offer.on):
+                self._log.warning("no node yet", why=self._engine.missing())  # Slurm's queue may be long
+                return
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"no node's agent came up within {wait_s:.0f} s",
@@ -327,6 +326,32 @@ class Server:
 
     def _servers(self) -> list[str]:
         return [] if self._standby is None else self._standby.servers
+
+    def _make_engine(self, tokens: NodeTokens, *, node: str) -> Engine:
+        public = self._public
+        return engine_of(
+            self._offer.on,
+            self._home.path,
+            tokens,
+            Host(self._join_command, self._is_held, self._dismiss),
+            node=node,
+            slots=self._offer.slots,
+            url=None if public is None else public.url,
+            fingerprint=None if public is None else public.fingerprint,
+        )
+
+    def _join_command(self) -> list[str]:
+        request = JoinTokenRequest(uses=1, for_s=_JOIN_S)
+        made = self.service.members.issue(request, local_owner())
+        return [sys.executable, "-m", "cordee", "nodes", "join", made.url, made.token]
+
+    def _is_held(self, node: str) -> bool:
+        with self.control.changed:
+            attempts = self.control.state.attempts.values()
+            return any(lease.node == node for attempt in attempts for lease in attempt.held)
+
+    def _dismiss(self, node: str) -> None:
+        self._executor.dismiss(node)
 
     def _node_of(self, token: str) -> str | None:
         return self.service.members.node_of(token)

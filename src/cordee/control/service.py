@@ -6,9 +6,9 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -47,7 +47,7 @@ from cordee.control.standby import Standby
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError, SpecError, StoreError
-from cordee.events import Lease, Queue
+from cordee.events import Lease, Node, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId, attempt_name
 from cordee.schedule.explain import explain
@@ -57,6 +57,18 @@ from cordee.schedule.quota.quotas import Standing
 from cordee.schedule.state.records import NodeRecord, Phase
 from cordee.schedule.state.state import State
 from cordee.workload.spec import JobSpec
+
+
+class Machines(Protocol):
+    """The nodes' links, and the engines that bring nodes."""
+
+    def link_facts(self, name: str) -> Mapping[str, int]:
+        """Return what is known of a node's link: `refused`, `clock_off_us`."""
+        ...
+
+    def spare_nodes(self) -> int:
+        """Return the number of further nodes, like those that are known, that may still come."""
+        ...
 
 
 @dataclass(slots=True)
@@ -74,7 +86,7 @@ class Service:
         members: the nodes that joined.
         secrets: the secrets of jobs.
         standby: this server's part in a pair of servers; None: it is the only one.
-        link_facts: returns what is known of a node's link: `refused`, `clock_off_us`.
+        machines: the nodes' links and engines; None: there are none.
         problem: the error that keeps the control loop from working now; None: it works.
         closing: the server is about to exit, so streams that follow something end.
         files: the submitted files of jobs.
@@ -91,7 +103,7 @@ class Service:
     members: Members
     secrets: SecretStore
     standby: Standby | None = None
-    link_facts: Callable[[str], Mapping[str, int]] = lambda name: {}
+    machines: Machines | None = None
     problem: str | None = None
     closing: bool = field(default=False)
     files: JobFiles = field(init=False)
@@ -179,12 +191,21 @@ class Service:
             }
         return {job_id: left for job_id, left in found.items() if left is not None}
 
+    def _possible_nodes(self, state: State) -> list[Node]:
+        """Return the known nodes and, as copies of the largest, those that an engine may bring."""
+        nodes = [record.node for record in state.nodes.records.values()]
+        if not nodes or self.machines is None:
+            return nodes
+        spare = self.machines.spare_nodes() - sum(not each.up for each in state.nodes.records.values())
+        largest = max(nodes, key=lambda node: node.gpus)
+        return nodes + [replace(largest, name=f"{largest.name}+{number}") for number in range(1, spare + 1)]
+
     def _admitted(self, spec: JobSpec, submission: Submission, owner: str, state: State) -> Admitted:
         return admit(
             spec,
             job_id=JobId(submission.job_id),
             owner=owner,
-            nodes=[record.node for record in state.nodes.records.values()],
+            nodes=self._possible_nodes(state),
             catalogue=self.catalogue,
             quotas=state.quotas,
             unprotected=submission.unprotected,
@@ -296,7 +317,7 @@ class Service:
         present = [record for record in records if record.up or record.node.name not in gone]
         names = [record.node.name for record in present]
         return [
-            _node_view(record, used.get(name, {}), self.link_facts(name))
+            _node_view(record, used.get(name, {}), self.machines.link_facts(name) if self.machines else {})
             for name, record in zip(names, present, strict=True)
         ]
 

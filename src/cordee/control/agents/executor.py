@@ -215,6 +215,10 @@ class AgentsExecutor:
                 del node.confirmed[order.number]
             return done
 
+    def spare_nodes(self) -> int:
+        """Return the number of further nodes that the engines may still bring."""
+        return sum(engine.spare_nodes() for engine in self._engines)
+
     def link_facts(self, name: str) -> dict[str, int]:
         """Return what is known of a node's link: reports refused, and the agent's clock minus the server's."""
         with self._changed:

@@ -63,6 +63,10 @@ class LocalEngine:
     def want(self, gpus: int) -> None:
         """Ignore the wish: this machine does not grow."""
 
+    def spare_nodes(self) -> int:
+        """Return 0: this machine does not grow."""
+        return 0
+
     def missing(self) -> str:
         """Return where the agents log."""
         return f"its log is in {self._home / 'nodes'}"

@@ -5,6 +5,7 @@ starts `python -m cordee.agent --folder F` with it. Everything else goes over th
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
@@ -28,6 +29,21 @@ class Reclaim(NamedTuple):
 
     node: str
     deadline_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The part of the server that an engine may ask; callable on each thread.
+
+    Attributes:
+        join: returns the command with which a machine joins, with a new token of one use; a name can be added.
+        is_held: returns whether an attempt holds GPUs of the node.
+        dismiss: makes the node's agent exit once no rank group runs there.
+    """
+
+    join: Callable[[], Sequence[str]]
+    is_held: Callable[[str], bool]
+    dismiss: Callable[[str], None]
 
 
 class Engine(Protocol):
@@ -60,6 +76,10 @@ class Engine(Protocol):
 
     def want(self, gpus: int) -> None:
         """Note that queued jobs would use this number of further GPUs; an engine that cannot grow ignores it."""
+        ...
+
+    def spare_nodes(self) -> int:
+        """Return the number of further nodes, like those that it has or had, that the engine may still bring."""
         ...
 
     def missing(self) -> str:

@@ -202,6 +202,10 @@ class RayEngine:
         """Ask Ray's autoscaler for this number of further GPUs or slots."""
         self._want = gpus
 
+    def spare_nodes(self) -> int:
+        """Return 0: it is not known how far Ray's autoscaler goes."""
+        return 0
+
     def missing(self) -> str:
         """Return the last problem."""
         return self._problems.last or f"no node of the cluster has a {self._resource}; --slots N offers CPU slots"
