@@ -89,10 +89,9 @@ class RankGroup:
         self.wake_at_s: float | None = None
         self._ranks: list[_Rank] = []
         self._per_rank = True
-        self._noticed = False
         self._machine_stays = True
         self._sweep_s: float | None = None  # time to the next check of processes that are being ended; None: none are
-        self._deadline_s = math.inf  # of the notice
+        self._deadline_s = math.inf  # of the notice; infinite: there was none
         self._uploaders = _Uploaders(processes)
         self._verdict: RankGroupResult | None = None  # of whoever ended the group: it could not start, or was killed
         self._first_bad: _Rank | None = None
@@ -149,6 +148,7 @@ class RankGroup:
 
         A later notice counts only if it leaves less time, or if the machine goes too.
         """
+        again = self._noticed
         if deadline_s < self._deadline_s or self._machine_stays > machine_stays:
             self._deadline_s = min(self._deadline_s, deadline_s)
             self._machine_stays = self._machine_stays and machine_stays
@@ -157,9 +157,8 @@ class RankGroup:
             write_notice(self.folder / "spool", Notice(deadline_us=deadline_us, machine_stays=self._machine_stays))
         if self._sweep_s is None:
             self.wake_at_s = deadline_s if self.wake_at_s is None else min(self.wake_at_s, deadline_s)
-        if self._noticed:
+        if again:
             return
-        self._noticed = True
         if not self._ranks:  # the copy of its files is still being made
             self._sweep(now_s=0.0)
         for rank in self._ranks:
@@ -224,6 +223,10 @@ class RankGroup:
             return RankGroupResult(Outcome.KILLED, "it left on notice without a checkpoint of that step", failure)
         how = f"by {_signal_name(failure.signal)}" if failure.signal else f"with {failure.exit_code}"
         return RankGroupResult(Outcome.FAILED, f"{subject} exited {how}", failure)
+
+    @property
+    def _noticed(self) -> bool:
+        return self._deadline_s < math.inf
 
     def _sweep(self, now_s: float) -> None:
         self._sweep_s = SWEEP_S_MIN
