@@ -338,7 +338,8 @@ def _phases(out: Console, answer: ServingAnswer) -> None:
         price = "" if usd is None else format_digits_usd(usd)
         table.add_row(f"  {name}", pool.name, str(pool.replicas), str(pool.gpus), price)
     out.print(table)
-    _latencies(out, found, ("mean", "p50", "p90", "p99"))
+    if found.keeps_up:
+        _latencies(out, found, ("mean", "p50", "p90", "p99"))
     indented(out, found.transfer)
 
 

@@ -7,6 +7,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.serving.ask import ServingRequest, ask
 from cordee.plan.serving.disaggregation import parse_phases, plan_phases
 from cordee.plan.serving.engine import find_engine
+from cordee.plan.serving.performance import speed_of
 from cordee.plan.serving.request import Pricing, Slo, Traffic
 from cordee.workload.load import load_shape
 from cordee.workload.requests import poisson
@@ -89,3 +90,23 @@ def test_what_two_pools_cannot_do_is_said() -> None:
         _ = plan_phases(request(traffic=Traffic(concurrency=8)), parse_phases("any"))
     alone = ask(request(gpus="1xH100", traffic=Traffic(rate_per_s=1.0)), parse_phases("any"))
     assert alone.phases is None and not alone.meets and "1 x H100" in alone.phases_summary
+
+
+def test_replicas_that_are_too_few_do_not_keep_up_and_are_not_priced_at_the_load() -> None:
+    """Without a latency to miss, a queue that grows for as long as the load lasts misses the load itself."""
+    found = plan_phases(request(traffic=Traffic(rate_per_s=200.0)), parse_phases("prefill=1xtp1 decode=1xtp1"))
+    assert found is not None and not found.keeps_up and not found.keeps_slo
+    assert 10 < found.requests_per_s < 100 and "cannot keep up" in str(found)
+    assert found.usd_per_mtok == pytest.approx(2 * 2.99 / 3600 / (found.requests_per_s * 1200) * 1e6)
+
+
+def test_long_answers_are_judged_in_full_batches() -> None:
+    """Little's law: 8 requests a second of 1,500 tokens run in batches whose step their token takes."""
+    found = plan_phases(
+        request(traffic=Traffic(rate_per_s=8.0, output_tokens=1500)), parse_phases("prefill=1xtp1 decode=2xtp1")
+    )
+    assert found is not None and found.keeps_slo
+    together = 8.0 / 2 * found.tpot.mean * 1499
+    assert found.tpot.mean == pytest.approx(
+        speed_of(found.decode.case).decode_s(round(together), together * 1750), rel=0.06
+    )

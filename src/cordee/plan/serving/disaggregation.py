@@ -1,10 +1,11 @@
-"""Prefill and decode on replicas of their own as a plan: which layouts, how many of each, and what a token costs.
+"""Prefill and decode on replicas of their own as a plan: layouts, replicas of each, and the price of a token.
 
 Each pair of layouts gets the fewest replicas that its load asks for. The cheapest pairs are played, with the transfer
 of each prompt's KV cache between them, and get a replica more for the phase whose latency misses its limit.
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,15 +17,19 @@ from cordee.plan.serving.case import ServingCase
 from cordee.plan.serving.judge import ServingCandidate, unloaded
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, parse_serving_layout
 from cordee.plan.serving.memory.kv import kv_bytes
-from cordee.plan.serving.performance import mean_context, replica_limits, speed_of
+from cordee.plan.serving.performance import KEEPS_UP, mean_context, replica_limits, speed_of
 from cordee.plan.serving.price.price import MTOK
 from cordee.plan.serving.queueing.disaggregated import Replicas, serve_apart
-from cordee.plan.serving.queueing.served import Percentiles, Served
+from cordee.plan.serving.queueing.served import Percentiles
 from cordee.plan.serving.request import ServingRequest, Traffic
 from cordee.units import format_digits_usd, format_gb, format_latency, plural
 from cordee.workload.requests import Request, poisson
 
 PLAYED = 400
+"""Requests of a rate that are judged: enough for a 99th percentile."""
+FILLED = 3
+"""The answers that run together are played so often before them: until then the batches are smaller than they will be.
+And once after them, since the batches of the last requests are smaller again."""
 SEED = 7
 PAIRS_PLAYED = 8
 """Pairs of layouts that are played, the cheapest by their rates first."""
@@ -44,7 +49,7 @@ class PoolWanted:
 
 @dataclass(frozen=True, slots=True)
 class PhasesWanted:
-    """What is asked of both phases."""
+    """The replicas that are asked for both phases."""
 
     prefill: PoolWanted = PoolWanted()
     decode: PoolWanted = PoolWanted()
@@ -80,10 +85,11 @@ class PhasesPlan:
         request: what was asked.
         prefill: the layout for prompts, with its replicas.
         decode: the layout for answers, with its replicas.
-        requests_per_s: answered.
+        requests_per_s: answered; what the slower phase can do where more arrive.
         sent_bytes: KV cache of a mean prompt, from all GPUs of a prefill replica.
         sent_s: seconds in which it travels.
         refused: requests longer than the context.
+        keeps_up: no queue grows for as long as the load lasts.
     """
 
     request: ServingRequest
@@ -96,6 +102,7 @@ class PhasesPlan:
     sent_bytes: int
     sent_s: float
     refused: int = 0
+    keeps_up: bool = True
 
     @property
     def gpus(self) -> int:
@@ -104,8 +111,10 @@ class PhasesPlan:
 
     @property
     def excess(self) -> float:
-        """The worst latency over its limit."""
+        """The worst latency over its limit; infinite if a queue grows."""
         slo = self.request.slo
+        if not self.keeps_up:
+            return float("inf")
         return slo.excess(getattr(self.ttft, slo.statistic), getattr(self.tpot, slo.statistic))
 
     @property
@@ -158,6 +167,9 @@ class PhasesPlan:
         )
 
     def __str__(self) -> str:
+        if not self.keeps_up:
+            most = f"at most {self.requests_per_s:,.1f} requests/s"
+            return f"{self.name} on {plural(self.gpus, 'GPU')} cannot keep up: {most}"
         at = self.request.slo.statistic
         ttft, tpot = (format_latency(getattr(each, at)) for each in (self.ttft, self.tpot))
         price = "" if self.usd_per_mtok is None else f", {format_digits_usd(self.usd_per_mtok)} a million tokens"
@@ -173,18 +185,31 @@ def _pool(each: ServingCandidate) -> str:
     return f"{each.replicas}x{each.name.replace(' ', ',')}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Requests that one replica runs together, and the seconds that they take in its phase."""
+
+    requests: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds if self.requests else 0.0
+
+
 @dataclass(frozen=True)
 class _Pair:
-    """A layout for each phase with the requests a second of one replica of it."""
+    """A layout for each phase with the batch of one replica of it: of answers the largest that the latencies allow."""
 
     prefill: ServingCandidate
     decode: ServingCandidate
-    prompts_per_s: float
-    answers_per_s: float
+    prompts: _Batch
+    answers: _Batch
 
     def replicas(self, rate_per_s: float, wanted: PhasesWanted) -> tuple[int, int]:
         """Return the fewest replicas of each phase for this rate, or those that are asked for."""
-        fewest = [max(1, ceil(rate_per_s / (FULLEST * each))) for each in (self.prompts_per_s, self.answers_per_s)]
+        fewest = [max(1, ceil(rate_per_s / (FULLEST * each.per_s))) for each in (self.prompts, self.answers)]
         return wanted.prefill.replicas or fewest[0], wanted.decode.replicas or fewest[1]
 
     def gpus(self, counts: tuple[int, int]) -> int:
@@ -198,7 +223,17 @@ class _Pair:
             left = gpus - prefill * self.prefill.case.layout.gpus
             decode = wanted.decode.replicas or left // self.decode.case.layout.gpus
             if decode >= 1 and self.gpus((prefill, decode)) <= gpus:
-                yield min(prefill * self.prompts_per_s, decode * self.answers_per_s), (prefill, decode)
+                yield min(prefill * self.prompts.per_s, decode * self.answers.per_s), (prefill, decode)
+
+    def capacity_per_s(self, counts: tuple[int, int]) -> float:
+        """Return the requests a second of the slower phase, at any latency."""
+        return min(counts[0] * self.prompts.per_s, counts[1] * _answers(self.decode, None).per_s)
+
+    def running(self, counts: tuple[int, int], rate_per_s: float) -> int:
+        """Return the answers that run together at this rate: the smallest batches that keep up with it."""
+        sizes = range(1, self.decode.sequences)
+        found = bisect_left(sizes, rate_per_s / counts[1], key=lambda size: _batch(self.decode, size).per_s)
+        return counts[1] * (found + 1)
 
 
 def plan_phases(request: ServingRequest, wanted: PhasesWanted) -> PhasesPlan | None:
@@ -238,34 +273,38 @@ def _pairs(request: ServingRequest, wanted: PhasesWanted) -> Iterator[_Pair]:
     prefill, decode = (
         [each for each in unloaded(replace(request, layout=pool.layout)) if each.fits] for pool in phases
     )
-    prompts = {each: _prompts_per_s(each) for each in prefill}
-    answers = {each: _answers_per_s(each) for each in decode}
+    prompts = {each: _prompts(each) for each in prefill}
+    answers = {each: _answers(each, request.slo.tpot_s) for each in decode}
     for one, other in product(prefill, decode):
-        if (one.case.kv, one.case.weights) == (other.case.kv, other.case.weights) and answers[other]:
+        if (one.case.kv, one.case.weights) == (other.case.kv, other.case.weights) and answers[other].requests:
             yield _Pair(one, other, prompts[one], answers[other])
 
 
-def _prompts_per_s(each: ServingCandidate) -> float:
-    """Return the prompts a second of one replica that does nothing else, as many in a step as it holds."""
+def _prompts(each: ServingCandidate) -> _Batch:
+    """Return the prompts of one replica that does nothing else, as many in a step as it holds."""
     traffic, case = each.request.traffic, each.case
     limit = case.max_batched_tokens * case.layout.dp
     many = max(1, min(limit // traffic.computed_tokens, case.slots))
     starts = range(traffic.cached_tokens, traffic.input_tokens, limit)
     chunks = [(min(limit, traffic.input_tokens - start), start) for start in starts]
     steps = [[chunks[0]] * many] if len(chunks) == 1 else [[chunk] for chunk in chunks]
-    return many / sum(speed_of(case).step_s(step) for step in steps)
+    return _Batch(many, sum(speed_of(case).step_s(step) for step in steps))
 
 
-def _answers_per_s(each: ServingCandidate) -> float:
-    """Return the answers a second of one replica at the largest batch within the limit of a token's time; 0: none."""
-    traffic, limit_s, speed = each.request.traffic, each.request.slo.tpot_s, speed_of(each.case)
-    low, high = 0, each.sequences
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = limit_s is None or speed.decode_s(middle, middle * mean_context(traffic)) <= limit_s
-        low, high = (middle, high) if fits else (low, middle - 1)
-    steps = max(1, traffic.output_tokens - 1)
-    return low / (steps * speed.decode_s(low, low * mean_context(traffic))) if low else 0.0
+def _answers(each: ServingCandidate, limit_s: float | None) -> _Batch:
+    """Return the largest batch of answers of one replica within this limit of a token's time; of 0: none."""
+    if limit_s is None:
+        return _batch(each, each.sequences)
+    speed, context = speed_of(each.case), mean_context(each.request.traffic)
+    sizes = range(1, each.sequences + 1)
+    return _batch(each, bisect_right(sizes, limit_s, key=lambda size: speed.decode_s(size, size * context)))
+
+
+def _batch(each: ServingCandidate, size: int) -> _Batch:
+    """Return so many answers on one replica that does nothing else."""
+    traffic = each.request.traffic
+    step_s = speed_of(each.case).decode_s(size, size * mean_context(traffic))
+    return _Batch(size, max(1, traffic.output_tokens - 1) * step_s)
 
 
 def _loaded(request: ServingRequest, wanted: PhasesWanted, pairs: Sequence[_Pair]) -> Iterator[PhasesPlan]:
@@ -285,8 +324,10 @@ def _loaded(request: ServingRequest, wanted: PhasesWanted, pairs: Sequence[_Pair
 
 
 def _more(counts: tuple[int, int], found: PhasesPlan, wanted: PhasesWanted) -> tuple[int, int] | None:
-    """Return one replica more of the phase whose latency misses its limit; None if its number was asked for."""
+    """Return one replica more of the phase whose latency misses its limit; None where none helps or may be added."""
     slo = found.request.slo
+    if found.refused or not found.keeps_up:
+        return None
     late = getattr(found.ttft, slo.statistic) > (slo.ttft_s or float("inf"))
     pool = wanted.prefill if late else wanted.decode
     return None if pool.replicas else (counts[0] + late, counts[1] + (not late))
@@ -316,32 +357,38 @@ def _play(pair: _Pair, counts: tuple[int, int], rate_per_s: float) -> PhasesPlan
         Replicas(count, speed_of(each.case), replica_limits(each.memory, prefix_caching=traffic.has_prefixes))
         for count, each in zip(counts, (pair.prefill, pair.decode), strict=True)
     )
-    drawn = _requests(traffic, rate_per_s)
-    served = serve_apart(drawn, prompts, answers, lambda tokens: _sent(pair, gpus, tokens)[1])
+    most_per_s = KEEPS_UP * pair.capacity_per_s(counts)
+    running = pair.running(counts, rate_per_s)
+    served = serve_apart(
+        _requests(traffic, rate_per_s, running), prompts, answers, lambda tokens: _sent(pair, gpus, tokens)[1]
+    )
+    judged, keeps_up = served, served.keeps_up(KEEPS_UP)
+    if not traffic.requests:
+        settled = served.outcomes[FILLED * running : FILLED * running + PLAYED]
+        judged, keeps_up = replace(served, outcomes=settled), rate_per_s <= most_per_s
     sent_bytes, sent_s = _sent(pair, gpus, traffic.input_tokens)
     return PhasesPlan(
         request=request,
         prefill=replace(pair.prefill, replicas=counts[0]),
         decode=replace(pair.decode, replicas=counts[1]),
-        requests_per_s=_answered_per_s(traffic, served, rate_per_s),
-        ttft=served.ttft,
-        tpot=served.tpot,
-        e2e=served.e2e,
+        requests_per_s=served.requests_per_s if traffic.requests else min(rate_per_s, most_per_s),
+        ttft=judged.ttft,
+        tpot=judged.tpot,
+        e2e=judged.e2e,
         sent_bytes=sent_bytes,
         sent_s=sent_s,
         refused=served.refused,
+        keeps_up=keeps_up,
     )
 
 
-def _requests(traffic: Traffic, rate_per_s: float) -> Sequence[Request]:
+def _requests(traffic: Traffic, rate_per_s: float, running: int) -> Sequence[Request]:
+    """Return the requests of a trace, or some drawn at a rate: until so many answers run together, then the judged."""
     if traffic.requests:
         return traffic.requests
-    drawn = poisson(PLAYED, rate_per_s, [(traffic.input_tokens, traffic.output_tokens)], seed=SEED)
+    lengths = [(traffic.input_tokens, traffic.output_tokens)]
+    drawn = poisson((FILLED + 1) * running + PLAYED, rate_per_s, lengths, seed=SEED)
     return [replace(each, cached_tokens=traffic.cached_tokens) for each in drawn]
-
-
-def _answered_per_s(traffic: Traffic, served: Served, rate_per_s: float) -> float:
-    return served.requests_per_s if traffic.requests else rate_per_s
 
 
 def _sent(pair: _Pair, gpus: int, tokens: int) -> tuple[int, float]:

@@ -61,7 +61,9 @@ def serve_apart(
         end_s = max(end_s, served.end_s)
         for (at_s, index), outcome in zip(mine, served.outcomes, strict=True):
             e2e_s = at_s + outcome.e2e_s - requests[index].arrival_s
-            outcomes[index] = replace(firsts[index], e2e_s=e2e_s, output_tokens=requests[index].output_tokens)
+            first = firsts[index]
+            waited_s, tokens = first.waited_s + outcome.waited_s, requests[index].output_tokens
+            outcomes[index] = replace(first, e2e_s=e2e_s, output_tokens=tokens, waited_s=waited_s)
     return Served([outcomes[index] for index in sorted(outcomes)], refused, preemptions, busy_s, end_s)
 
 
