@@ -77,6 +77,18 @@ def test_gpus_without_measured_kernels_are_marked_and_come_after_the_measured() 
     assert "MI300X" not in phase.change and "A10," not in phase.change
 
 
+def test_the_gpus_of_both_phases_cost_less_than_any_one_that_is_listed() -> None:
+    """A phase alone was cheap by a price of both phases apart, beside prices of steps that compute both."""
+    others = tuple(CATALOGUE.find_gpu(name) for name in ("GB200", "RTX-4090"))
+    answer = plan("llama-2-7b", "1xA10", pricing=Pricing(prices=CATALOGUE.prices, other_gpus=others))
+    (phase,) = named(answer, "GPU of a phase")
+    single = min(each.usd_per_mtok for each in named(answer, "GPU") if each.usd_per_mtok is not None)
+    assert phase.usd_per_mtok is not None
+    assert (
+        phase.usd_per_mtok < 0.999 * single if "then" in phase.change else phase.usd_per_mtok == pytest.approx(single)
+    )
+
+
 def test_a_sequence_is_restored_over_the_links_of_its_own_rank() -> None:
     assert sequence_gpus(ServingLayout(tp=2, pp=2, dp=4)) == 4
     answer = plan("deepseek-v3", "8xH200", layout="dp=8,ep", weights=(WEIGHTS["fp8"],))

@@ -34,6 +34,12 @@ class TestPhases:
         assert not found.pays
         assert str(found) == "both phases on H100"
 
+    def test_two_kinds_are_compared_with_steps_that_compute_both_phases_together(self) -> None:
+        """A prompt in the step of answers that wait for memory costs less than one alone."""
+        mixed = {each.gpu: 0.9 * each.usd(TokenMix(8000, 400)) for each in self.COSTS}
+        found = split_phases(self.COSTS, TokenMix(8000, 400), mixed_usd=mixed)
+        assert not found.pays and found.usd == found.together_usd == pytest.approx(mixed["H100"])
+
     def test_one_gpu_is_no_split(self) -> None:
         only = PhaseCost("H100", 0.01, 0.1)
         found = split_phases([only], TokenMix(100, 100))

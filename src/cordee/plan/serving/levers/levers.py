@@ -45,6 +45,7 @@ from cordee.plan.serving.levers.static import static_use
 from cordee.plan.serving.memory.kv import kv_bytes, kv_bytes_per_token
 from cordee.plan.serving.offered import smaller_kv, smaller_weights
 from cordee.plan.serving.performance import mean_context, speed_of
+from cordee.plan.serving.price.price import MTOK
 from cordee.plan.serving.request import ServingRequest, Traffic
 from cordee.plan.serving.speed.speculation import Speculation
 from cordee.plan.serving.speed.throughput import saturated
@@ -261,14 +262,15 @@ def _phases(base: ServingCandidate, others: list[ServingCandidate]) -> Lever:
     gpus = {name: each.case.layout.gpus for name, each in every.items()}
     hourly = {name: each.request.price.usd_per_gpu_hour for name, each in every.items() if each.request.price}
     assert base.performance is not None, "under load"
-    mix = base.performance.mix
-    costs = phase_costs(rates, gpus, hourly)
-    split = split_phases(costs, mix)
-    here = next(each for each in costs if each.gpu == base.case.gpu.name)
-    both = split.prefill.gpu == split.decode.gpu
-    change = f"{split.prefill.gpu} for both" if both else f"{split.prefill.gpu}, then {split.decode.gpu}"
+    mix, load = base.performance.mix, base.request.pricing.mean_load
+    # Both ways without the hours in which GPUs wait.
+    mixed = {name: (each.usd_per_mtok or math.inf) * load * mix.tokens / MTOK for name, each in every.items()}
+    split = split_phases(phase_costs(rates, gpus, hourly), mix, mixed_usd=mixed)
+    change = f"{split.together.gpu} for both"
+    if split.pays:
+        change = f"{split.prefill.gpu}, then {split.decode.gpu}"
     mark = "" if is_measured(base.case.gpu) else f"; {base.case.gpu.name} is {ASSUMED}"
-    return Lever("GPU of a phase", change, None, split.split_usd / here.usd(mix), f"{split}{mark}")
+    return Lever("GPU of a phase", change, None, split.usd / mixed[base.case.gpu.name], f"{split}{mark}")
 
 
 def _slices(base: ServingCandidate) -> Iterator[Lever]:

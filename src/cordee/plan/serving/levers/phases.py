@@ -28,7 +28,7 @@ class PhaseSplit:
         prefill: where prompts cost least.
         decode: where answers cost least.
         together: where both phases on one kind cost least.
-        split_usd: of the mix on two kinds, with the transfer of the KV cache.
+        split_usd: of the mix, each phase on its cheapest kind, with the transfer of the KV cache.
         together_usd: of the mix on one kind.
     """
 
@@ -38,6 +38,11 @@ class PhaseSplit:
     together: PhaseCost
     split_usd: float
     together_usd: float
+
+    @property
+    def usd(self) -> float:
+        """Dollars of the mix in the cheaper way."""
+        return self.split_usd if self.pays else self.together_usd
 
     @property
     def pays(self) -> bool:
@@ -67,13 +72,20 @@ def phase_costs(
 
 
 def split_phases(
-    costs: Sequence[PhaseCost], mix: TokenMix, *, kv_bytes: float = 0.0, usd_per_gb_sent: float = 0.0
+    costs: Sequence[PhaseCost],
+    mix: TokenMix,
+    *,
+    mixed_usd: Mapping[str, float] | None = None,
+    kv_bytes: float = 0.0,
+    usd_per_gb_sent: float = 0.0,
 ) -> PhaseSplit:
     """Return which GPU should prefill and which should decode this mix.
 
     Args:
         costs: of the GPUs to choose from.
         mix: tokens of a request.
+        mixed_usd: dollars of the mix by GPU where steps compute prompts and answers together, which costs less than
+            one phase after the other; None: no step does.
         kv_bytes: KV cache that travels from one to the other for a request.
         usd_per_gb_sent: dollars of sending 10^9 bytes: 0 within a data centre.
 
@@ -84,7 +96,8 @@ def split_phases(
         raise SpecError("no GPU to choose from", hint="name GPUs that have a price")
     prefill = min(costs, key=lambda each: each.prefill_usd)
     decode = min(costs, key=lambda each: each.decode_usd)
-    together = min(costs, key=lambda each: each.usd(mix))
+    both = {each.gpu: each.usd(mix) for each in costs} if mixed_usd is None else mixed_usd
+    together = min(costs, key=lambda each: both[each.gpu])
     computed = PhaseCost("", prefill.prefill_usd, decode.decode_usd).usd(mix)
     split_usd = computed + kv_bytes / 1e9 * usd_per_gb_sent
-    return PhaseSplit(tuple(costs), prefill, decode, together, split_usd, together.usd(mix))
+    return PhaseSplit(tuple(costs), prefill, decode, together, split_usd, both[together.gpu])
