@@ -73,7 +73,8 @@ def grouped_s(gpu: Gpu, weights: Format, group: Grouped, tokens: float, *, imbal
     if tokens <= 0:
         return 0.0
     ideal = grouped_roofline_s(gpu, weights, group, tokens * imbalance)
-    grid = gpu.kernels.find("experts", weights.name, MEASURED_AS.get(weights.name, weights.products))
+    # Where no kernel of a format was measured, it reaches the fraction of those in 16 bits, as other products do.
+    grid = gpu.kernels.find("experts", weights.name, MEASURED_AS.get(weights.name, weights.products), "bf16")
     if grid is not None:
         pairs = tokens * group.per_token / group.routed
         return ideal / grid.fraction(pairs, group.experts, group.weights, group.routed / group.experts)
