@@ -336,3 +336,16 @@ def test_quiet_hours_are_paid_for() -> None:
     )
     assert day.usd_per_mtok is not None and flat.usd_per_mtok is not None
     assert day.usd_per_mtok == pytest.approx(flat.usd_per_mtok / 0.625)
+
+
+def test_prompts_of_all_data_parallel_ranks_set_the_price_of_input() -> None:
+    """A prompt on one rank while three wait made input 0.97 times as dear as output in batches of 1,024."""
+    prices = ask(request("mixtral-8x7b", "4xA100-80", layout="dp=4,tp=1,pp=1,ep=0")).nearest.prices
+    assert prices is not None and prices.input_usd < 0.75 * prices.output_usd
+
+
+def test_a_cached_token_is_never_free() -> None:
+    """Its KV is read, at the memory's bandwidth at best."""
+    asked = request("llama-3-70b", "8xH100", layout="tp=8,pp=1", traffic=Traffic(rate_per_s=1.0))
+    found = ask(asked).nearest
+    assert found.prices is not None and 0 < found.prices.cached_usd < 0.1 * found.prices.input_usd

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from cordee.plan.serving.case import ServingCase
+from cordee.plan.serving.memory.kv import kv_bytes
 from cordee.plan.serving.memory.memory import ServingMemory
 from cordee.plan.serving.price.price import PhaseRates, TokenMix
 from cordee.plan.serving.queueing.batching import Limits, serve
@@ -205,14 +206,20 @@ def replica_limits(held: ServingMemory, *, prefix_caching: bool) -> Limits:
 
 
 def _rates(speed: Speed, traffic: Traffic, sequences: int) -> PhaseRates:
-    """Return tokens a second of a replica that only computes prompts, only reads cached ones, only answers."""
-    chunk = max(1, min(traffic.input_tokens, speed.case.max_batched_tokens))
+    """Return tokens a second of a replica that only computes prompts, only reads cached ones, only answers.
+
+    Each data-parallel rank has a prompt of its own.
+    """
+    case = speed.case
+    ranks, chunk = case.layout.dp, max(1, min(traffic.input_tokens, case.max_batched_tokens))
     context = sequences * mean_context(traffic)
-    reading_s = speed.prefill_s(COMPUTED_TOKENS, chunk) - speed.prefill_s(COMPUTED_TOKENS)
+    reading_s = speed.step_s([(COMPUTED_TOKENS, chunk)] * ranks) - speed.step_s([(COMPUTED_TOKENS, 0)] * ranks)
+    # Longer kernels reach more of the roofline, which may hide what they read; they read it all the same.
+    reading_s = max(reading_s, kv_bytes(case, chunk) / case.gpu.memory_bytes_per_s)
     return PhaseRates(
-        prefill_tokens_per_s=chunk / speed.prefill_s(chunk),
+        prefill_tokens_per_s=ranks * chunk / speed.step_s([(chunk, 0)] * ranks),
         decode_tokens_per_s=sequences / speed.decode_s(sequences, context),
-        restore_tokens_per_s=chunk / reading_s if reading_s > 0 else float("inf"),
+        restore_tokens_per_s=ranks * chunk / reading_s,
     )
 
 
