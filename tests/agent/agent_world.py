@@ -81,7 +81,7 @@ class World:
             agent.wait(DEADLINE_S)
         self.web.end()
 
-    def join(self, name, folder, *, port=None, code=None):
+    def join(self, name, folder, *, port=None, code=None, path=None):
         """Start an agent with a folder of its own that dials a port of this machine; wait until it is up."""
         token = DerivedTokens((self.home / "token").read_text()).issue(name)
         url = f"http://127.0.0.1:{port or self.port}"
@@ -89,7 +89,8 @@ class World:
         how = ["-m", "cordee.agent"] if code is None else ["-c", code]
         with (folder / "agent.log").open("ab") as log:
             argv = [sys.executable, *how, "--folder", str(folder)]
-            self.joined.append(subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True))
+            env = os.environ if path is None else os.environ | {"PATH": f"{path}:{os.environ['PATH']}"}
+            self.joined.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True))
         return self.joined[-1]
 
     def connected(self):

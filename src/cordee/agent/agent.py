@@ -24,6 +24,7 @@ from cordee.agent.clock import Clock
 from cordee.agent.connection import Arrival, Closed, Opened
 from cordee.agent.facts import Facts
 from cordee.agent.gpus import lock_file
+from cordee.agent.interpreters import Interpreters, Software
 from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment
 from cordee.agent.lease import Lease
@@ -108,6 +109,7 @@ class NodeAgent:
             self._clock,
             processes,
             transfers(folder, settings, self._wakeup.wake),
+            Interpreters(self._wakeup.wake),
         )
         self._claim = Claim(
             incarnation=secrets.token_hex(8),
@@ -379,9 +381,10 @@ class NodeAgent:
             _log.error("command %d cannot be kept: %s", order.number, error)
             self._hang_up()
         else:
-            self._link.send(confirm)
+            if confirm is not None:
+                self._link.send(confirm)
 
-    def _obey(self, event: Event, order: Order) -> Confirm:
+    def _obey(self, event: Event, order: Order) -> Confirm | None:
         if isinstance(event, AttemptPlaced):
             return self._start(event, order)
         if isinstance(event, NoticeGiven):
@@ -393,17 +396,30 @@ class NodeAgent:
             self._groups.kill(event.job_id, event.epoch, event.why)
         return Confirm(number=order.number)
 
-    def _start(self, placed: AttemptPlaced, order: Order) -> Confirm:
+    def _start(self, placed: AttemptPlaced, order: Order) -> Confirm | None:
+        """Start a rank group; return None if the confirmation follows, with the software of rank 0's interpreter."""
         kept = self._groups.kept_order(placed.job_id, placed.epoch)
+        env = _without_secrets(self._settings.home, os.environ)
         if kept is None:
             kept = self._assignment(placed, order)
-            self._groups.start(kept, order.secrets or {}, _without_secrets(self._settings.home, os.environ))
+            self._groups.start(kept, order.secrets or {}, env)
             group = self._groups.get(placed.job_id, placed.epoch)
             if group is not None and self._reclaim is not None:
                 self._notice_of(self._reclaim, group)
+            if order.meeting is not None:
+                self._groups.compare(kept, Software(order.meeting.python, order.meeting.torch), env)
         if kept.node_rank or not kept.master_port:
             return Confirm(number=order.number)
-        return Confirm(number=order.number, meeting=Meeting(address=kept.master_addr, port=kept.master_port))
+        meeting = Meeting(address=kept.master_addr, port=kept.master_port)
+        if len(kept.leases) == 1:
+            return Confirm(number=order.number, meeting=meeting)
+
+        def confirm(own: Software) -> None:
+            found = replace(meeting, python=own.python, torch=own.torch)
+            self._link.send(Confirm(number=order.number, meeting=found))
+
+        self._groups.interpreters.ask(kept.spec, env, confirm)
+        return None
 
     def _assignment(self, placed: AttemptPlaced, order: Order) -> Assignment:
         meeting = order.meeting

@@ -101,10 +101,16 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """The rendezvous of an attempt's ranks, picked by the agent of rank 0: MASTER_ADDR and MASTER_PORT."""
+    """The rendezvous of an attempt's ranks, picked by the agent of rank 0: MASTER_ADDR and MASTER_PORT.
+
+    Attributes:
+        python, torch: the versions of rank 0's interpreter, which the others must match; "": not known, not there.
+    """
 
     address: str
     port: Annotated[int, Ge(1), Le(65535)]
+    python: str = ""
+    torch: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

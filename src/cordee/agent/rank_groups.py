@@ -12,6 +12,7 @@ from functools import partial
 from cordee.agent.clock import Clock
 from cordee.agent.copies import Copied
 from cordee.agent.gpus import Devices
+from cordee.agent.interpreters import Interpreters, Software
 from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.logs import LogPump
@@ -47,9 +48,10 @@ class RankGroups:
         clock: the time.
         processes: those of the machine.
         transfers: copies of submitted files, and logs for the server.
+        interpreters: of the jobs.
 
     Attributes:
-        transfers: as given.
+        transfers, interpreters: as given.
     """
 
     def __init__(
@@ -63,10 +65,11 @@ class RankGroups:
         clock: Clock,
         processes: Processes,
         transfers: Transfers,
+        interpreters: Interpreters,
     ) -> None:
         self._node, self._devices, self._journal, self._spools = node, devices, journal, spools
         self._selector, self._report, self._clock = selector, report, clock
-        self._processes, self.transfers = processes, transfers
+        self._processes, self.transfers, self.interpreters = processes, transfers, interpreters
         self._running: dict[str, RankGroup] = {}
         self._waiting: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}  # for a copy: secrets, environment
         self._next_follow_s = 0.0
@@ -164,6 +167,20 @@ class RankGroups:
         else:
             self._launch(group, replace(copied.order, spec=dict(copied.spec)), secrets, base_env)
 
+    def compare(self, order: Assignment, first: Software, base_env: Mapping[str, str]) -> None:
+        """End a rank group whose interpreter does not fit that of rank 0: the gang would hang, or compute nonsense."""
+
+        def judge(own: Software) -> None:
+            group = self.get(order.job_id, order.epoch)
+            if group is not None and not group.ends and not own.fits(first):
+                group.refuse(
+                    f"the job's interpreter on {self._node} is {own}, on {order.leases[0].node}, the node of rank 0, "
+                    f"{first}; hint: install the same versions on both, or let `run` name an interpreter that both have"
+                )
+
+        if first.python:
+            self.interpreters.ask(order.spec, base_env, judge)
+
     def kill(self, job_id: str, epoch: int, why: str) -> None:
         """Kill a rank group, or make sure that it never starts.
 
@@ -210,6 +227,7 @@ class RankGroups:
     def step(self, now_s: float) -> None:
         """Reap children, do the work that is due, and follow the spools."""
         self._reap(now_s)
+        self.interpreters.step()
         for copied in self.transfers.copies.made():
             self._launch_copied(copied)
         for tag, group in list(self._running.items()):

@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
+import cordee
 from cordee.answers import NodeView
 from cordee.cli import terminal
 from cordee.cli.join import consent_to_evict, join, leave, token
@@ -159,6 +160,9 @@ def show(found: list[NodeView]) -> None:
     for node in found:
         if node.unavailable_why:
             console.print(f"{node.name}: {_reasons(node)}", highlight=False, markup=False)
+        other = next((each for each in node.software if each.startswith("cordee ")), None)
+        if node.up and other not in (None, f"cordee {cordee.__version__}"):
+            console.print(f"{node.name}: {other}, here {cordee.__version__}", highlight=False, markup=False)
     for source in sorted({node.price_source for node in found}):
         console.print(f"price: {source}", highlight=False, markup=False)
 

@@ -16,6 +16,7 @@ SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 """Variables by which a command finds programs, libraries and modules: the submitter's are those of the job."""
 
 PYTHON = re.compile(r"python[0-9.]*")
+_OTHER_PATH = re.compile(r"\b(uv|poetry) |\bPATH=")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _SEPARATORS = {";", "&&", "||", "|", "&", "(", ")", "|&", ";;"}
 
@@ -47,6 +48,23 @@ def launcher_of(run: str | Sequence[str]) -> str | None:
                     return _program(word)
                 break
     return None
+
+
+def interpreter_of(run: str | Sequence[str]) -> str | None:
+    """Return the word of a command that names its Python: an interpreter, or a launcher's script; None: not known.
+
+    >>> interpreter_of("cd src && OMP_NUM_THREADS=1 torchrun --nproc_per_node=4 train.py")
+    'torchrun'
+    >>> interpreter_of(["/opt/env/bin/python", "train.py"])
+    '/opt/env/bin/python'
+    >>> interpreter_of(". env/bin/activate && python train.py")
+    >>> interpreter_of("uv run python train.py")
+    """
+    if _OTHER_PATH.search(run if isinstance(run, str) else " ".join(map(str, run))):
+        return None
+    command = next((each for each in commands_of(run) if each[0] != "cd"), [""])
+    name = _program(command[0])
+    return command[0] if PYTHON.fullmatch(name) or name in _NODE_PROGRAMS else None
 
 
 def commands_of(run: str | Sequence[str]) -> list[list[str]]:

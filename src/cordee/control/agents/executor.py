@@ -19,7 +19,6 @@ from cordee.agent.messages import (
     Claim,
     Confirm,
     FromAgent,
-    Meeting,
     Order,
     Records,
     Refused,
@@ -524,7 +523,7 @@ def _reachable_meeting(order: Order, session: Session) -> Order:
     meeting = order.meeting
     if meeting is None or not meeting.address.startswith("127.") or session.peer.startswith("127."):
         return order
-    return replace(order, meeting=Meeting(address=session.own_address, port=meeting.port))
+    return replace(order, meeting=replace(meeting, address=session.own_address))
 
 
 def _secret_names(spec: str) -> list[str]:
