@@ -29,13 +29,25 @@ from cordee.agent.messages import (
 from cordee.control.agents import link
 from cordee.control.agents.claims import Member
 from cordee.control.agents.executor import AgentsExecutor
+from cordee.control.agents.leases import LeaseTerms
 from cordee.control.engines.local import LocalEngine, NodeConfig
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.ports import Pending
 from cordee.control.web import WebServer
 from cordee.errors import StoreError
 from cordee.event_json import encode as encode_event
-from cordee.events import AttemptPlaced, KillOrdered, Lease, Node, NodeDown, NodeUp, Outcome, RanksEnded, RanksStarted
+from cordee.events import (
+    AttemptPlaced,
+    KillOrdered,
+    Lease,
+    Node,
+    NodeDown,
+    NodeUnreachable,
+    NodeUp,
+    Outcome,
+    RanksEnded,
+    RanksStarted,
+)
 
 DEADLINE_S = 20.0
 TOKENS = DerivedTokens("right")
@@ -80,9 +92,14 @@ class Bench:
         self.attempts = {("j", 1): ["a"]}
         self.up()
 
-    def up(self, confirm_s=DEADLINE_S):
+    def up(self, confirm_s=DEADLINE_S, terms=None):
         self.executor = AgentsExecutor(
-            log=self, node_of=TOKENS.node_of, engines=self.engines, wake=self.woken.set, confirm_s=confirm_s
+            log=self,
+            node_of=TOKENS.node_of,
+            engines=self.engines,
+            terms=terms,
+            wake=self.woken.set,
+            confirm_s=confirm_s,
         )
         app = FastAPI()
         app.state.agents = self.executor
@@ -101,9 +118,11 @@ class Bench:
         return self.marks.get(source, 0)
 
     def leased(self, job_id, epoch):
+        self.mark("")
         return self.attempts.get((job_id, epoch), [])
 
-    held = leased
+    def held(self, job_id, epoch):
+        return self.attempts.get((job_id, epoch), [])
 
     def held_on(self, node):
         return [attempt for attempt, nodes in self.attempts.items() if node in nodes]
@@ -450,3 +469,58 @@ def test_a_foreign_report_is_refused_and_counted(bench, caplog, source, event, w
     assert bench.executor.reports() == []
     assert f"record 1 of {source!r} from node a is refused" in caplog.text and why in caplog.text
     assert bench.executor._members["a"].refused == 1
+
+
+def test_a_foreign_report_does_not_move_the_numbers_of_its_stream(bench):
+    bench.attempts[("k", 1)] = ["b"]
+    stranger, owner = bench.agent(), bench.agent(node="b", sources=["node/b/1", "k.1/rank0"])
+    stranger.hear(), owner.hear()
+    for source in ("node/b/1", "k.1/rank0"):
+        stranger.report(10**9, up(name="b"), source)
+        assert stranger.hear() == Seen(source=source, seq=10**9)
+    owner.report(1, up(name="b"), "node/b/1")
+    assert [(source, seq) for source, seq, _ in bench.reports(1)] == [("node/b/1", 1)]
+
+
+def test_a_report_that_cannot_be_checked_now_comes_again(bench):
+    """The database is away for a moment: the end of ranks must not be lost by that."""
+    agent = bench.agent()
+    agent.hear()
+    end = RanksEnded(at_us=1, job_id="j", epoch=1, node="a", outcome=Outcome.FAILED, why="")
+    marks, bench.marks = bench.marks, None
+    agent.report(1, end)
+    assert agent.hear() is None, "so that it dials again"
+    bench.marks = marks
+    again = bench.agent()
+    assert isinstance(again.hear(), Welcome)
+    again.report(1, end)
+    assert bench.reports(1) == [("node/a/1", 1, end)]
+    assert bench.executor._members["a"].refused == 0
+
+
+def test_a_refused_report_is_acknowledged_with_those_before_it(bench):
+    agent = bench.agent()
+    agent.hear()
+    agent.report(1, up())
+    agent.say(Records(source="node/a/1", seqs=[2], events=[{"kind": "Nonsense"}]))
+    assert agent.hear() == Seen(source="node/a/1", seq=0), "an agent forgets what it has an acknowledgement of"
+    bench.reports(1)
+    bench.executor.acknowledge("node/a/1", 1)
+    assert agent.hear() == Seen(source="node/a/1", seq=2)
+
+
+def test_a_lease_that_ends_while_the_log_is_away_is_reported_later(tmp_path, caplog):
+    bench = Bench(tmp_path)
+    bench.down()
+    try:
+        bench.marks, bench.known = None, [Member("a", epoch=5, up=True)]
+        bench.up(terms=LeaseTerms(lease_s=0.2, margin_s=0.1))
+        deadline = time.monotonic() + DEADLINE_S
+        while caplog.text.count("it is tried again: the disk is full") < 2:
+            assert time.monotonic() < deadline, caplog.text
+            time.sleep(0.01)
+        bench.marks = {}
+        kinds = [type(event) for _, _, event in bench.reports(3)]
+        assert kinds == [NodeUnreachable, RanksEnded, NodeDown]
+    finally:
+        bench.close()

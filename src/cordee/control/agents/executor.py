@@ -31,7 +31,7 @@ from cordee.control.agents.inbox import Inbox
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.engines.port import Engine
 from cordee.control.ports import Pending, Report
-from cordee.errors import StoreError
+from cordee.errors import CordeeError, StoreError
 from cordee.event_json import decode, encode
 from cordee.events import (
     AttemptPlaced,
@@ -161,7 +161,7 @@ class AgentsExecutor:
         with self._changed:
             owner = self._inbox.acknowledge(source, seq)
             if owner is not None and owner.session is not None:
-                owner.session.send(Seen(source=source, seq=seq))
+                owner.session.send(Seen(source=source, seq=self._inbox.acknowledged(source)))
 
     def carry_out(self, pending: Pending) -> bool:
         """Send the command to the agents concerned; return True when all of them have confirmed that it is on disk.
@@ -280,18 +280,21 @@ class AgentsExecutor:
 
     def claim(self, name: str, claim: Claim, session: Session) -> Refused | None:
         """Judge an agent's claim; welcome it over its session, or return the refusal."""
+        try:  # Without the lock: while a database hangs, the beats of other agents are answered.
+            marks = {source: self._log.mark(source) for source in claim.sources if _is_stream_of(name, source)}
+        except StoreError as error:
+            return _unreadable(error)
         with self._changed:
             member = self._members.get(name) or Member(name)
             epoch = judge(member, claim, self._terms, self._clock.now_s())
+            if isinstance(epoch, Refused):
+                _log.warning("a claim of node %s from %s was refused: %s", name, session.peer, epoch.why)
+                return epoch
             try:
-                if isinstance(epoch, Refused):
-                    _log.warning("a claim of node %s from %s was refused: %s", name, session.peer, epoch.why)
-                    return epoch
-                marks = {source: self._log.mark(source) for source in claim.sources if _is_stream_of(name, source)}
                 if epoch != member.epoch:
                     self._report_down(member, "its agent is gone: another one has the node")
             except StoreError as error:
-                return Refused(why=f"the log cannot be read now: {error.message}")
+                return _unreadable(error)
             self._members[name] = member
             member.disconnect()
             member.leaves = False
@@ -324,16 +327,19 @@ class AgentsExecutor:
             member = self._members[name]
             if member.session is not session:
                 return
-            self._heard(member)
-            if isinstance(message, Beat):
-                session.send(Beat(number=message.number, clock_us=self._clock.now_us()))
-            elif isinstance(message, Confirm):
-                member.sent.discard(message.number)
-                member.confirmed[message.number] = message
-                self._changed.notify_all()
-            elif isinstance(message, Records):
-                for seq, event in zip(message.seqs, message.events, strict=True):
-                    self._take_in(member, message.source, seq, event)
+            try:
+                self._heard(member)
+                if isinstance(message, Beat):
+                    session.send(Beat(number=message.number, clock_us=self._clock.now_us()))
+                elif isinstance(message, Confirm):
+                    member.sent.discard(message.number)
+                    member.confirmed[message.number] = message
+                    self._changed.notify_all()
+                elif isinstance(message, Records):
+                    self._take_in(member, session, message)
+            except StoreError as error:
+                _log.warning("a message of node %s waits for the log, and is sent again: %s", name, error)
+                member.disconnect()
 
     def closed(self, name: str, session: Session, why: str) -> None:
         """Note that a connection has ended."""
@@ -347,50 +353,70 @@ class AgentsExecutor:
                 self._poke.set()
                 self._notify()
 
-    def _take_in(self, member: Member, source: str, seq: int, data: dict[str, object]) -> None:
-        session = member.session
-        assert session is not None, "the record came over it"
-        if not self._inbox.is_new(source, seq, member):
-            # A repeated record: if it is committed, the agent has missed the acknowledgement.
-            seen = self._inbox.acknowledged(source)
-            if seq <= seen:
-                session.send(Seen(source=source, seq=seen))
-            return
+    def _take_in(self, member: Member, session: Session, records: Records) -> None:
+        """Keep new records; those that are refused are acknowledged, as the agent would else send them for ever.
+
+        Raises:
+            StoreError: it cannot be read from the log whether the node may report this.
+        """
+        source = records.source
+        why_not = self._why_foreign(member, source)
+        for seq, data in zip(records.seqs, records.events, strict=True):
+            if why_not:  # the inbox keeps the numbers of this stream's own agent
+                self._refuse(member, source, seq, why_not)
+                session.send(Seen(source=source, seq=seq))
+            elif not self._inbox.is_new(source, seq, member):
+                # A repeated record: if it is committed, the agent has missed the acknowledgement.
+                seen = self._inbox.acknowledged(source)
+                if seq <= seen:
+                    session.send(Seen(source=source, seq=seen))
+            else:
+                self._take_in_new(member, session, source, seq, data)
+
+    def _take_in_new(self, member: Member, session: Session, source: str, seq: int, data: dict[str, object]) -> None:
         try:
             event = self._read(member, source, data)
-        except (ValueError, StoreError) as error:
-            # It is acknowledged all the same: the agent would otherwise send it for ever.
-            member.refused += 1
-            _log.error("record %d of %r from node %s is refused: %s", seq, source, member.name, error)
-            self._inbox.skip(source, seq)
-            session.send(Seen(source=source, seq=seq))
+        except ValueError as error:
+            self._refuse(member, source, seq, str(error))
+            session.send(Seen(source=source, seq=self._inbox.skip(source, seq)))
         else:
             self._inbox.add(Report(source=source, seq=seq, event=event))
             self._notify()
+
+    def _refuse(self, member: Member, source: str, seq: int, why: str) -> None:
+        member.refused += 1
+        _log.error("record %d of %r from node %s is refused: %s", seq, source, member.name, why)
+
+    def _why_foreign(self, member: Member, source: str) -> str:
+        """Return why a node must not send this stream; "" if it may."""
+        if not _is_stream_of(member.name, source):
+            return "it is not a stream of this node"
+        stream = parse_stream(source)
+        return "" if stream is None else self._why_not_leased(member, stream[0], stream[1])
+
+    def _why_not_leased(self, member: Member, job_id: str, epoch: int) -> str:
+        leased = member.name in self._log.leased(job_id, epoch)
+        return "" if leased else f"attempt {job_id}.{epoch} has no lease on this node"
 
     def _read(self, member: Member, source: str, data: dict[str, object]) -> Event:
         """Return a record's event.
 
         Raises:
             ValueError: it is not an event, or not one that this node may report.
+            StoreError: it cannot be read from the log whether it may.
         """
-        if not _is_stream_of(member.name, source):
-            raise ValueError("it is not a stream of this node")
-        stream = parse_stream(source)
-        event = decode(data if stream else cast("dict[str, object]", repair_text(data)))
-        if stream is not None:
-            attempt: tuple[str, int] | None = stream[:2]
-        elif isinstance(event, RanksStarted | RanksEnded):
-            attempt = (event.job_id, event.epoch)
+        if parse_stream(source) is not None:
+            return decode(data)
+        event = decode(cast("dict[str, object]", repair_text(data)))
+        if isinstance(event, RanksStarted | RanksEnded):
             if event.node != member.name:
                 raise ValueError(f"it is about ranks of node {event.node}")
-        else:
-            attempt = None
-            about = event.node.name if isinstance(event, NodeUp) else getattr(event, "node", member.name)
-            if about != member.name:
-                raise ValueError(f"it is about node {about}")
-        if attempt is not None and member.name not in self._log.leased(*attempt):
-            raise ValueError(f"attempt {attempt[0]}.{attempt[1]} has no lease on this node")
+            if why_not := self._why_not_leased(member, event.job_id, event.epoch):
+                raise ValueError(why_not)
+            return event
+        about = event.node.name if isinstance(event, NodeUp) else getattr(event, "node", member.name)
+        if about != member.name:
+            raise ValueError(f"it is about node {about}")
         return event
 
     # -- the thread that watches leases and engines ------------------------------------------------------------
@@ -416,8 +442,10 @@ class AgentsExecutor:
                     member.heard_s = now_s
         try:
             self._look()
-        except (StoreError, OSError) as error:
+        except (CordeeError, OSError) as error:
             _log.error("nodes cannot be looked after now, it is tried again: %s", error)
+        except Exception:  # whatever an engine raises, the leases of all nodes are looked after
+            _log.exception("nodes cannot be looked after now, it is tried again")
         with self._changed:
             lonely = any(
                 member.session is None and self._owner(member.name) is not None for member in self._members.values()
@@ -455,8 +483,8 @@ class AgentsExecutor:
         """Report a node whose agent has become silent; return whether its lease is over, so that its ranks are gone."""
         silent_s = self._clock.now_s() - member.heard_s
         if member.up and member.reachable and silent_s >= self._terms.unreachable_s:
-            member.reachable = False
             self._report(member, NodeUnreachable(at_us=self._clock.now_us(), node=member.name, epoch=member.epoch))
+            member.reachable = False
         return member.up and silent_s >= self._terms.down_s
 
     def _silence(self, member: Member) -> str:
@@ -465,11 +493,12 @@ class AgentsExecutor:
     def _heard(self, member: Member) -> None:
         member.heard_s = self._clock.now_s()
         if not member.reachable and member.up:
-            member.reachable = True
             self._report(member, NodeReachable(at_us=self._clock.now_us(), node=member.name, epoch=member.epoch))
+            member.reachable = True
 
     def _report_lost(self, member: Member, held: Iterable[tuple[str, int]], why: str) -> None:
         """Report a node down whose ranks are gone for certain: the scheduler starts them elsewhere."""
+        self._next_seq(member)  # it raises before anything has changed, so that the next look does all of it
         member.disconnect()
         member.lost = True
         for job_id, epoch in held:
@@ -497,9 +526,18 @@ class AgentsExecutor:
 
     def _report(self, member: Member, event: Event) -> None:
         """Add a report of the server's own about the node's epoch."""
-        source = f"server/{member.name}/{member.epoch}"
-        self._inbox.add(Report(source=source, seq=self._inbox.next_seq(source, self._log.mark(source)), event=event))
+        source, seq = self._next_seq(member)
+        self._inbox.add(Report(source=source, seq=seq, event=event))
         self._notify()
+
+    def _next_seq(self, member: Member) -> tuple[str, int]:
+        """Return the server's own stream about the node's epoch, and the number of its next record.
+
+        Raises:
+            StoreError: the log cannot be read now; it is asked once for each stream.
+        """
+        source = f"server/{member.name}/{member.epoch}"
+        return source, self._inbox.next_seq(source, self._log.mark)
 
     def _lost(self, node: str, job_id: str, epoch: int, why: str) -> RanksEnded:
         at_us, why = self._clock.now_us(), f"{node}: {why}"
@@ -508,6 +546,10 @@ class AgentsExecutor:
     def _notify(self) -> None:
         self._changed.notify_all()
         self._wake()
+
+
+def _unreadable(error: StoreError) -> Refused:
+    return Refused(why=f"the log cannot be read now: {error.message}")
 
 
 def _is_stream_of(node: str, source: str) -> bool:

@@ -1,6 +1,6 @@
 """Reports between the agents and the control plane: each once, in order, until it is committed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cordee.control.agents.claims import Member
 from cordee.control.ports import Report
@@ -18,6 +18,7 @@ class Inbox:
         self._reports: list[Report] = []
         self._received: dict[str, int] = {}  # by stream: the highest seq that has arrived
         self._acknowledged: dict[str, int] = {}
+        self._skipped: dict[str, int] = {}  # by stream: the newest record that was not kept, after some that wait
         self._owners: dict[str, Member] = {}
 
     def reports(self) -> list[Report]:
@@ -32,9 +33,11 @@ class Inbox:
             self._received[source] = max(mark, self._received.get(source, 0))
             self._acknowledged[source] = max(mark, self._acknowledged.get(source, 0))
 
-    def next_seq(self, source: str, mark: int) -> int:
-        """Return the number of the next record of one of the server's own streams, whose committed mark is given."""
-        return max(mark, self._received.get(source, 0)) + 1
+    def next_seq(self, source: str, mark: Callable[[str], int]) -> int:
+        """Return the number of the next record of one of the server's own streams; `mark` reads its committed mark."""
+        if source not in self._received:
+            self._received[source] = mark(source)
+        return self._received[source] + 1
 
     def is_new(self, source: str, seq: int, owner: Member) -> bool:
         """Return whether a record arrives for the first time; remember the agent that sent it."""
@@ -43,13 +46,18 @@ class Inbox:
 
     def add(self, report: Report) -> None:
         """Keep a report until it is acknowledged."""
-        self.skip(report.source, report.seq)
+        self._received[report.source] = report.seq
         self._reports.append(report)
         self.fresh = True
 
-    def skip(self, source: str, seq: int) -> None:
-        """Note that a record arrived, without keeping it."""
-        self._received[source] = seq
+    def skip(self, source: str, seq: int) -> int:
+        """Note that a record arrived, without keeping it; return up to where its stream is acknowledged.
+
+        It counts as acknowledged with those before it: the agent forgets what it has an acknowledgement of.
+        """
+        self._received[source] = self._skipped[source] = seq
+        self._acknowledge_skipped(source)
+        return self.acknowledged(source)
 
     def acknowledged(self, source: str) -> int:
         """Return the highest acknowledged seq of a stream."""
@@ -59,4 +67,10 @@ class Inbox:
         """Drop the reports of a stream up to a seq; return the agent to acknowledge them to."""
         self._reports = [each for each in self._reports if each.source != source or each.seq > seq]
         self._acknowledged[source] = max(seq, self._acknowledged.get(source, 0))
+        if source in self._skipped:
+            self._acknowledge_skipped(source)
         return self._owners.get(source)
+
+    def _acknowledge_skipped(self, source: str) -> None:
+        if not any(each.source == source for each in self._reports):
+            self._acknowledged[source] = max(self._skipped.pop(source), self.acknowledged(source))
