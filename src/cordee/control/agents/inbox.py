@@ -1,5 +1,6 @@
 """Reports between the agents and the control plane: each once, in order, until it is committed."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from cordee.control.agents.claims import Member
@@ -15,7 +16,8 @@ class Inbox:
 
     def __init__(self) -> None:
         self.fresh = False
-        self._reports: list[Report] = []
+        self._reports: dict[tuple[str, int], Report] = {}  # by stream and seq, in the order of their arrival
+        self._open: dict[str, deque[int]] = {}  # by stream: the seqs of its reports
         self._received: dict[str, int] = {}  # by stream: the highest seq that has arrived
         self._acknowledged: dict[str, int] = {}
         self._skipped: dict[str, int] = {}  # by stream: the newest record that was not kept, after some that wait
@@ -24,7 +26,7 @@ class Inbox:
     def reports(self) -> list[Report]:
         """Return all reports that were not acknowledged."""
         self.fresh = False
-        return list(self._reports)
+        return list(self._reports.values())
 
     def open(self, marks: Iterable[tuple[str, int]], owner: Member) -> None:
         """Expect streams from an agent, starting at their committed marks."""
@@ -47,7 +49,8 @@ class Inbox:
     def add(self, report: Report) -> None:
         """Keep a report until it is acknowledged."""
         self._received[report.source] = report.seq
-        self._reports.append(report)
+        self._reports[report.source, report.seq] = report
+        self._open.setdefault(report.source, deque()).append(report.seq)
         self.fresh = True
 
     def skip(self, source: str, seq: int) -> int:
@@ -65,12 +68,16 @@ class Inbox:
 
     def acknowledge(self, source: str, seq: int) -> Member | None:
         """Drop the reports of a stream up to a seq; return the agent to acknowledge them to."""
-        self._reports = [each for each in self._reports if each.source != source or each.seq > seq]
+        seqs = self._open.get(source)
+        while seqs and seqs[0] <= seq:
+            del self._reports[source, seqs.popleft()]
+        if seqs is not None and not seqs:
+            del self._open[source]
         self._acknowledged[source] = max(seq, self._acknowledged.get(source, 0))
         if source in self._skipped:
             self._acknowledge_skipped(source)
         return self._owners.get(source)
 
     def _acknowledge_skipped(self, source: str) -> None:
-        if not any(each.source == source for each in self._reports):
+        if source not in self._open:
             self._acknowledged[source] = max(self._skipped.pop(source), self.acknowledged(source))
