@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Callable
 from typing import Annotated
 
@@ -53,19 +54,21 @@ class LinkSession(Session):
         self.own_address = (websocket.scope.get("server") or ("", 0))[0]
         self._websocket = websocket
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._task = asyncio.current_task()
         self._texts: asyncio.Queue[str | None] = asyncio.Queue()
 
     def send(self, message: FromServer) -> None:
         """Send a message, unless the connection ends before it is sent."""
-        self._put(encode(message))
+        text = encode(message)
+        if threading.get_ident() == self._thread:  # the answer to a beat: the loop need not be woken
+            self._texts.put_nowait(text)
+        else:
+            self._call(self._texts.put_nowait, text)
 
     def close(self) -> None:
         """Close the connection after what was sent, or when the agent does not take it."""
         self._call(self._end)
-
-    def _put(self, text: str) -> None:
-        self._call(self._texts.put_nowait, text)
 
     def _end(self) -> None:
         self._texts.put_nowait(None)
