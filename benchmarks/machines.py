@@ -238,7 +238,7 @@ from cordee.client import Client
 from cordee.control.spawn import start_server
 from cordee.events import AttemptPlaced, RanksStarted
 rounds = int(sys.argv[1])
-with tempfile.TemporaryDirectory() as folder:
+with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
     home = Path(folder) / "home"
     start_server(home, slots="4")
     with Client(home) as client:
@@ -265,7 +265,7 @@ def local(before: Path, rounds: int, turns: int) -> list[Row]:
         for name, src in (("before", before.absolute()), ("now", Path(__file__).absolute().parents[1] / "src")):
             env = {**os.environ, "PYTHONPATH": str(src)}
             argv = [sys.executable, "-c", LOCAL, str(rounds)]
-            done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=300)
+            done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
             for key, values in json.loads(done.stdout.splitlines()[-1]).items():
                 found.setdefault(name, {}).setdefault(key, []).extend(values)
     return [
