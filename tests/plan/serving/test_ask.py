@@ -201,6 +201,13 @@ def test_why_names_the_ground_with_its_numbers(asked: str, ground: str, message:
     assert message in found.message
 
 
+def test_why_not_a_layout_of_the_same_price_or_one_that_does_not_keep_up() -> None:
+    larger = ask(request("llama-3-70b", "4xH100", traffic=Traffic(rate_per_s=2.0), layout="pp=1", why="tp=4")).why
+    assert larger is not None and larger.ground == "costs as much" and "at the price of tp2" in larger.message
+    late = ask(request("llama-3-8b", "1xH100", traffic=Traffic(rate_per_s=500.0), why="tp=1")).why
+    assert late is not None and late.ground == "does not keep up" and "of 500.0 requests/s" in late.message
+
+
 def test_why_not_so_many_at_once_beyond_the_engines_limit() -> None:
     found = ask(request(limits=EngineLimits(max_sequences=64), why="128")).why
     assert found is not None and found.ground == "the engine's limit"

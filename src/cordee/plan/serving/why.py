@@ -19,6 +19,7 @@ Ground = Literal[
     "misses the SLO",
     "does not keep up",
     "costs more",
+    "costs as much",
     "the engine's limit",
     "possible",
     "the best",
@@ -79,13 +80,19 @@ def _layout(answer: Ranked, text: str) -> ServingWhy:
     if not found.fits:
         return ServingWhy(text, "does not fit", f"{found.name} {_shortfall(found)}", _fits_instead(answer), found)
     if found.performance is None:
-        message = f"{plural(found.replicas, 'replica')} of {found.name} cannot keep up with the requests"
+        most = f"answer at most {found.capacity_per_s:,.1f} of {request.traffic.offered_per_s:,.1f} requests/s"
+        message = f"{plural(found.replicas, 'replica')} of {found.name} {most}"
         return ServingWhy(text, "does not keep up", message, _fits_instead(answer), found)
     if not found.keeps_slo:
         return ServingWhy(text, "misses the SLO", f"{found.name}: {latencies(found)}", _fits_instead(answer), found)
     if best is None or best.case == found.case:
         return ServingWhy(text, "the best", f"{found.name} is the best: {latencies(found)}", "", found)
-    return ServingWhy(text, "costs more", _dearer(found, best), f"{best.name}: {latencies(best)}", found)
+    instead = f"{best.name}: {latencies(best)}"
+    if rank(found)[:2] == rank(best)[:2]:
+        sizes = f"a replica of {plural(found.case.layout.gpus, 'GPU')}, not {best.case.layout.gpus}"
+        message = f"{found.name} meets the SLO ({latencies(found)}) at the price of {best.name}, in {sizes}"
+        return ServingWhy(text, "costs as much", message, instead, found)
+    return ServingWhy(text, "costs more", _dearer(found, best), instead, found)
 
 
 def _dearer(found: ServingCandidate, best: ServingCandidate) -> str:
