@@ -199,7 +199,7 @@ ENGINES = (
         "vllm", "0.21", 16, 0.92, 256, 8192, large=(1024, 8192),
         memory=replace(
             _V1_FUSED, graphs="before", capture_bytes=(7 * MiB, 20 * MiB), spread=0.3, spread_bytes=GiB // 3,
-            fitted_on=("https://github.com/LMCache/LMCache/issues/3430",),
+            fitted_on=("https://github.com/LMCache/LMCache/issues/3430", "a public start-up log of August 2026"),
         ),
     ),
     Engine("sglang", "0.4", 1, 0.88, 256, 8192, memory=MemoryRule(covers="static")),
