@@ -20,7 +20,7 @@ from cordee.plan.serving.price.hours import (
     hour_profile,
     replicas_by_hour,
 )
-from cordee.plan.serving.price.own_or_api import OwnReplicas, break_even
+from cordee.plan.serving.price.own_or_api import BreakEven, OwnReplicas, break_even
 from cordee.plan.serving.price.price import (
     DAY_S,
     PhaseRates,
@@ -253,3 +253,8 @@ class TestEnergy:
 
     def test_every_gpu_of_the_catalogue_has_watts(self) -> None:
         assert all(gpu_watts(gpu, Electricity()) is not None for gpu in GPUS.values())
+
+
+def test_dollars_of_a_request_have_no_exponent() -> None:
+    text = str(BreakEven(1000, 1000, own_usd_per_request=8.99e-05, api_usd_per_request=8e-4))
+    assert "$0.0000899 of one's own against $0.000800 by the API" in text

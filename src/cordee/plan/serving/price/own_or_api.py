@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cordee.plan.serving.price.hours import Renting, cheapest_hours, replicas_by_hour
 from cordee.plan.serving.price.price import DAY_S, PhaseRates, TokenMix, TokenPrices, replica_s
+from cordee.units import format_digits_usd
 
 LARGE_FLEET = 10_000
 STEPS_MAX = 2_000
@@ -27,7 +28,8 @@ class BreakEven:
     api_usd_per_request: float
 
     def __str__(self) -> str:
-        prices = f"${self.own_usd_per_request:.3g} of one's own against ${self.api_usd_per_request:.3g} by the API"
+        own, api = map(format_digits_usd, (self.own_usd_per_request, self.api_usd_per_request))
+        prices = f"{own} of one's own against {api} by the API"
         if self.first_per_day is None:
             return f"the API is cheaper at any load: a request costs {prices}"
         always = "" if self.always_per_day is None else f", always from {self.always_per_day:,.0f}"
