@@ -43,7 +43,7 @@ from cordee.errors import (
     ServerError,
     SpecError,
     StandbyError,
-    find_error,
+    from_body,
 )
 from cordee.event_json import decode
 from cordee.events import Event, Queue
@@ -69,23 +69,6 @@ T = TypeVar("T")
 _TIMEOUT_S, _PAIR_TIMEOUT_S = 30.0, 6.0
 _TAKEOVER_S = 10.0  # a new leader answers well within this time after the old one is gone
 _RETRY_S = 0.1
-
-
-def as_body(error: CordeeError) -> dict[str, Any]:
-    """Return an error as the API sends it."""
-    facts = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
-    return {"error": facts | ({"leader": error.leader} if isinstance(error, StandbyError) else {})}
-
-
-def from_body(body: Any) -> CordeeError | None:
-    """Return the error in a body that `as_body` made; None if the body has no error."""
-    found = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(found, dict) or "message" not in found:
-        return None
-    error = find_error(str(found.get("kind")))(str(found["message"]), hint=found.get("hint"))
-    if isinstance(error, StandbyError):
-        error.leader = found.get("leader")
-    return error
 
 
 class Client:

@@ -39,6 +39,8 @@
 75 is not an error: a rank exits with it when it has checkpointed and its job shall be queued again.
 """
 
+from typing import Any
+
 EXIT_CHECKPOINTED = 75
 
 
@@ -272,3 +274,20 @@ def find_error(kind: str) -> type[CordeeError]:
     """Return the error class of this name; `ServerError` for a name from another version."""
     found = globals().get(kind)
     return found if isinstance(found, type) and issubclass(found, CordeeError) else ServerError
+
+
+def as_body(error: CordeeError) -> dict[str, Any]:
+    """Return an error as the API sends it."""
+    facts = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+    return {"error": facts | ({"leader": error.leader} if isinstance(error, StandbyError) else {})}
+
+
+def from_body(body: Any) -> CordeeError | None:
+    """Return the error in a body that `as_body` made; None if the body has no error."""
+    found = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(found, dict) or "message" not in found:
+        return None
+    error = find_error(str(found.get("kind")))(str(found["message"]), hint=found.get("hint"))
+    if isinstance(error, StandbyError):
+        error.leader = found.get("leader")
+    return error

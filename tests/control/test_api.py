@@ -14,7 +14,7 @@ from stage import GPT, JOB
 from cordee import __version__, errors
 from cordee import answers as views
 from cordee.answers import View
-from cordee.client import Client, as_body, from_body
+from cordee.client import Client
 from cordee.errors import (
     CordeeError,
     InputError,
@@ -24,6 +24,8 @@ from cordee.errors import (
     TokenError,
     TooLargeError,
     UnprotectedError,
+    as_body,
+    from_body,
 )
 from cordee.events import (
     Estimate,

@@ -24,8 +24,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from cordee.agent.messages import FromAgent, FromServer, Refused, Welcome, decode, encode
 from cordee.agent.settings import AgentSettings, AgentState
-from cordee.client import from_body
-from cordee.errors import CordeeError, InputError
+from cordee.errors import CordeeError, InputError, from_body
 from cordee.tls import client_context
 
 LOCAL_DIAL_S, DIAL_S = 0.1, 0.5

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from cordee.agent.settings import AgentSettings
-from cordee.client import from_body
-from cordee.errors import CordeeError, InputError
+from cordee.errors import CordeeError, InputError, from_body
 from cordee.tls import client_context
 
 if TYPE_CHECKING:

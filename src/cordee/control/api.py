@@ -39,14 +39,13 @@ from cordee.answers import (
     Submitted,
     WhyView,
 )
-from cordee.client import as_body
 from cordee.control import logs
 from cordee.control.agents import link, transfers
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, owner_of
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.service import Service
-from cordee.errors import CordeeError, InputError, NotFoundError
+from cordee.errors import CordeeError, InputError, NotFoundError, as_body
 from cordee.event_json import encode
 from cordee.events import Event
 from cordee.reports import COUNT_MAX

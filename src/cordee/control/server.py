@@ -22,7 +22,6 @@ from types import FrameType
 import structlog
 
 from cordee.answers import JoinTokenRequest
-from cordee.client import as_body
 from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
@@ -46,7 +45,7 @@ from cordee.control.store.leader import Lead
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.control.web import WebServer
-from cordee.errors import CordeeError, InputError, ReplacedError, ServerError, StoreError
+from cordee.errors import CordeeError, InputError, ReplacedError, ServerError, StoreError, as_body
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
 from cordee.schedule.policy import Policy

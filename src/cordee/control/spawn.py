@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cordee.answers import HealthView
-from cordee.client import Client, from_body
-from cordee.errors import HomeInUseError, HomeUnsuitableError, MissingExtraError, NoServerError
+from cordee.client import Client
+from cordee.errors import HomeInUseError, HomeUnsuitableError, MissingExtraError, NoServerError, from_body
 from cordee.servers import read_remote
 
 _NEEDS = ("fastapi", "uvicorn", "websockets", "sqlalchemy", "alembic", "structlog", "cryptography", "blake3", "xxhash")

@@ -8,10 +8,9 @@ import structlog
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cordee.client import as_body
 from cordee.control.home import Home
 from cordee.control.store.leader import Lead
-from cordee.errors import HomeInUseError, ReplacedError, StandbyError, StoreError
+from cordee.errors import HomeInUseError, ReplacedError, StandbyError, StoreError, as_body
 
 _RENEW_S = 1.0
 _RETRY_S = 0.25
