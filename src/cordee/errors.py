@@ -18,6 +18,7 @@
     ├── ServerError                30   between a client and its server
     │   ├── NoServerError          31     none is running, or it does not answer
     │   ├── TokenError             32     wrong or missing token
+    │   │   └── NodeLeftError      86     that of a node which has left
     │   ├── HomeInUseError         33     a second server on the same home
     │   ├── HomeUnsuitableError    34     a home on a network file system, or not writable
     │   ├── NotFoundError          35     no such job, node or log
@@ -158,6 +159,12 @@ class TokenError(ServerError):
     """The token is wrong or missing."""
 
     exit_code = 32
+
+
+class NodeLeftError(TokenError):
+    """The node has left, so its token is void."""
+
+    exit_code = 86
 
 
 class HomeInUseError(ServerError):

@@ -34,9 +34,12 @@ def test_the_way_of_a_node(store: SqlStore) -> None:
     assert credentials.add_agent(_row("gpu-1", "second"), join_hash="join"), "it joins again"
     assert not credentials.add_agent(_row("gpu-2", "third"), join_hash="join"), "used up"
     assert credentials.agent("gpu-2") is None
-    assert (credentials.node_of("first"), credentials.node_of("second")) == (None, "gpu-1")
+    second = credentials.agent_with("second")
+    assert credentials.agent_with("first") is None and second is not None
+    assert (second["node"], second["left_us"]) == ("gpu-1", None)
     credentials.close_agent("gpu-1", 7)
-    assert credentials.node_of("second") is None
+    left = credentials.agent_with("second")
+    assert left is not None and left["left_us"] == 7
     assert credentials.nodes_that_left() == {"gpu-1"}
     found = credentials.join_token("join")
     assert found is not None and (found["used"], found["uses"]) == (2, 2)

@@ -21,6 +21,7 @@ from cordee.errors import (
     HomeUnsuitableError,
     InputError,
     NameTakenError,
+    NodeLeftError,
     NotFoundError,
     SpecError,
     TokenError,
@@ -188,7 +189,8 @@ def test_a_node_that_has_left_is_not_listed_and_may_come_back(place: Place) -> N
     place.report_up("gpu-1")
     assert place.remote.leave("gpu-1").attempts == 0
     assert dismissed == ["gpu-1"]
-    assert place.api.service.members.node_of(joined.token) is None
+    with pytest.raises(NodeLeftError, match="gpu-1 has left"):
+        place.api.service.members.node_of(joined.token)
     with place.as_node(joined) as node, pytest.raises(TokenError, match=r"(?s)no node's.*cordee nodes token"):
         node.leave("gpu-1", as_node=True)
     assert [node.name for node in place.remote.nodes()] == ["gpu-1", "local"], "its agent still runs"

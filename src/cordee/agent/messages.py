@@ -67,7 +67,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Refusal of a claim. With `final` the node belongs to a newer agent: end the ranks and exit."""
+    """Refusal of a claim. With `final` the node has left or belongs to a newer agent: end the ranks and exit."""
 
     why: str
     hint: str = ""

@@ -11,7 +11,7 @@ from cordee.control.node_tokens import NEW_TOKEN, DerivedTokens, check_node
 from cordee.control.ports import Clock
 from cordee.control.store.credentials import Credentials
 from cordee.control.tick import Control
-from cordee.errors import ForbiddenError, InputError, NameTakenError, NotFoundError, TokenError
+from cordee.errors import ForbiddenError, InputError, NameTakenError, NodeLeftError, NotFoundError, TokenError
 from cordee.servers import write_join_token
 from cordee.units import US_PER_S, format_duration, plural
 
@@ -95,9 +95,22 @@ class Members:
         return Joined(node=request.name, token=token, servers=list(dict.fromkeys([self.public.url, *others])))
 
     def node_of(self, token: str) -> str | None:
-        """Return the node whose token this is; None: no node's."""
+        """Return the node whose token this is; None: no node's.
+
+        Raises:
+            NodeLeftError: it was that of a node which has left.
+        """
         own = None if self.derived is None else self.derived.node_of(token)
-        return own or self.credentials.node_of(hash_of(token))
+        if own is not None:
+            return own
+        row = self.credentials.agent_with(hash_of(token))
+        if row is None:
+            return None
+        if row["left_us"] is not None:
+            raise NodeLeftError(
+                f"node {row['node']} has left: its token is no node's now", hint=f"to join again: {NEW_TOKEN}"
+            )
+        return str(row["node"])
 
     def leave(self, name: str, by: str | None = None) -> Leaving:
         """Drain a node that joined; once no attempt is left there, make its token void and end its agent.

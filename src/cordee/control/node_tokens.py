@@ -42,6 +42,7 @@ def check_node(name: str, token: str, node_of: Callable[[str], str | None]) -> N
     Raises:
         ForbiddenError: it is another node's.
         TokenError: it is no node's.
+        NodeLeftError: it was that of a node which has left.
     """
     found = node_of(token)
     if found is None:

@@ -16,7 +16,7 @@ from cordee.agent.messages import NAMES, PROTOCOL, Beat, Claim, Confirm, FromAge
 from cordee.control.agents.claims import Session
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.node_tokens import check_node
-from cordee.errors import ForbiddenError, StoreError, TokenError
+from cordee.errors import ForbiddenError, NodeLeftError, StoreError, TokenError
 
 CLAIM_S = 10.0
 """A connection without a claim is closed after this time."""
@@ -113,7 +113,8 @@ async def link(websocket: WebSocket, node: str, executor: Agents) -> None:
         await asyncio.to_thread(check_node, node, token_of(websocket), executor.node_of)
     except (TokenError, ForbiddenError, StoreError) as error:
         await websocket.accept()
-        await websocket.send_text(encode(Refused(why=error.message, hint=error.hint or "")))
+        final = isinstance(error, NodeLeftError)
+        await websocket.send_text(encode(Refused(why=error.message, hint=error.hint or "", final=final)))
         await websocket.close()
         return
     await websocket.accept()

@@ -38,12 +38,9 @@ class Credentials:
         """Return the row of a node that has joined."""
         return self._one(sa.select(agents).where(agents.c.node == node))
 
-    def node_of(self, token_hash: str) -> str | None:
-        """Return the node whose token has this hash, unless it has left."""
-        row = self._one(
-            sa.select(agents.c.node).where((agents.c.token_hash == token_hash) & agents.c.left_us.is_(None))
-        )
-        return None if row is None else str(row["node"])
+    def agent_with(self, token_hash: str) -> Mapping[str, Any] | None:
+        """Return the row of the node that joined, and may have left, whose token has this hash."""
+        return self._one(sa.select(agents).where(agents.c.token_hash == token_hash))
 
     def add_agent(self, row: Mapping[str, Any], *, join_hash: str) -> bool:
         """Let a node in, and count the use of its join token; return False if that was used up, and change nothing."""
