@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -190,21 +191,64 @@ def test_a_node_leaves_by_itself_and_is_gone(cluster: Cluster, capsys: pytest.Ca
     assert not (cluster.machine("gpu-3") / "agent.json").exists()
 
 
+def processes(place: Path) -> tuple[psutil.Process, psutil.Process]:
+    """Return the keeper and the agent of a folder, which this process has started."""
+    alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    [keeper] = [each for each in alive if str(place) in each.cmdline()]
+    [agent] = keeper.children()
+    return keeper, agent
+
+
+def test_an_agent_that_is_killed_is_replaced_by_one_that_ends_its_ranks(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = cluster.machine("gpu-5")
+    folder = ["--folder", str(place)]
+    assert code_of("nodes", "join", *cluster.token(capsys), "--name", "gpu-5", "--slots", "1", *folder) == 0
+    others = [node.name for node in cluster.remote.nodes() if node.name != "gpu-5"]
+    for name in others:
+        cluster.remote.cordon(name, why="the job is for gpu-5")
+    rank = "import os, time\nopen(os.environ['CORDEE_EPOCH'], 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    spec = {"name": "outlives", "run": [sys.executable, "-c", rank], "gpus": 1, "cwd": str(tmp_path)}
+    job = cluster.remote.submit(spec).job.job_id
+
+    def pid(epoch: int) -> int:
+        path = tmp_path / str(epoch)
+        cluster.until(lambda: path.exists() and path.read_text())
+        return int(path.read_text())
+
+    first, (keeper, agent) = pid(1), processes(place)
+    agent.kill()
+    cluster.until(lambda: not psutil.pid_exists(first))
+    assert pid(2) != first
+    again = processes(place)
+    assert again[0] == keeper and again[1] != agent
+    cluster.remote.stop(job, now=True)
+    for name in others:
+        cluster.remote.uncordon(name, why="")
+    assert code_of("nodes", "leave", "--here", *folder) == 0
+    assert keeper.wait(DEADLINE_S) == 0, "the agent was asked to end, so nobody is started again"
+
+
 def test_an_agent_is_started_again_without_a_token(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     """As after a reboot of its machine."""
     words = cluster.token(capsys)
     place = cluster.machine("gpu-4")
     folder = ["--folder", str(place)]
     assert code_of("nodes", "join", *words, "--name", "gpu-4", "--slots", "1", *folder) == 0
-    alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-    [agent] = [each for each in alive if str(place) in each.cmdline()]
+    keeper, agent = processes(place)
+    keeper.kill()
     agent.kill()
-    agent.wait()
+    psutil.wait_procs([keeper, agent])
     assert not is_running(place)
     assert code_of("nodes", "join", *folder) == 0
     assert "gpu-4 has joined https://" in capsys.readouterr().out
     assert code_of("nodes", "leave", "gpu-4", "--home", str(cluster.home)) == 0
     assert capsys.readouterr().out.endswith("gpu-4 has left\n")
+    # An agent that was away meanwhile dials once, and ends.
+    argv = [sys.executable, "-m", "cordee", "nodes", "join", "--foreground", *folder]
+    away = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert away.returncode == 0 and "refused by the server: node gpu-4 has left" in away.stderr
     assert code_of("nodes", "leave", "gpu-4", "--here", *folder) == InputError.exit_code
     assert code_of("nodes", "leave", "gpu-99", "--home", str(cluster.home)) == NotFoundError.exit_code
 

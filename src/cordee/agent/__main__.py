@@ -9,6 +9,7 @@ from cordee.agent.agent import NodeAgent
 from cordee.agent.connection import Connection
 from cordee.agent.facts import Facts
 from cordee.agent.gpus import discover
+from cordee.agent.keeper import CRASHED
 from cordee.agent.settings import AgentSettings
 from cordee.errors import CordeeError
 
@@ -27,7 +28,11 @@ def main() -> int:
         logging.error("%s", error)
         return error.exit_code
     logging.info("agent of node %s: %s", settings.node, devices.says)
-    return NodeAgent(folder, settings, Facts(settings.node, devices, settings.labels), Connection).run()
+    try:
+        return NodeAgent(folder, settings, Facts(settings.node, devices, settings.labels), Connection).run()
+    except Exception:
+        logging.exception("the agent of node %s has failed", settings.node)
+        return CRASHED
 
 
 if __name__ == "__main__":

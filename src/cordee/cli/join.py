@@ -104,7 +104,7 @@ def join(
         )
         settings.write(place)
     devices = discover(settings.slots)
-    argv = [sys.executable, "-m", "cordee.agent", "--folder", str(place)]
+    argv = [sys.executable, "-m", "cordee.agent.keeper", "--folder", str(place)]
     if foreground:
         sys.stdout.flush()
         os.execv(argv[0], argv)

@@ -1,7 +1,8 @@
 """The port between the executor and an engine of machines: this machine, Ray, Slurm; joined machines need none.
 
 An engine writes an agent.json (`cordee.agent.settings.AgentSettings`) with a token from `control.node_tokens`, and
-starts `python -m cordee.agent --folder F` with it. Everything else goes over the agent's link.
+starts `python -m cordee.agent.keeper --folder F` with it, or keeps `python -m cordee.agent` running itself. Everything
+else goes over the agent's link.
 """
 
 from collections.abc import Callable, Sequence

@@ -28,7 +28,7 @@ SILENT_S = 30.0  # a driver says something every second; Ray's calls wait while 
 RESTART_S, RESTART_S_MAX = 1.0, 15.0
 START_AGAIN_S = 10.0  # between two tries to start the agent of one node
 FOLDER = "~/.cordee/agents"
-ARGS = ("-m", "cordee.agent", "--folder", "{folder}")
+ARGS = ("-m", "cordee.agent.keeper", "--folder", "{folder}")
 
 _log = logging.getLogger("cordee.control")
 
