@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -78,6 +80,24 @@ def test_a_backup_moves_a_log_between_databases(home: Path, tmp_path: Path, post
     assert check(there) == (made.number, [])
     assert back_up(tmp_path / "new", there, back).number == made.number
     assert check_backup(back) == (made.number, [])
+
+
+def test_a_restored_home_has_its_own_database(home: Path, tmp_path: Path, postgres: Postgres) -> None:
+    there, new, again = postgres.database(), tmp_path / "new", tmp_path / "again"
+    back_up(home, database_of(home), tmp_path / "a.tar.gz")
+    restore(tmp_path / "a.tar.gz", new, there)
+    assert database_of(new) == there  # so that the next `cordee up` and `cordee admin backup` find it
+    back_up(new, database_of(new), tmp_path / "b.tar.gz")
+    restore(tmp_path / "b.tar.gz", again)
+    assert database_of(again) == f"sqlite:///{again / DATABASE}"
+
+
+def test_a_home_with_jobs_keeps_its_database(home: Path) -> None:
+    argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home), "--database", "postgresql://nowhere/x"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == HomeUnsuitableError.exit_code
+    assert "cordee.db has the log of 2 jobs, which another database would hide" in done.stdout
+    assert database_of(home) == f"sqlite:///{home / DATABASE}"
 
 
 def test_a_backup_is_made_while_the_log_grows(home: Path, tmp_path: Path) -> None:

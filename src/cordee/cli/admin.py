@@ -21,9 +21,7 @@ except ImportError as error:
 
 admin = typer.Typer(no_args_is_help=True, add_completion=False)
 
-Database = Annotated[
-    str | None, typer.Option(help="URL of the server's PostgreSQL; default: the database in the home.")
-]
+Database = Annotated[str | None, typer.Option(help="URL of the server's PostgreSQL; default: that of the home.")]
 
 
 @admin.command()

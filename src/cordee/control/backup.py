@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 import cordee
 from cordee.control.fold import Fold
-from cordee.control.home import Home
+from cordee.control.home import SQLITE, Home
 from cordee.control.snapshot import SnapshotError, decoded_jobs, loaded, taken
 from cordee.control.store import tables
 from cordee.control.store.credential_tables import metadata
@@ -54,11 +54,13 @@ class Backup:
 
 
 def database_of(home: Path) -> str:
-    """Return the URL of the home's own database.
+    """Return the URL of the home's database: the PostgreSQL of its last `up`, else its own file.
 
     Raises:
         InputError: there is none.
     """
+    if (home / "settings.json").is_file() and (url := Home(home).settings().get("database", SQLITE)) != SQLITE:
+        return url
     if not (home / DATABASE).is_file():
         raise InputError(f"{home} holds no database {DATABASE}", hint="name the folder of a server with --home")
     return f"sqlite:///{home / DATABASE}"
@@ -103,7 +105,11 @@ def restore(source: Path, home: Path, database: str | None = None) -> Backup:
     held = Home(home)
     held.lock()
     try:
-        return _restored(source, home, database)
+        made = _restored(source, home, database)
+        # The settings are those of the home that was backed up, whose database must stay untouched.
+        if database is not None or "database" in held.settings():
+            held.keep_settings({"database": database or SQLITE})
+        return made
     finally:
         held.unlock()
 

@@ -23,6 +23,9 @@ _TOKEN_CHARS_MIN = 20
 _LOCK_TRIES, _LOCK_RETRY_S = 3, 0.02
 
 
+SQLITE = "sqlite"  # among the settings: the database is a file in the home
+
+
 class Home:
     """A prepared home. Call `lock` before writing anything in it."""
 

@@ -30,7 +30,7 @@ from cordee.control.collector import collected_when_idle
 from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
 from cordee.control.engines.port import Engine, Host
 from cordee.control.engines.slurm import SlurmRequest
-from cordee.control.home import Home
+from cordee.control.home import SQLITE, Home
 from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress
 from cordee.control.node_tokens import DerivedTokens, NodeTokens
@@ -40,16 +40,25 @@ from cordee.control.service import Service
 from cordee.control.snapshots import Snapshots, newest_fold
 from cordee.control.standby import LeaderOnly, Standby
 from cordee.control.store.credentials import Credentials
-from cordee.control.store.database import check_database
+from cordee.control.store.database import check_database, count_jobs
 from cordee.control.store.leader import Lead
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.control.web import WebServer
-from cordee.errors import CordeeError, InputError, ReplacedError, ServerError, StoreError, as_body
+from cordee.errors import (
+    CordeeError,
+    HomeUnsuitableError,
+    InputError,
+    ReplacedError,
+    ServerError,
+    StoreError,
+    as_body,
+)
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
 from cordee.schedule.policy import Policy
 from cordee.schedule.state.state import State
+from cordee.units import plural
 
 NODE_WAIT_S, CLUSTER_WAIT_S = 20.0, 60.0
 _RETRY_S = 1.0
@@ -422,9 +431,10 @@ def _database(home: Home, options: Options) -> str | None:
 
     Raises:
         InputError: it is none, or a standby has none.
+        HomeUnsuitableError: the home has jobs in SQLite, which would be out of sight.
     """
-    url = options.database or home.settings().get("database", "sqlite")
-    if url == "sqlite":
+    url = options.database or home.settings().get("database", SQLITE)
+    if url == SQLITE:
         if options.standby:
             raise InputError(
                 "a standby needs a database that both servers reach",
@@ -432,8 +442,15 @@ def _database(home: Home, options: Options) -> str | None:
             )
     else:
         check_database(url)
+        own = home.path / "cordee.db"
+        if own.exists() and (jobs := count_jobs(f"sqlite:///{own}")):
+            raise HomeUnsuitableError(
+                f"{own} has the log of {plural(jobs, 'job')}, which another database would hide",
+                hint="take it to a new home: cordee admin backup FILE, then cordee admin restore FILE --home NEW"
+                " --database URL; or move the file away to begin anew",
+            )
     home.keep_settings({"database": url})
-    return None if url == "sqlite" else url
+    return None if url == SQLITE else url
 
 
 def _loopback(home: Home) -> socket.socket:

@@ -34,6 +34,19 @@ def check_database(url: str) -> None:
         raise MissingExtraError("PostgreSQL needs psycopg: not installed", hint="pip install 'cordee[postgres]'")
 
 
+def count_jobs(url: str) -> int:
+    """Return the number of jobs that a database knows; 0 if it has no schema yet."""
+    engine = make_engine(url)
+    try:
+        with engine.connect() as connection:
+            found = sa.inspect(connection).has_table("jobs")
+            return connection.scalar(sa.select(sa.func.count()).select_from(sa.table("jobs"))) or 0 if found else 0
+    except SQLAlchemyError as error:
+        raise StoreError(f"{url} cannot be read: {reason(error)}", hint="cordee admin check says more") from error
+    finally:
+        engine.dispose()
+
+
 def make_engine(url: str, *, name: str = "") -> sa.Engine:
     """Return an engine for `sqlite:///PATH` or `postgresql://...`.
 
