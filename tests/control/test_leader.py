@@ -144,7 +144,7 @@ def test_other_schemas_of_the_database_have_leaders_of_their_own(postgres: Postg
 
 def test_a_database_that_does_not_answer_is_said_to(postgres: Postgres) -> None:
     host = quote(str(postgres.folder / "nowhere"), safe="")
-    with pytest.raises(StoreError, match=r"cannot be opened: .*\nhint: it is postgresql\+psycopg://cordee:\*\*\*@"):
+    with pytest.raises(StoreError, match=r"cannot be opened: .*\nhint: see that it runs.* postgresql://cordee:\*\*\*@"):
         SqlStore(f"postgresql://cordee:secret@/postgres?host={host}")
     with psycopg.connect(postgres.url()) as connection:
         assert connection.execute("select 1").fetchone() == (1,)

@@ -38,7 +38,7 @@ def owner_of(service: Asked, shown: Shown) -> str:
     if node is not None:
         raise ForbiddenError(f"this token is node {node}'s, no user's", hint=f"a user's is in {service.home / 'token'}")
     why = "the token is wrong" if shown else "no token was sent"
-    raise TokenError(why, hint=f"it is in {service.home / 'token'}")
+    raise TokenError(why, hint="the server's operator has it: in `token` and `tokens` of the server's home")
 
 
 def _join_token(service: Asked, shown: Shown) -> str:

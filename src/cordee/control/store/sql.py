@@ -53,7 +53,8 @@ class SqlStore:
             raise
         except SQLAlchemyError as error:
             self.close()
-            hint = f"it is {self._engine.url.render_as_string(hide_password=True)}"
+            url = self._engine.url.set(drivername=self._engine.dialect.name).render_as_string(hide_password=True)
+            hint = f"see that it runs, or name another with --database; this one is {url}"
             raise StoreError(f"the database cannot be opened: {reason(error)}", hint=hint) from error
 
     def close(self) -> None:
