@@ -82,7 +82,7 @@ def check_url(url: str) -> str:
     """Return the URL of an API without a slash at its end.
 
     Raises:
-        InputError: it is not a URL of a server.
+        InputError: it is not a URL of a server, or a token sent there would cross the network unencrypted.
     """
     try:
         parts = urlsplit(url)
@@ -93,6 +93,11 @@ def check_url(url: str) -> str:
     if not good:
         raise InputError(
             f"{url!r} is not the URL of a server", hint="write https://HOST:PORT, as `cordee up` prints it"
+        )
+    if not is_private(url):
+        raise InputError(
+            f"{url} would get your token unencrypted, readable by anyone in between",
+            hint="a server takes other machines' requests over TLS: write https://",
         )
     return url.rstrip("/")
 
