@@ -105,7 +105,7 @@ def test_a_cordoned_node_is_shown_and_its_json_follows_the_schema(
             NotFoundError.exit_code,
             "there is no node 'lokal'\nhint: known nodes: local (see cordee nodes)",
         ),
-        (("cordon",), InputError.exit_code, "unknown: nodes cordon\nhint: cordee nodes, or"),
+        (("cordon",), InputError.exit_code, "cordon needs the name of a node\nhint: `cordee nodes`"),
         (("remove", "local"), InputError.exit_code, "unknown: nodes remove local"),
         (("--why", "x"), 2, "No such option: --why"),
         (("leave", "local"), InputError.exit_code, "local did not join: the server starts its agent itself"),

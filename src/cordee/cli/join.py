@@ -39,6 +39,8 @@ def token(
 ) -> None:
     """Print the command with which a machine joins as a node."""
     for_s = round(parse_duration_s(valid_for))
+    if for_s < 1:
+        raise InputError(f"a join token for {valid_for} lets nobody in", hint="give --for 1h, or 7d")
     with terminal.connect(home) as client:
         made = client.join_token(uses=uses, for_s=for_s)
     if as_json:

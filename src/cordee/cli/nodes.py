@@ -91,7 +91,7 @@ def _order(
     *, ask: bool = False,
 ) -> None:  # fmt: skip
     if name is None:
-        raise _unknown(verb)
+        raise InputError(f"{verb} needs the name of a node", hint="`cordee nodes` lists them")
     if verb != "uncordon" and not why.strip():
         hint = f"cordee nodes {verb} {name} --why 'disk errors'"
         raise InputError(f"{verb} needs a reason, which is shown to everybody", hint=hint)
@@ -108,7 +108,8 @@ def _order(
 
 def _unknown(*words: str) -> InputError:
     return InputError(
-        f"unknown: nodes {' '.join(words)}", hint="cordee nodes, or cordee nodes [cordon|drain|uncordon] NODE"
+        f"unknown: nodes {' '.join(words)}",
+        hint="cordee nodes, or cordee nodes [cordon|drain|uncordon|token|join|leave]",
     )
 
 
