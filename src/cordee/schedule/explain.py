@@ -329,7 +329,7 @@ def _out_of_use(state: State, now_us: int) -> str:
     records = sorted(state.nodes.records.items())
     silent = [name for name, node in records if node.unreachable]
     names = [name for name, node in records if node.quarantined_until_us > now_us]
-    cordoned = [name for name, node in records if node.cordoned_by is not None]
+    cordoned = [name for name, node in records if node.up and node.cordoned_by is not None]
     failed = "is quarantined because it" if len(names) == 1 else "are quarantined because they"
     text = f"; {_and(names)} {failed} went down too often" if names else ""
     text += f"; {_and(cordoned)} {'is' if len(cordoned) == 1 else 'are'} cordoned" if cordoned else ""
