@@ -61,13 +61,13 @@ def size_of(home: Path, job_id: str, epoch: int, node: str, name: str) -> int:
 
 
 def log_files(home: Path, job_id: str, epoch: int, rank: int | None = None) -> list[Path]:
-    """Return the log files of an attempt, by node and then by rank.
+    """Return the log files of an attempt, by rank.
 
     With `launch: node` a node's ranks write to one file, and no file is found for a single `rank`.
     """
     pattern = "*/logs/*.log" if rank is None else f"*/logs/rank{rank}.log"
     found = (home / "attempts" / job_id / str(epoch)).glob(pattern)
-    return sorted(found, key=lambda path: (path.parent.parent.name, _number(path), path.name))
+    return sorted(found, key=lambda path: (_number(path), path.parent.parent.name, path.name))
 
 
 def lines(files: Sequence[Path], tail: int | None = None) -> Iterator[str]:
