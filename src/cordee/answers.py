@@ -104,6 +104,15 @@ class JobView(View):
     ended_us: int | None
 
 
+class FilesView(View):
+    """The files that were sent with a job, and the commit of git that they come from; `changed`: not just as in it."""
+
+    files: int
+    size_bytes: int
+    commit: str | None
+    changed: bool
+
+
 class JobDetailView(JobView):
     """A job with its attempts, its admitted spec, and the measured values of its newest attempt beside the estimate.
 
@@ -116,6 +125,7 @@ class JobDetailView(JobView):
     estimate: Estimate | None
     measured: list[ComparisonView]
     estimate_missed: list[str]
+    files: FilesView | None = None
 
 
 class SpreadView(View):

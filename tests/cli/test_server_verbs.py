@@ -18,6 +18,7 @@ from verbs import code_of
 
 from cordee import answers as views
 from cordee import errors
+from cordee.cli.jobs import files_line
 from cordee.cli.rehearse import VariantView
 from cordee.client import Client
 from cordee.control.admission import admit
@@ -324,6 +325,18 @@ def test_the_schemas_are_held() -> None:
     if os.environ.get("REWRITE"):
         SCHEMAS.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
     assert now == json.loads(SCHEMAS.read_text())
+
+
+@pytest.mark.parametrize(
+    ("commit", "changed", "line"),
+    [
+        (None, False, "3 files, 5 kB, of no git commit"),
+        ("0123456789abcdef", False, "3 files, 5 kB, of commit 0123456789ab"),
+        ("0123456789abcdef", True, "3 files, 5 kB, of commit 0123456789ab with changes"),
+    ],
+)
+def test_the_files_of_a_job_in_words(commit: str | None, changed: bool, line: str) -> None:
+    assert files_line(views.FilesView(files=3, size_bytes=5000, commit=commit, changed=changed)) == line
 
 
 def test_json_of_the_verbs_follows_the_schemas(verb: Verb, tmp_path: Path) -> None:

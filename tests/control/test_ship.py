@@ -126,6 +126,7 @@ def test_every_attempt_runs_what_was_submitted_and_no_line_of_its_logs_is_lost(c
         (stage / "leave").touch()
         reader.join(60)
         job = client.job(job_id)
+    assert job.files is not None and (job.files.files, job.files.commit, job.files.changed) == (2, None, False)
     assert (job.state, [attempt.outcome for attempt in job.attempts]) == ("done", ["checkpointed", "finished"])
     expected = [
         f"[rank{rank}] rank {rank} of attempt {epoch} runs what was submitted in a fresh copy: True"

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.answers import AttemptView, FailureView, JobDetailView, JobView
+from cordee.answers import AttemptView, FailureView, FilesView, JobDetailView, JobView
 from cordee.cli import measured, rehearse, terminal
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
-from cordee.units import plural
+from cordee.units import format_bytes, plural
 
 ENDED_SHOWN = 10
 NARROW_COLUMNS = 100
@@ -155,6 +155,14 @@ def _steps(job: JobView) -> str:
     return f"{job.checkpoint_step if job.step is None else job.step}{saved}"
 
 
+def files_line(files: FilesView) -> str:
+    """Return the files of a job in words."""
+    line = f"{plural(files.files, 'file')}, {format_bytes(files.size_bytes)}"
+    if files.commit is None:
+        return f"{line}, of no git commit"
+    return f"{line}, of commit {files.commit[:12]}{' with changes' if files.changed else ''}"
+
+
 def _show(job: JobDetailView, as_json: bool) -> None:
     if as_json:
         terminal.print_json(job)
@@ -170,6 +178,8 @@ def _show(job: JobDetailView, as_json: bool) -> None:
     facts.add_row("tier, queue", f"{job.tier}, {job.queue}")
     facts.add_row("owner", job.owner)
     facts.add_row("run", command if isinstance(command, str) else " ".join(command))
+    if job.files is not None:
+        facts.add_row("files", files_line(job.files))
     if job.estimate is not None and job.estimate.layout:
         facts.add_row("layout", job.estimate.layout)
     facts.add_row("step", _steps(job))

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from cordee.answers import FilesView
 from cordee.errors import DestinationError, InputError, NotFoundError, SpecError, StoreError
 from cordee.storage.content import Contents, pack, unpack
 from cordee.storage.destination import is_remote, level_urls
@@ -107,6 +108,17 @@ class JobFiles:
             InputError: it is no tree.
         """
         return _decoded(digest, self._read(digest))
+
+    def view(self, digest: str | None) -> FilesView | None:
+        """Return what is known of a job's files: nothing if it has none, or if they were removed after its end."""
+        try:
+            tree = self.tree(digest) if digest else None
+        except (NotFoundError, InputError):
+            return None
+        if tree is None:
+            return None
+        changed = tree.diff is not None
+        return FilesView(files=len(tree.files), size_bytes=tree.size_bytes, commit=tree.commit, changed=changed)
 
     def pack(self, digest: str, wanted: Iterable[str]) -> bytes:
         """Return a pack of contents of one tree, or of the tree itself.

@@ -246,10 +246,12 @@ class Service:
         view = _job_view(row).model_dump()
         found = self._known(row["job_id"])
         job, newest = found.record.job, found.measurements[-1] if found.measurements else None
+        spec = json.loads(row["spec"])
         return JobDetailView(
             **view,
             attempts=attempts,
-            spec=json.loads(row["spec"]),
+            spec=spec,
+            files=self.files.view(spec.get("files")),
             estimate=job.estimate_on(job.gpus) if newest is None else newest.estimate,
             measured=_compared(newest),
             estimate_missed=found.missed,
