@@ -47,8 +47,8 @@ def until(holds: Callable[[], object], why: Callable[[], str] = str) -> None:
 class RayHome:
     """A Ray cluster, and a server on it."""
 
-    def __init__(self, folder: Path, settings: dict[str, str] | None = None) -> None:
-        self.folder, self.home = folder, folder / "home"
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None, lease: str | None = None) -> None:
+        self.folder, self.home, self._lease = folder, folder / "home", lease
         self.ray = RayWorld(folder, settings)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
@@ -62,7 +62,7 @@ class RayHome:
 
     def up(self) -> None:
         on = f"ray:{self.ray.address}"
-        self.server = start_server(self.home, on=on, slots="2", listen=f"127.0.0.1:{self._port}").pid
+        self.server = start_server(self.home, on=on, slots="2", listen=f"127.0.0.1:{self._port}", lease=self._lease).pid
 
     def logs(self) -> str:
         files = [*self.home.glob("*.log"), *self.agents().glob("*/agent.log")]

@@ -19,7 +19,16 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'cordee[ray]'")
 
 from cordee.client import Client
-from cordee.events import AttemptEnded, AttemptPlaced, JobEnded, NodeReclaimed, RanksStarted
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    CheckpointCommitted,
+    JobEnded,
+    NodeDown,
+    NodeReclaimed,
+    RanksStarted,
+    Restored,
+)
 from cordee.ids import JobId
 from cordee.ids import job_id as new_id
 from ray_home import RayHome, until
@@ -279,9 +288,9 @@ def test_the_autoscaler_adds_nodes_that_are_wanted_and_takes_those_that_are_rele
 
 
 @contextlib.contextmanager
-def home(cpus: dict[str, int], settings: dict[str, str]) -> Iterator[RayHome]:
+def home(cpus: dict[str, int], settings: dict[str, str], lease: str | None = None) -> Iterator[RayHome]:
     with tempfile.TemporaryDirectory(prefix="cordee-", ignore_cleanup_errors=True) as folder:
-        world = RayHome(Path(folder), settings)
+        world = RayHome(Path(folder), settings, lease)
         try:
             world.start(cpus)
             yield world
@@ -352,34 +361,63 @@ def test_a_drain_of_ray_reclaims_the_node(tmp_path: Path) -> None:
         assert [event.node for event in world.events(NodeReclaimed)] == [busy]
 
 
+def submit(world: RayHome, name: str, allowed: int) -> JobId:
+    """Submit a gang of 4 ranks that trains 12 steps, and saves every 4."""
+    script = Path(__file__).parent.parent / "faults" / "gang_script.py"
+    job_id = new_id(name, os.urandom(6))
+    world.out(job_id).mkdir()
+    allow(world, job_id, allowed)
+    run = [sys.executable, str(script), str(world.out(job_id)), "12"]
+    spec = {"name": name, "run": run, "gpus": 4, "tier": "preemptible", "cwd": str(world.folder)}
+    spec |= {"checkpoint": {"to": str(world.folder / "checkpoints")}}
+    with Client(world.home) as client:
+        client.submit(spec | {"env": {"RES_OPTIONS": "timeout:1 attempts:1"}}, job_id=job_id)
+    return job_id
+
+
+def allow(world: RayHome, job_id: JobId, steps: int) -> None:
+    new = world.out(job_id) / "allowed.new"
+    new.write_text(str(steps))
+    new.replace(world.out(job_id) / "allowed")
+
+
+def until_step(world: RayHome, job_id: JobId, step: int) -> None:
+    diary = world.out(job_id) / "diary0.jsonl"
+    until(lambda: diary.exists() and f'"step": {step}' in diary.read_text(), world.logs)
+
+
+def test_a_node_that_is_killed_ends_its_lease_and_its_gang_resumes_elsewhere() -> None:
+    with home({"n1": 2, "n2": 2, "n3": 2}, PATIENT, lease="4s") as world:
+        gang = submit(world, "gang", 6)
+        until_step(world, gang, 6)
+        until(lambda: world.events(CheckpointCommitted), world.logs)
+        killed = world.events(AttemptPlaced)[0].leases[1].node
+        world.ray.kill(killed)
+        dead_s = time.monotonic()
+        until(lambda: len(world.events(AttemptPlaced)) == 2, world.logs)
+        print(
+            f"a gang is placed again {time.monotonic() - dead_s:.1f} s after the death of a node, with a lease of 4 s"
+        )
+        assert any(event.node == killed and "its lease is over" in event.why for event in world.events(NodeDown))
+        assert killed not in {lease.node for lease in world.events(AttemptPlaced)[1].leases}
+        allow(world, gang, 99)
+        until(lambda: world.events(JobEnded), world.logs)
+        assert [(event.epoch, event.step) for event in world.events(Restored) if event.epoch == 2] == [(2, 4)]
+
+
 def test_a_gang_that_is_drained_and_resumed_over_nodes_ends_with_the_same_bits() -> None:
     with home({"n1": 2, "n2": 1, "n3": 2}, PATIENT) as world:
-        script = Path(__file__).parent.parent / "faults" / "gang_script.py"
-
-        def submit(name: str, allowed: int) -> JobId:
-            job_id = new_id(name, os.urandom(6))
-            world.out(job_id).mkdir()
-            (world.out(job_id) / "allowed").write_text(str(allowed))
-            run = [sys.executable, str(script), str(world.out(job_id)), "12"]
-            spec = {"name": name, "run": run, "gpus": 4, "tier": "preemptible", "cwd": str(world.folder)}
-            spec |= {"checkpoint": {"to": str(world.folder / "checkpoints")}}
-            with Client(world.home) as client:
-                client.submit(spec | {"env": {"RES_OPTIONS": "timeout:1 attempts:1"}}, job_id=job_id)
-            return job_id
 
         def ended(job_id: JobId) -> bool:
             return any(event.job_id == job_id for event in world.events(JobEnded))
 
-        alone = submit("alone", 99)
+        alone = submit(world, "alone", 99)
         until(lambda: ended(alone), world.logs)
-        gang = submit("gang", 6)
-        diary = world.out(gang) / "diary0.jsonl"
-        until(lambda: diary.exists() and '"step": 6' in diary.read_text(), world.logs)
+        gang = submit(world, "gang", 6)
+        until_step(world, gang, 6)
         with Client(world.home) as client:
             client.drain("n1", why="test")
-        new = world.out(gang) / "allowed.new"
-        new.write_text("99")
-        new.replace(world.out(gang) / "allowed")
+        allow(world, gang, 99)
         until(lambda: any(event.job_id == gang for event in world.events(AttemptEnded)), world.logs)
         with Client(world.home) as client:
             client.uncordon("n1")
