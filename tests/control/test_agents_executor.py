@@ -263,6 +263,23 @@ def test_a_name_stays_with_the_machine_of_the_log(tmp_path):
         bench.close()
 
 
+def test_another_machine_gets_a_name_when_the_ranks_of_the_first_are_gone_and_reports_them(tmp_path):
+    bench = Bench(tmp_path)
+    try:
+        bench.down()
+        bench.known = [Member("a", epoch=3, up=False, machine="host/1")]
+        bench.up(terms=LeaseTerms(lease_s=1.0, margin_s=1.0))
+        assert "node a is here already" in bench.agent(machine="other/2").hear().why, "ranks of the first may run"
+        deadline = time.monotonic() + DEADLINE_S
+        while isinstance(welcome := bench.agent(machine="other/2").hear(), Refused):
+            assert time.monotonic() < deadline
+        assert welcome.epoch == 4
+        ((source, _, ended),) = bench.reports(1)
+        assert (source, type(ended), ended.job_id, ended.outcome) == ("server/a/3", RanksEnded, "j", Outcome.LOST)
+    finally:
+        bench.close()
+
+
 def test_epochs_grow_and_a_known_agent_keeps_its_own(bench):
     assert bench.agent(epoch_min=7).hear().epoch == 7
     assert bench.agent(epoch=7, epoch_min=7).hear().epoch == 7, "it has reconnected"

@@ -68,9 +68,13 @@ class Member:
         self.session = None
         self.sent.clear()
 
+    def is_other(self, claim: Claim) -> bool:
+        """Return whether a claim comes from another machine than that of the newest epoch, whose ranks may run."""
+        return bool(self.machine) and claim.machine != self.machine and not self.lost
 
-def judge(member: Member, claim: Claim, terms: LeaseTerms, now_s: float) -> int | Refused:
-    """Return the epoch that a claim gets, or its refusal."""
+
+def judge(member: Member, claim: Claim, terms: LeaseTerms, now_s: float, *, held: bool = False) -> int | Refused:
+    """Return the epoch that a claim gets, or its refusal; `held` says whether ranks of the node have not ended."""
     if claim.protocol != PROTOCOL:
         return Refused(
             why=f"this server speaks protocol {PROTOCOL}, the agent (Cordee {claim.cordee}) {claim.protocol}",
@@ -79,7 +83,7 @@ def judge(member: Member, claim: Claim, terms: LeaseTerms, now_s: float) -> int 
     known = member.incarnation == claim.incarnation
     if known and member.up:
         return member.epoch
-    if member.up and claim.machine != member.machine and member.machine:
+    if (member.up or held) and member.is_other(claim):
         silent_s = now_s - member.heard_s
         if member.session is not None or silent_s < terms.down_s:
             host = member.machine.partition("/")[0]

@@ -286,12 +286,18 @@ class AgentsExecutor:
             return _unreadable(error)
         with self._changed:
             member = self._members.get(name) or Member(name)
-            epoch = judge(member, claim, self._terms, self._clock.now_s())
+            is_other = member.is_other(claim)
+        held = self._log.held_on(name) if is_other else ()  # without the lock, since a tick takes it too
+        with self._changed:
+            member = self._members.get(name) or member
+            epoch = judge(member, claim, self._terms, self._clock.now_s(), held=bool(held))
             if isinstance(epoch, Refused):
                 _log.warning("a claim of node %s from %s was refused: %s", name, session.peer, epoch.why)
                 return epoch
             try:
-                if epoch != member.epoch:
+                if epoch != member.epoch and is_other:
+                    self._report_lost(member, held, "its lease is over, and another machine has its name")
+                elif epoch != member.epoch:
                     self._report_down(member, "its agent is gone: another one has the node")
             except StoreError as error:
                 return _unreadable(error)
