@@ -76,6 +76,9 @@ class NodeAgent:
         transfers: makes the transfers, from the folder, the settings and a function that wakes the loop.
         clock: the time.
         processes: those of the machine.
+
+    Attributes:
+        lease: of its node, as the agent counts it.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class NodeAgent:
         self._selector = selectors.DefaultSelector()
         self._wakeup = Wakeup(self._selector)
         self._connection = connect(folder, self._wakeup.wake)
-        self._link, self._lease = Link(), Lease()
+        self._link, self.lease = Link(), Lease()
         self._stream = NodeStream(folder, settings.node, self._link)
         journal = Journal(settings.attempts(folder), settings.node)
         spools = Spools(self._link, self._stream.append, self._clock)
@@ -142,6 +145,7 @@ class NodeAgent:
             reclaims.take_in()
             self.step()
         reclaims.close()
+        self._link.forward()
         self.close()
         return 0
 
@@ -160,13 +164,20 @@ class NodeAgent:
         self._connection.start()
 
     def close(self) -> None:
-        """Send what was reported, and close the connection and the streams."""
-        self._link.forward()
-        self._groups.transfers.close()
+        """Close the connection after what was sent, and every file; ranks go on."""
+        self._groups.close()
         self._connection.close()
+        self._link.close()
         self._stream.close()
+        self._wakeup.close()
+        self._selector.close()
 
     # -- the loop ------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Return the epoch that a server has granted; 0 before the first welcome."""
+        return self._claim.epoch
 
     @property
     def ended(self) -> bool:
@@ -176,9 +187,10 @@ class NodeAgent:
     @property
     def due_s(self) -> float:
         """The monotonic time of the next `step`; infinite if nothing is due."""
-        due = [*self._groups.due_s, self._lease.next_beat_s, self._groups.transfers.hold_until_s or math.inf]
+        due = [*self._groups.due_s, self.lease.next_beat_s, self._groups.transfers.hold_until_s or math.inf]
         if self._groups:
-            due += [self._lease.notice_s(group.order.grace_s) for group in self._groups] + [self._lease.ends_s]
+            ends = [self.lease.notice_s(group.order.grace_s) for group in self._groups] + [self.lease.ends_s]
+            due += [each_s for each_s in ends if each_s > self._clock.now_s()]
         if self._facts.devices.real and self._claim.epoch:
             due.append(self._facts.devices.next_s)
         return min(due)
@@ -208,7 +220,7 @@ class NodeAgent:
 
     def _keep_lease(self, now_s: float) -> None:
         """Send the beat that is due; give notice to the ranks before the lease ends, and kill them at its end."""
-        lease = self._lease
+        lease = self.lease
         if now_s >= lease.next_beat_s:
             if lease.unanswered:
                 _log.warning("the server does not answer; dialling again")
@@ -228,7 +240,7 @@ class NodeAgent:
 
     def _hang_up(self) -> None:
         self._link.hang_up()
-        self._lease.disconnected()
+        self.lease.disconnected()
 
     def _end_all(self, why: str, outcome: Outcome = Outcome.KILLED) -> None:
         for group in self._groups:
@@ -303,7 +315,7 @@ class NodeAgent:
         elif isinstance(arrival, Refused):
             self._refused(arrival)
         elif isinstance(arrival, Beat):
-            sent_s = self._lease.answered(arrival.number)
+            sent_s = self.lease.answered(arrival.number)
             if sent_s is not None:
                 self._clock.answered(arrival.clock_us, self._clock.now_s() - sent_s)
         elif isinstance(arrival, Seen):
@@ -319,9 +331,9 @@ class NodeAgent:
         if self._link.line is not None:
             _log.info("the connection to the server ended: %s", closed.why)
         self._link.closed()
-        self._lease.disconnected()
+        self.lease.disconnected()
         if closed.refused:
-            self._lease.no_server(closed.at_s)
+            self.lease.no_server(closed.at_s)
         if not (self._folder / "lock").exists():
             _log.warning("the folder %s is gone", self._folder)
             self._leaving = True
@@ -331,7 +343,7 @@ class NodeAgent:
         now_s = self._clock.now_s()
         self._clock.begin()
         self._clock.answered(welcome.clock_us, now_s - self._claimed_s)
-        self._lease.welcome(welcome.lease_s, welcome.beat_s, self._claimed_s, now_s)
+        self.lease.welcome(welcome.lease_s, welcome.beat_s, self._claimed_s, now_s)
         if welcome.epoch != self._claim.epoch:
             if self._claim.epoch:
                 self._end_all("its node was taken to be down", Outcome.LOST)

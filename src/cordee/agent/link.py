@@ -79,6 +79,11 @@ class Link:
         if source is not None:
             source.reader.close()
 
+    def close(self) -> None:
+        """Close the streams' files."""
+        for source in (*self._ranks.values(), *self._nodes.values()):
+            source.reader.close()
+
     def complete(self, prefix: str) -> None:
         """Forward the rank streams of this prefix to their end before anything more of the node's own streams."""
         for name, source in self._ranks.items():

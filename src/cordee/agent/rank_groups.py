@@ -98,6 +98,12 @@ class RankGroups:
             why = f"the agent of {self._node} died; its successor ended {plural(n_ended, 'process', 'processes')}"
             self._report_end(order, RankGroupResult(Outcome.LOST, why))
 
+    def close(self) -> None:
+        """Stop the transfers, and follow no rank group any more; the ranks go on."""
+        self.transfers.close()
+        for log in [log for group in self._running.values() for log in group.logs]:
+            log.close()
+
     # -- orders ----------------------------------------------------------------------------------------------
 
     def start(self, order: Assignment, secrets: Mapping[str, str], base_env: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ class Wakeup:
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
-        self.terminated = False
+        self.terminated = self._watches = False
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -21,6 +21,7 @@ class Wakeup:
 
     def watch_signals(self) -> None:
         """Wake the loop on SIGCHLD, SIGTERM and SIGINT from now on; call on the main thread only."""
+        self._watches = True
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -35,6 +36,8 @@ class Wakeup:
 
     def close(self) -> None:
         """Close the sockets; do not use the selector afterwards."""
+        if self._watches:
+            signal.set_wakeup_fd(-1)
         self._reader.close()
         self._writer.close()
 
