@@ -2,13 +2,14 @@
 
 import random
 
-from cordee.events import NodeCordoned, NodeUncordoned
 from cordee.units import US_PER_S
-from faults_world.world import Fault, FaultWorld
+from faults_world.cluster import AGENT_AWAY_S_MAX
+from faults_world.network import DOWN, UP
+from faults_world.world import Fault, FaultWorld, ServerCrashed
 
 
 def _agent(world: FaultWorld, rng: random.Random) -> str:
-    name, back_us = rng.choice(world.nodes).name, rng.randint(0, 30) * US_PER_S
+    name, back_us = rng.choice(world.nodes).name, rng.randint(0, AGENT_AWAY_S_MAX) * US_PER_S
     return f"the agent of {name} dies for {back_us} us" if world.cluster.agent_dies(name, back_us) else ""
 
 
@@ -25,10 +26,10 @@ def _power(world: FaultWorld, rng: random.Random) -> str:
 
 def _reclaim(world: FaultWorld, rng: random.Random) -> str:
     machine = world.cluster.machines[rng.choice(world.nodes).name]
-    if not machine.reachable or machine.reclaim_us is not None:
+    if machine.agent is None or machine.reclaim_us is not None:
         return ""
     deadline_us = world.engine.now_us() + rng.choice((1, 15, 60)) * US_PER_S
-    world.cluster.announce(machine.node.name, deadline_us)
+    machine.announce(deadline_us)
     world.engine.at(deadline_us, _take_back, world, machine.node.name, rng.choice((None, 1, 1, 30, 100)))
     return f"{machine.node.name} goes at {deadline_us}"
 
@@ -43,8 +44,32 @@ def _take_back(world: FaultWorld, name: str, back_s: int | None) -> None:
 
 
 def _cut(world: FaultWorld, rng: random.Random) -> str:
-    name, for_us = rng.choice(world.nodes).name, rng.choice((3, 20, 39, 42, 90)) * US_PER_S
-    return f"{name} for {for_us} us" if world.cluster.cut(name, for_us) else ""
+    name, for_us = rng.choice(world.nodes).name, rng.choice((3, 20, 29, 33, 42, 90, 300)) * US_PER_S
+    return f"{name} for {for_us} us" if world.cluster.cut(name, (UP, DOWN), for_us) else ""
+
+
+def _half(world: FaultWorld, rng: random.Random) -> str:
+    name, for_us = rng.choice(world.nodes).name, rng.choice((3, 20, 33, 42, 90)) * US_PER_S
+    direction = rng.choice((UP, DOWN))
+    return f"{name} {direction} for {for_us} us" if world.cluster.cut(name, (direction,), for_us) else ""
+
+
+def _freeze(world: FaultWorld, rng: random.Random) -> str:
+    for_us = rng.choice((1, 4, 10, 33, 45, 90)) * US_PER_S
+    return f"for {for_us} us" if world.cluster.freeze(for_us) else ""
+
+
+def _away(world: FaultWorld, rng: random.Random) -> str:
+    for_us = rng.choice((5, 30, 50, 200, 3600)) * US_PER_S
+    if world.control is None:
+        return ""
+    world.injected["away"] = world.injected.get("away", 0) + 1
+    raise ServerCrashed(f"and is away for {for_us} us", for_us)
+
+
+def _full(world: FaultWorld, rng: random.Random) -> str:
+    name, for_us = rng.choice(world.nodes).name, rng.choice((2, 10, 60)) * US_PER_S
+    return f"the disk of {name} for {for_us} us" if world.cluster.fill(name, for_us) else ""
 
 
 def _flap(world: FaultWorld, rng: random.Random) -> str:
@@ -60,7 +85,7 @@ def _agent_dies(world: FaultWorld, name: str) -> None:
 
 def _rank(world: FaultWorld, rng: random.Random) -> str:
     name = rng.choice(world.nodes).name
-    return f"a rank on {name}" if world.cluster.rank_dies(name, rng.randrange(4)) else ""
+    return f"a rank on {name}" if world.cluster.machines[name].table.kill(rng.randrange(8)) else ""
 
 
 def _stop(world: FaultWorld, rng: random.Random) -> str:
@@ -80,9 +105,8 @@ def _down(world: FaultWorld, rng: random.Random) -> str:
 
 def _drain(world: FaultWorld, rng: random.Random) -> str:
     name, now_us = rng.choice(world.nodes).name, world.engine.now_us()
-    world.operator(NodeCordoned(at_us=now_us, node=name, by="ann", drain=rng.random() < 0.5))
-    over = NodeUncordoned(at_us=now_us, node=name, by="ann")
-    world.engine.at(now_us + rng.randint(1, 200) * US_PER_S, world.operator, over)
+    world.cordon(name, drain=rng.random() < 0.5)
+    world.engine.at(now_us + rng.randint(1, 200) * US_PER_S, world.uncordon, name)
     return name
 
 
@@ -92,6 +116,10 @@ FAULTS = {
     "power": Fault((1.0, 2.0), _power),
     "reclaim": Fault((1.0, 3.0), _reclaim),
     "cut": Fault((1.0, 3.0), _cut),
+    "half": Fault((1.0, 2.0), _half),
+    "freeze": Fault((1.0, 3.0), _freeze),
+    "away": Fault((1.0, 2.0), _away),
+    "full": Fault((1.0, 2.0), _full),
     "flap": Fault((1.0,), _flap),
     "rank": Fault((1.0, 4.0), _rank),
     "stop": Fault((1.0, 2.0), _stop),

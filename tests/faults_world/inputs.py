@@ -1,5 +1,6 @@
 """Random inputs of a world: nodes, queues, jobs and their scripts. Worlds are small, so that they are crowded."""
 
+import json
 import random
 
 from cordee.events import Capacity, Job, Node, Queue, Tier
@@ -124,3 +125,10 @@ def _job(rng: random.Random, name: str) -> tuple[Job, Script]:
         gpus=gpus if rng.random() < 0.5 else None,
     )
     return job, Script(work=work, fails=rng.choice((0, 0, 0, 0, 0, 0, 0, 1, 2, 4)))
+
+
+def spec(job: Job) -> str:
+    """Return the JobSpec of a job, as JSON; every second job has a launcher on each node instead of a process a GPU."""
+    every = "rank" if int(job.job_id[1:]) % 2 else "node"
+    grace = {"grace_s": job.grace_us / US_PER_S}
+    return json.dumps({"run": ["/bin/sh"], "cwd": "/", "launch": every, "on_preempt": grace})

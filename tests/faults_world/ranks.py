@@ -7,6 +7,7 @@ of a job run at once, none runs after its end was reported, none starts behind a
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from cordee.errors import EXIT_CHECKPOINTED
 from cordee.events import AttemptPlaced, CheckpointCommitted, Event, Lease, Outcome, Restored
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.gang import Gang, Reporter, Work
@@ -39,7 +40,7 @@ class LiveGang:
 
     placed: AttemptPlaced
     running: dict[str, Lease] = field(default_factory=dict)  # rank groups by node
-    started: int = 0  # rank groups, ever
+    started: set[str] = field(default_factory=set)  # nodes, ever
     reporter: Reporter | None = None  # since all rank groups ran at once
     leaving: bool = False
     plan: int = 0
@@ -73,34 +74,36 @@ class Ranks:
     def __init__(
         self,
         engine: Engine,
-        report: Callable[[str, str, Event], None],
-        ended: Callable[[str, Key, Outcome, str], None],
+        report: Callable[[str, Key, Event], None],
+        leave: Callable[[str, Key, int], None],
         delay_us: Callable[[], int],
     ) -> None:
-        """`report(node, stream, event)` takes rank 0's; `ended(node, key, outcome, why)`: a rank group is gone.
+        """`report(node, key, event)` takes rank 0's; `leave(node, key, exit_code)` ends processes of a rank group.
 
         `delay_us` draws how much later than the others a rank group ends.
         """
+        self.placed: dict[Key, AttemptPlaced] = {}  # in the log
         self.scripts: dict[JobId, Script] = {}
         self.gangs: dict[Key, LiveGang] = {}
         self.durable: dict[JobId, tuple[int, int]] = {}
         self.reported_ended: set[tuple[JobId, int, str]] = set()
         self.committed: dict[JobId, int] = {}
-        self._engine, self._report, self._ended, self._delay_us = engine, report, ended, delay_us
+        self._engine, self._report, self._leave, self._delay_us = engine, report, leave, delay_us
         self._used: dict[tuple[str, int], int] = {}  # thousandths of GPUs in use
 
     # -- rank groups -----------------------------------------------------------------------------------------
 
-    def start(self, node: str, placed: AttemptPlaced) -> None:
+    def start(self, node: str, key: Key) -> None:
         """Start the rank group of a node; when all of them run, the gang works."""
+        placed = self.placed[key]
         gang = self.gangs.setdefault((placed.job_id, placed.epoch), LiveGang(placed))
         lease = next(each for each in placed.leases if each.node == node)
         self._check_start(gang, lease)
         for gpu in lease.gpus:
             self._used[node, gpu] = self._used.get((node, gpu), 0) + lease.milli
         gang.running[node] = lease
-        gang.started += 1
-        if len(gang.running) == len(placed.leases) == gang.started:
+        gang.started.add(node)
+        if len(gang.running) == len(placed.leases) == len(gang.started):
             now_us, (step, generation) = self._engine.now_us(), self.durable.get(placed.job_id, (0, 0))
             gpus = sum(len(each.gpus) for each in placed.leases)
             work = self.scripts[placed.job_id].on(gpus, placed.epoch)
@@ -110,7 +113,7 @@ class Ranks:
 
     def _check_start(self, gang: LiveGang, lease: Lease) -> None:
         node = lease.node
-        assert node not in gang.running, f"{gang.name} was started twice on {node}"
+        assert node not in gang.started, f"{gang.name} was started twice on {node}"
         assert (*gang.key, node) not in self.reported_ended, f"{gang.name} starts on {node} after its end was reported"
         for other in self.gangs.values():
             if other.placed.job_id == gang.placed.job_id and other is not gang:
@@ -120,20 +123,15 @@ class Ranks:
             used = self._used.get((node, gpu), 0)
             assert used + lease.milli <= 1000, f"{gang.name} starts on {node}:{gpu}, of which {used}/1000 are in use"
 
-    def end(self, node: str, key: Key, outcome: Outcome, why: str) -> None:
-        """End every process of a rank group."""
-        gang = self.gangs[key]
-        lease = gang.running.pop(node, None)
-        if lease is None:
-            return
-        gang.plan += outcome not in (Outcome.FINISHED, Outcome.CHECKPOINTED)  # the others hang
+    def hang(self, key: Key) -> None:
+        """Note that a rank has died: the others wait for it for ever."""
+        self.gangs[key].plan += 1
+
+    def gone(self, node: str, key: Key) -> None:
+        """Note that the last process of a rank group has ended."""
+        lease = self.gangs[key].running.pop(node)
         for gpu in lease.gpus:
             self._used[node, gpu] -= lease.milli
-        self._ended(node, key, outcome, why)
-
-    def of_node(self, node: str) -> list[Key]:
-        """Return the attempts with ranks on a node."""
-        return [key for key, gang in self.gangs.items() if node in gang.running]
 
     def end_reported(self, job_id: JobId, epoch: int, node: str) -> None:
         """Note that the log has the end of a rank group: from now on others may get its GPUs."""
@@ -182,12 +180,14 @@ class Ranks:
             return
         self._take(gang, reporter, reporter.leave(now_us))
         if plan.outcome is Outcome.FAILED:
-            self.end(gang.first_node, gang.key, Outcome.FAILED, "the script failed")
+            self._leave(gang.first_node, gang.key, 1)
+            gang.plan += 1
             return
         gang.plan += 1
         gang.leaving = True  # a notice that comes while it leaves changes nothing
+        exit_code = EXIT_CHECKPOINTED if plan.outcome is Outcome.CHECKPOINTED else 0
         for node in list(gang.running):  # each rank group by itself, a little after the others
-            self._engine.at(now_us + self._delay_us(), self.end, node, gang.key, plan.outcome, "")
+            self._engine.at(now_us + self._delay_us(), self._leave, node, gang.key, exit_code)
 
     def _take(self, gang: LiveGang, reporter: Reporter, events: Iterable[Event]) -> None:
         job_id = gang.placed.job_id
@@ -200,4 +200,4 @@ class Ranks:
                 assert event.step >= step, f"{gang.name} commits step {event.step} after {step}"
                 self.durable[job_id] = (event.step, event.generation)
             if reporter.gang.work.reports:
-                self._report(gang.first_node, f"{gang.name}/rank0", event)
+                self._report(gang.first_node, gang.key, event)

@@ -1,22 +1,24 @@
 """The world of one seed: the control plane over ports that fail, and an invariant check after each step.
 
-It has the same `Control.tick()` and store as production. The server dies before or after any call of a port and a new
-`Control` reads the log; the store refuses; network, agents, machines and ranks fail (hostile.py, ranks.py). Then the
-faults stop, and everything that can run has to run to its end.
+It has the same `Control.tick()`, store, executor and agents as production. The server dies before or after any call of
+a port and a new `Control` reads the log; the store refuses; network, agents, machines and ranks fail (cluster.py,
+network.py, machines.py, ranks.py). Then the faults stop, and everything that can run has to run to its end.
 """
 
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
+from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.ports import Pending, Report, Store
 from cordee.control.snapshot import Snapshot, loaded, taken
 from cordee.control.tick import Control
 from cordee.errors import QueuesError, StoreError
 from cordee.event_json import encode
-from cordee.events import AttemptPlaced, Event, Job, JobSubmitted, NodeCordoned, NodeUncordoned, NodeUp, QueuesSet
+from cordee.events import AttemptPlaced, Event, Job, JobSubmitted, NodeDown, NodeUp, QueuesSet
 from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.explain import explain
@@ -26,31 +28,47 @@ from cordee.simulate.engine import Engine
 from cordee.simulate.store import MemoryStore
 from cordee.units import US_PER_S
 from faults_world import inputs
-from faults_world.hostile import HostileCluster, Network
+from faults_world.cluster import Cluster, CommittedEvents
 from faults_world.invariants import Invariants
+from faults_world.network import MessageFaults
 
 T = TypeVar("T")
 BEGIN_US = 1_000_000 * US_PER_S
 RETRY_US = US_PER_S
 STEPS_MAX = 3_000
 RECENT = 40
+SILENT_S_MAX = 60.0
+"""A node that was taken for dead had a fault within this time: lease, margin, and messages on their way."""
+
 IDLE_TURNS_MAX = 20
+QUIET_US = 7200 * US_PER_S
+"""A world in which nothing happens for so long after the faults has come to its end."""
 """More steps of the server at one time without any effect are a wake-up in the past that never ends."""
 
 
 CHANCES: dict[str, tuple[float, ...]] = {
-    "lost": (0.05, 0.3),
-    "late": (0.1, 0.4),
+    "lost": (0.002, 0.01),
+    "late": (0.02, 0.1),
     "doubled": (0.1, 0.4),
     "crash": (0.002, 0.01),
     "refuse": (0.005, 0.02),
     "skew": (0.5, 20.0),
+    "clocks": (3.0, 3600.0),
 }
-"""Probabilities for each message (lost, late, doubled) and each call (crash, refuse); skew of the clock in seconds."""
+"""Probabilities for each message (lost, late, doubled) and each call (crash, refuse); skew of the clock of the server,
+and of those of nodes, in seconds."""
 
 
 class ServerCrashed(BaseException):
-    """The server crashes at this call; only the loop that starts the next one catches it."""
+    """The server crashes at this call; only the loop that starts the next one catches it, after `away_us`."""
+
+    def __init__(self, place: str, away_us: int = RETRY_US) -> None:
+        super().__init__(place)
+        self.away_us = away_us
+
+
+class InvariantBroken(BaseException):
+    """An event that breaks an invariant was committed; the control plane would catch an Exception."""
 
 
 @dataclass(slots=True)
@@ -83,6 +101,7 @@ class _Ports:
 
     def __init__(self, world: "FaultWorld") -> None:
         self._world, self._calls = world, world.calls
+        self.executor: AgentsExecutor | None = None
 
     def now_us(self) -> int:
         return self._calls.around("clock.now_us", lambda: self._world.engine.now_us() + self._world.skew_us)
@@ -91,7 +110,10 @@ class _Ports:
         def commit() -> None:
             marks = tuple(seen)
             self._world.store.commit(events, seen=marks)
-            self._world.committed(events, marks)
+            try:
+                self._world.committed(events, marks)
+            except Exception as error:
+                raise InvariantBroken(repr(error)) from error
 
         self._calls.around("store.commit", commit, stores=True)
 
@@ -109,13 +131,18 @@ class _Ports:
         self._calls.around("store.confirm", lambda: self._world.store.confirm(numbers), stores=True)
 
     def reports(self) -> Sequence[Report]:
-        return self._calls.around("executor.reports", self._world.cluster.reports)
+        return self._calls.around("executor.reports", self._agents.reports)
 
     def acknowledge(self, source: str, seq: int) -> None:
-        self._calls.around("executor.acknowledge", lambda: self._world.cluster.acknowledge(source, seq))
+        self._calls.around("executor.acknowledge", lambda: self._agents.acknowledge(source, seq))
 
     def carry_out(self, pending: Pending) -> bool:
-        return self._calls.around("executor.carry_out", lambda: self._world.cluster.carry_out(pending))
+        return self._calls.around("executor.carry_out", lambda: self._agents.carry_out(pending))
+
+    @property
+    def _agents(self) -> AgentsExecutor:
+        assert self.executor is not None, "it is made right after this object"
+        return self.executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +161,7 @@ class Fault:
 class FaultWorld:
     """The world of one seed."""
 
-    def __init__(self, seed: int, faults: Mapping[str, Fault], store: Store | None = None) -> None:
+    def __init__(self, seed: int, faults: Mapping[str, Fault], folder: Path, store: Store | None = None) -> None:
         self.seed, rng = seed, random.Random(seed)
         self._recent: deque[tuple[int, str | Event]] = deque(maxlen=RECENT)
         self.engine = Engine(BEGIN_US)
@@ -146,12 +173,15 @@ class FaultWorld:
         rates = CHANCES | {kind: fault.rates for kind, fault in faults.items()}
         on = {kind: rng.random() < 0.6 for kind in rates}  # each world suffers from some kinds of faults only
         chance = {kind: on[kind] * rng.choice(each) for kind, each in rates.items()}
-        self.network = Network(lost=chance["lost"], late=chance["late"], doubled=chance["doubled"])
+        messages = MessageFaults(lost=chance["lost"], late=chance["late"], doubled=chance["doubled"])
         self.calls = CallFaults(random.Random(rng.randrange(2**32)), chance["crash"], chance["refuse"])
         self.skew_us_max = round(chance["skew"] * US_PER_S)
         self.skew_us = 0
         late = {node.name: rng.choice((0, 0, 0, 30)) * US_PER_S for node in self.nodes}
-        self.cluster = HostileCluster(self.engine, self.nodes, random.Random(rng.randrange(2**32)), self.network, late)
+        own = random.Random(rng.randrange(2**32))
+        self.cluster = Cluster(self.engine, self.nodes, own, messages, folder, self.note, chance["clocks"])
+        for name, machine in self.cluster.machines.items():
+            self.engine.at(self.engine.now_us() + late[name], machine.power_on)
         self.invariants = Invariants(self.cluster.ranks)
         self.shadow = State(self.policy)
         self.marks: dict[str, int] = {}
@@ -163,7 +193,9 @@ class FaultWorld:
         self.steps = self.crashes = self.events = 0
         self.faults_end_us = self.engine.now_us() + rng.randint(60, 900) * US_PER_S
         self._requests: deque[Callable[[Control], None]] = deque()
-        self._cordoned: dict[str, int] = {}
+        self._wake_us: int | None = BEGIN_US  # when the server ticks next
+        self._away_until_us = 0
+        self._changed_us = BEGIN_US
         self._plan(faults, chance, rng)
 
     # -- faults ----------------------------------------------------------------------------------------------
@@ -190,7 +222,7 @@ class FaultWorld:
     def _submit(self, job: Job) -> Callable[[Control], None]:
         def submit(control: Control) -> None:
             if job.job_id not in control.state.jobs:
-                control.submit(job, "{}")
+                control.submit(job, inputs.spec(job))
             self.accepted.add(job.job_id)
 
         return submit
@@ -202,24 +234,40 @@ class FaultWorld:
             self.queues = ()
 
     def _end_faults(self) -> None:
-        """Stop all faults."""
+        """Stop all faults; the next server grants leases with few beats."""
         self.note("the faults stop")
-        self.network.lost = self.network.late = self.network.doubled = 0.0
         self.calls.crash = self.calls.refuse = 0.0
-        for name in sorted(self._cordoned):
-            self.operator(NodeUncordoned(at_us=self.engine.now_us(), node=name, by="ann"))
+        self.cluster.calm()
+        for name in self.cluster.machines:
+            self.uncordon(name)
         self._requests.append(lambda control: control.up())
+        raise ServerCrashed("once more", 0)
 
     @property
     def faults_over(self) -> bool:
         """Return whether the faults have stopped."""
         return self.engine.now_us() >= self.faults_end_us
 
-    def operator(self, event: Event) -> None:
-        """Report an operator's order about a node, through a stream of its own."""
-        if isinstance(event, NodeCordoned | NodeUncordoned):
-            self._cordoned[event.node] = 1
-        self.cluster.report_membership("operator", event)
+    def cordon(self, name: str, *, drain: bool) -> None:
+        """Let an operator take a node out of use."""
+        self.request(
+            lambda control: (
+                control.cordon(name, by="ann", why="", drain=drain) if name in control.state.nodes.records else None
+            )
+        )
+
+    def uncordon(self, name: str) -> None:
+        """Let an operator put a node back into use."""
+        self.request(
+            lambda control: control.uncordon(name, by="ann", why="") if name in control.state.nodes.records else None
+        )
+
+    def _server_dies(self, away_us: int) -> None:
+        self.control = None
+        self.cluster.server_dies()
+        self.crashes += 1
+        self._away_until_us = self.engine.now_us() + away_us
+        self._wake_us = self._away_until_us
 
     def request(self, call: Callable[[Control], None]) -> None:
         """Send a request to the server; a client that gets no answer asks again."""
@@ -241,41 +289,75 @@ class FaultWorld:
         """Run to the end, or for a number of steps."""
         at_us, idle_turns, before = -1, 0, (-1, -1)
         while steps is None or self.steps < steps:
-            assert self.steps < STEPS_MAX, f"no end after {STEPS_MAX} steps"
-            self.steps += 1
-            wake_us = self._step_server()
-            done = (self.events, len(self._requests))
-            idle_turns = idle_turns + 1 if (self.engine.now_us(), done) == (at_us, before) else 0
-            at_us, before = self.engine.now_us(), done
-            assert idle_turns < IDLE_TURNS_MAX, f"the wake-up at {wake_us}, now {at_us}, stays in the past"
-            if self._requests or self.control is None:
-                wake_us = at_us + RETRY_US
-            elif wake_us is not None:
-                wake_us = max(at_us, wake_us - self.skew_us)
-            if self.cluster.has_reports:  # a report came at once, or has to come again
-                wake_us = at_us if self.faults_over else min(wake_us or at_us + RETRY_US, at_us + RETRY_US)
-            if self.faults_over and not self._open():
+            now_us = self.engine.now_us()
+            if self._is_due(now_us):
+                assert self.steps < STEPS_MAX, f"no end after {STEPS_MAX} steps"
+                self.steps += 1
+                self._step_server()
+                now_us = self.engine.now_us()
+                done = (self.events, len(self._requests))
+                idle_turns = idle_turns + 1 if (now_us, done) == (at_us, before) else 0
+                at_us, before = now_us, done
+                assert idle_turns < IDLE_TURNS_MAX, f"the wake-up at {self._wake_us}, now {at_us}, stays in the past"
+                if self.faults_over and self.control is not None and not self._requests and not self._open():
+                    break
+                continue
+            if self.faults_over and self._wake_us is None and now_us > self._changed_us + QUIET_US:
                 break
-            following = [each for each in (wake_us, self.engine.next_us()) if each is not None]
-            if not following:
-                break
-            self.engine.advance(max(at_us, min(following)))
+            next_us = self.engine.next_us()
+            assert next_us is not None, "agents beat for ever"
+            if self._wake_us is not None and self.cluster.server_runs | (self.control is None):
+                next_us = min(next_us, max(now_us, self._wake_us))
+            try:
+                self.engine.advance(next_us)
+            except ServerCrashed as crash:
+                self._crashed(crash)
         if steps is None:
             self._end()
+
+    def _is_due(self, now_us: int) -> bool:
+        """Return whether the server ticks now, or a new one starts."""
+        if self.control is None:
+            return now_us >= self._away_until_us
+        if not self.cluster.server_runs:
+            return False
+        return bool(self._requests) or (self._wake_us is not None and now_us >= self._wake_us)
+
+    def _crashed(self, crash: ServerCrashed) -> None:
+        self.note(f"the server crashes {crash}")
+        self._server_dies(crash.away_us)
+
+    def _wake(self) -> None:
+        """Let the server tick, as a change in its executor does."""
+        self._wake_us = self.engine.now_us()
 
     def committed(self, events: Sequence[Event], marks: Iterable[tuple[str, int]]) -> None:
         """Take events that the store has committed."""
         for event in events:
             self.events += 1
+            self._changed_us = self.engine.now_us()
             self.note(event)
+            if isinstance(event, AttemptPlaced):
+                self.cluster.ranks.placed[event.job_id, event.epoch] = event
+            elif isinstance(event, NodeDown):
+                self._check_down(event)
             self.invariants.apply(event)
             apply(self.shadow, event)
         for source, seq in marks:
             assert seq > self.marks.get(source, 0), f"the mark of {source} goes from {self.marks.get(source)} to {seq}"
             self.marks[source] = seq
 
-    def _step_server(self) -> int | None:
-        """Answer the requests and tick; the server may crash. Return when to wake it."""
+    def _check_down(self, down: NodeDown) -> None:
+        """Check that a node that was taken for dead by its silence could not be reached."""
+        machine = self.cluster.machines[down.node]
+        if machine.agent is None or machine.agent.epoch != down.epoch:
+            return  # the agent of this epoch is dead
+        quiet_s = (self.engine.now_us() - machine.troubled_us) / US_PER_S
+        assert "silent" not in down.why or quiet_s < SILENT_S_MAX, f"{down}: it could be reached for {quiet_s} s"
+
+    def _step_server(self) -> None:
+        """Answer the requests and tick; the server may crash."""
+        began_us, self._wake_us = self.engine.now_us(), None
         try:
             if self.control is None:
                 self._start()
@@ -287,30 +369,38 @@ class FaultWorld:
         except StoreError as error:
             self.note(f"refused: {error.message}")
             self._check()
-            return self.engine.now_us() + self.skew_us + RETRY_US
+            if self.control is None:
+                self._server_dies(RETRY_US)
+            else:
+                self._wake_us = self.engine.now_us() + RETRY_US
+            return
         except ServerCrashed as crash:
-            self.note(f"the server crashes {crash}")
-            self.control = None
-            self.crashes += 1
-            return self.engine.now_us() + RETRY_US
+            self._crashed(crash)
+            return
         self._check()
         for attempt in self.control.state.attempts.values():
             due_us = attempt.limit_at_us if attempt.notice is None else attempt.notice.deadline_us
             if due_us is not None and attempt.kill is None and attempt.held:
                 overslept = f"{attempt.job.job_id} is due at {due_us}, and the server sleeps until {wake_us}"
                 assert wake_us is not None and wake_us <= due_us, overslept
-        return wake_us
+        if wake_us is not None:
+            wake_us = max(began_us, wake_us - self.skew_us)
+            self._wake_us = wake_us if self._wake_us is None else min(wake_us, self._wake_us)
 
     def _start(self) -> None:
+        """Start a server: it reads the log, then lets agents in."""
         ports = _Ports(self)
         self.skew_us = self._rng.randint(-self.skew_us_max, self.skew_us_max) if not self.faults_over else self.skew_us
-        self.cluster.server_restarts()
+        self.cluster.server_dies()
+        log = CommittedEvents(self.cluster.ranks, ports.mark)
+        ports.executor = self.cluster.server_starts(log, self.skew_us, self._wake)
         fold = None
         if self._snapshot is not None and self.crashes % 2:  # the others replay the whole log
             fold = loaded(self._snapshot, self.policy, self._snapshot.number)
         control = Control(clock=ports, store=ports, executor=ports, policy=self.policy, fold=fold)
         assert control.state.snapshot() == self.shadow.snapshot(), "the log does not give the state back"
-        self.control = control
+        self.control = log.control = control
+        self.cluster.server_opens(log, ports.executor)
 
     # -- what must hold --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Worlds that fail, with as many seeds as the time allows: about 7 in a second of CPU in memory, 1 on SQLite."""
+"""Worlds that fail, with as many seeds as the time allows: about 3 in a second of CPU in memory."""
 
 import pytest
 from soaking import Soak
