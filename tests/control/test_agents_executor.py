@@ -16,6 +16,7 @@ from websockets.sync.client import connect
 from cordee.agent import messages
 from cordee.agent.gpus import lock_file
 from cordee.agent.messages import (
+    Beat,
     Claim,
     Confirm,
     Meeting,
@@ -34,7 +35,7 @@ from cordee.control.engines.local import LocalEngine, NodeConfig
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.ports import Pending
 from cordee.control.web import WebServer
-from cordee.errors import StoreError
+from cordee.errors import StandbyError, StoreError
 from cordee.event_json import encode as encode_event
 from cordee.events import (
     AttemptPlaced,
@@ -90,6 +91,7 @@ class Bench:
         self.home, self.engines = home, engines
         self.marks, self.known, self.agents, self.woken = {}, [], [], threading.Event()
         self.attempts = {("j", 1): ["a"]}
+        self.urls, self.replaced = ["https://a"], False
         self.up()
 
     def up(self, confirm_s=DEADLINE_S, terms=None):
@@ -100,6 +102,7 @@ class Bench:
             terms=terms,
             wake=self.woken.set,
             confirm_s=confirm_s,
+            servers=self.servers,
         )
         app = FastAPI()
         app.state.agents = self.executor
@@ -111,6 +114,11 @@ class Bench:
         (self.home / "server.json").write_text(json.dumps({"agents": f"http://127.0.0.1:{port}"}))
         self.url = f"ws://127.0.0.1:{port}"
         self.executor.start(self.known)
+
+    def servers(self):
+        if self.replaced:
+            raise StandbyError("this server stands by; https://b leads")
+        return self.urls
 
     def mark(self, source):
         if self.marks is None:
@@ -541,3 +549,26 @@ def test_a_lease_that_ends_while_the_log_is_away_is_reported_later(tmp_path, cap
         assert kinds == [NodeUnreachable, RanksEnded, NodeDown]
     finally:
         bench.close()
+
+
+def test_an_agent_learns_of_a_new_standby_by_its_next_beat(bench):
+    """Else it would take the refused connections of a dead leader for the end of all servers, and keep its ranks."""
+    agent = bench.agent()
+    assert agent.hear().servers == ["https://a"]
+    told = []
+    for number in (1, 2, 3):
+        agent.say(Beat(number=number, clock_us=1))
+        told.append(agent.hear().servers)
+        bench.urls = ["https://a", "https://b"]
+    assert told == [None, ["https://a", "https://b"], None]
+
+
+def test_a_server_that_may_have_been_replaced_extends_no_lease(bench):
+    """The server that leads counts the silence of these nodes, and starts their ranks elsewhere."""
+    agent = bench.agent()
+    agent.hear()
+    bench.replaced = True
+    agent.say(Beat(number=1, clock_us=1))
+    assert agent.hear() is None, "so that it dials the others"
+    refused = bench.agent().hear()
+    assert isinstance(refused, Refused) and not refused.final and "leads" in refused.why

@@ -315,6 +315,7 @@ class NodeAgent:
         elif isinstance(arrival, Refused):
             self._refused(arrival)
         elif isinstance(arrival, Beat):
+            self._know(arrival.servers or ())
             sent_s = self.lease.answered(arrival.number)
             if sent_s is not None:
                 self._clock.answered(arrival.clock_us, self._clock.now_s() - sent_s)
@@ -384,8 +385,9 @@ class NodeAgent:
     def _carry_out(self, order: Order) -> None:
         """Carry out an order unless that was done before; then confirm it."""
         event = decode(order.event)
-        if self._leaving and isinstance(event, AttemptPlaced):
-            return  # the next agent starts it
+        over = self._leaving or self._clock.now_s() >= self.lease.ends_s
+        if over and isinstance(event, AttemptPlaced):
+            return  # the next agent starts it, or another node: this order may have waited while the agent stood still
         try:
             confirm = self._obey(event, order)
         except OSError as error:

@@ -93,10 +93,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A heartbeat of the agent, and the server's answer with the same number; each carries its sender's time."""
+    """A heartbeat of the agent, and the server's answer with the same number; each carries its sender's time.
+
+    Attributes:
+        servers: in an answer: URLs of all servers of the cluster, if they have changed since the last message.
+    """
 
     number: Count
     clock_us: Count
+    servers: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

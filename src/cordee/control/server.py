@@ -333,7 +333,13 @@ class Server:
             self._wait(SystemClock().now_us() + 100_000)
 
     def _servers(self) -> list[str]:
-        return [] if self._standby is None else self._standby.servers
+        """Return the URLs of all servers of the database, and raise StandbyError while another one may lead."""
+        standby = self._standby
+        if standby is None:
+            return []
+        if len(standby.servers) > 1:
+            standby.check()
+        return standby.servers
 
     def _make_engine(self, tokens: NodeTokens, *, node: str) -> Engine:
         public = self._public

@@ -1,5 +1,6 @@
 """Claims of nodes: which agent may have a node, and with which epoch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cordee.agent.messages import PROTOCOL, Claim, Confirm, FromServer, Refused
@@ -11,6 +12,7 @@ class Session:
 
     peer: str = ""  # the agent's host
     own_address: str = ""  # the address at which the agent reached this server
+    servers: Sequence[str] = ()  # the URLs of all servers as the agent has them
 
     def send(self, message: FromServer) -> None:
         """Send a message, unless the connection ends before it is sent; never wait. Callable from any thread."""

@@ -31,7 +31,7 @@ from cordee.control.agents.inbox import Inbox
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.engines.port import Engine
 from cordee.control.ports import Pending, Report
-from cordee.errors import CordeeError, StoreError
+from cordee.errors import CordeeError, StandbyError, StoreError
 from cordee.event_json import decode, encode
 from cordee.events import (
     AttemptPlaced,
@@ -102,7 +102,8 @@ class AgentsExecutor:
         terms: of the nodes' leases.
         wake: called from other threads when `reports` has something new, or a command can be sent.
         confirm_s: how long `carry_out` waits for agents to confirm.
-        servers: returns the URLs of all servers of the cluster; none if this is the only one.
+        servers: returns the URLs of all servers of the cluster, none if this is the only one; raises StandbyError
+            while another one may lead.
         clock: the time.
         changed: the lock, and the condition for which `carry_out` waits.
     """
@@ -281,7 +282,10 @@ class AgentsExecutor:
     def claim(self, name: str, claim: Claim, session: Session) -> Refused | None:
         """Judge an agent's claim; welcome it over its session, or return the refusal."""
         try:  # Without the lock: while a database hangs, the beats of other agents are answered.
+            session.servers = self._servers()
             marks = {source: self._log.mark(source) for source in claim.sources if _is_stream_of(name, source)}
+        except StandbyError as error:
+            return Refused(why=error.message, hint=error.hint or "")
         except StoreError as error:
             return _unreadable(error)
         with self._changed:
@@ -319,7 +323,7 @@ class AgentsExecutor:
                     lease_s=terms.lease_s,
                     beat_s=terms.beat_s,
                     clock_us=now_us,
-                    servers=self._servers(),
+                    servers=session.servers,
                 )
             )
             if self._farewell is not None and self._owner(name) is not None:
@@ -336,7 +340,7 @@ class AgentsExecutor:
             try:
                 self._heard(member)
                 if isinstance(message, Beat):
-                    session.send(Beat(number=message.number, clock_us=self._clock.now_us()))
+                    self._answer(session, message)
                 elif isinstance(message, Confirm):
                     member.sent.discard(message.number)
                     member.confirmed[message.number] = message
@@ -346,6 +350,18 @@ class AgentsExecutor:
             except StoreError as error:
                 _log.warning("a message of node %s waits for the log, and is sent again: %s", name, error)
                 member.disconnect()
+
+    def _answer(self, session: Session, beat: Beat) -> None:
+        """Answer a beat, which extends the node's lease, unless another server may count that by now."""
+        try:
+            servers = self._servers()
+        except StandbyError as error:
+            _log.warning("a beat is not answered: %s", error.message)
+            session.close()  # the agent dials until it finds the server that leads
+            return
+        fresh = None if servers == session.servers else servers
+        session.servers = servers
+        session.send(Beat(number=beat.number, clock_us=self._clock.now_us(), servers=fresh))
 
     def closed(self, name: str, session: Session, why: str) -> None:
         """Note that a connection has ended."""
