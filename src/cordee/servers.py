@@ -112,6 +112,12 @@ def is_private(url: str) -> bool:
     return parts.scheme == "https" or is_loopback(parts.hostname or "")
 
 
+def check_private(url: str) -> None:
+    """Raise InputError if others could read what is sent there, such as a token."""
+    if not is_private(url):
+        raise InputError(f"{url} is not encrypted, and leads to another machine", hint="give the server's https:// URL")
+
+
 def is_loopback(host: str) -> bool:
     """Return whether this host is this machine's loopback."""
     try:

@@ -267,6 +267,28 @@ writer.append(RankLeft(at_us=at_us, job_id=os.environ["CORDEE_JOB"], epoch=1, ra
 """
 
 
+SLEEPS = """
+import runpy, time
+from pathlib import Path
+own, slept = time.clock_gettime, Path(r"{slept}")
+time.clock_gettime = lambda clock: own(clock) + 3600 * (clock == time.CLOCK_BOOTTIME and slept.exists())
+runpy.run_module("cordee.agent", run_name="__main__")
+"""
+
+
+def test_the_lease_of_a_machine_that_was_suspended_is_over(world, tmp_path):
+    """Its monotonic clock stood still meanwhile, and the ranks run elsewhere by now."""
+    a, slept = tmp_path / "a", tmp_path / "slept"
+    world.join("a", a, code=SLEEPS.format(slept=slept))
+    world.until(lambda: is_up(world, "a"))
+    world.start(python(IGNORES), leases=lease_of("a"))
+    world.until(lambda: printed(a, "ready"))
+    slept.touch()
+    ended = world.ended()
+    assert ended.outcome is Outcome.LOST and "had no contact to a server" in ended.why
+    assert not process.find(TAG)
+
+
 def test_a_clock_that_is_an_hour_off_is_corrected(world, tmp_path):
     a = tmp_path / "a"
     world.join("a", a, code=AN_HOUR_OFF)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from hypothesis import strategies as st
 
 from cordee.agent import messages, process
 from cordee.agent.clock import Clock
+from cordee.agent.connection import Connection
 from cordee.agent.launch import Assignment, prepare
 from cordee.agent.lease import Lease
 from cordee.agent.logs import Masker
+from cordee.agent.settings import AgentSettings
 from cordee.agent.spools import spool_files
+from cordee.agent.uplink import Uplink, UplinkError
 from cordee.control.agents import link
 from cordee.events import Lease as GpuLease
 from cordee.events import RankLeft
@@ -414,3 +418,16 @@ def test_the_agent_starts_light():
     code = f"import sys, cordee.agent.agent; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
     assert done.stdout == "[]\n"
+
+
+def test_no_token_goes_in_clear_to_another_machine(tmp_path):
+    AgentSettings(node="a", token="t", servers=("http://192.0.2.1:9",)).write(tmp_path)
+    woken = threading.Event()
+    connection = Connection(tmp_path, woken.set)
+    connection.start()
+    assert woken.wait(20)
+    [closed, *_] = connection.arrived()
+    connection.close()
+    assert "is not encrypted" in closed.why and not closed.refused, "which proves nothing about servers"
+    with pytest.raises(UplinkError, match="is not encrypted"):
+        Uplink(tmp_path).put_log("j", 1, "rank0.log", 0, b"x")

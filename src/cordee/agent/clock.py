@@ -17,7 +17,14 @@ WARNED_US = 2 * US_PER_S
 _TIMES = ("at_us", "from_us", "since_us")
 """The fields of rank reports that hold times."""
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 _log = logging.getLogger("cordee.agent")
+
+
+def monotonic_s() -> float:
+    """Return monotonic seconds that a suspended machine counts too: a lease runs out while a laptop sleeps."""
+    return time.clock_gettime(_CLOCK)
 
 
 class MachineClock:
@@ -29,7 +36,7 @@ class MachineClock:
 
     def now_s(self) -> float:
         """Return monotonic seconds."""
-        return time.monotonic()
+        return monotonic_s()
 
     def sleep(self, seconds: float) -> None:
         """Wait."""

@@ -12,7 +12,6 @@ import queue
 import random
 import socket
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,11 @@ from urllib.parse import quote, urlsplit
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
+from cordee.agent.clock import monotonic_s
 from cordee.agent.messages import FromAgent, FromServer, Refused, Welcome, decode, encode
 from cordee.agent.settings import AgentSettings, AgentState
 from cordee.errors import CordeeError, InputError, from_body
+from cordee.servers import check_private
 from cordee.tls import client_context
 
 LOCAL_DIAL_S, DIAL_S = 0.1, 0.5
@@ -170,7 +171,7 @@ class Connection:
 
     async def _dial_for_ever(self) -> None:
         while not self._closing:
-            began_s, local = time.monotonic(), False
+            began_s, local = monotonic_s(), False
             reasons, refused, self._refused = [], True, False
             try:
                 settings = AgentSettings.read(self._folder)
@@ -196,8 +197,10 @@ class Connection:
             ConnectionRefusedError: no server runs there.
             OSError, WebSocketException: there was no connection, or it broke.
             CertificateError: it is another server.
+            InputError: others could read the token on its way.
             ValueError: the server speaks another protocol.
         """
+        check_private(url)
         parts = urlsplit(url)
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)

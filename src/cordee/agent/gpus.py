@@ -7,12 +7,12 @@ has locked it, or if this agent's own CUDA_VISIBLE_DEVICES leaves it out.
 import ctypes
 import fcntl
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
+from cordee.agent.clock import monotonic_s
 from cordee.agent.health import sickness
 from cordee.agent.nvlink import fabric_of, island_gpus
 from cordee.errors import MissingExtraError
@@ -55,7 +55,7 @@ class Devices:
 
     def look(self, ours: Container[int]) -> dict[int, str]:
         """Return why GPUs cannot be leased, by index; `ours` are the agent's own pids."""
-        self.next_s = time.monotonic() + LOOK_S
+        self.next_s = monotonic_s() + LOOK_S
         return self.unavailable(ours.__contains__)
 
 
@@ -76,8 +76,8 @@ class _NvmlDevices(Devices):
         self.driver = _text(nvml.nvmlSystemGetDriverVersion())
 
     def unavailable(self, is_ours: Callable[[int], bool]) -> dict[int, str]:
-        if time.monotonic() >= self._health_s:
-            self._health_s = time.monotonic() + HEALTH_S
+        if monotonic_s() >= self._health_s:
+            self._health_s = monotonic_s() + HEALTH_S
             found = [(index, sickness(self._nvml, handle)) for index, handle in enumerate(self._handles)]
             self._sick = {index: why for index, why in found if why is not None}
         reasons = ((index, self._reason(index, is_ours)) for index in range(self.count))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cordee.agent.clock import monotonic_s
 from cordee.agent.uplink import Uplink, UplinkError
 from cordee.units import GiB, MiB, format_bytes
 
@@ -51,7 +52,7 @@ class LogShipper:
         self._uplink, self._wake = uplink, wake
         self._shipments: dict[tuple[str, int], _Shipment] = {}
         self._changed = threading.Condition()
-        self._progress_s = time.monotonic()
+        self._progress_s = monotonic_s()
         self._retry_s = RETRY_S_MIN
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="cordee-logs", daemon=True)
@@ -76,13 +77,13 @@ class LogShipper:
             shipment = self._shipments.get((job_id, epoch))
             if shipment is not None:
                 shipment.complete = True
-                self._progress_s = time.monotonic()
+                self._progress_s = monotonic_s()
             self._changed.notify()
 
     def connected(self) -> None:
         """Try again at once, since the agent has a server again."""
         with self._changed:
-            self._progress_s, self._retry_s = time.monotonic(), 0.0
+            self._progress_s, self._retry_s = monotonic_s(), 0.0
             self._changed.notify()
 
     @property
@@ -159,6 +160,6 @@ class LogShipper:
         shipment.sent[path.name] = sent
         if sent == start:
             raise UplinkError(f"{path} made no progress at byte {sent}", again=True)
-        self._progress_s = time.monotonic()
+        self._progress_s = monotonic_s()
         time.sleep(len(part) / BYTES_PER_S_MAX)
         return True

@@ -1,9 +1,9 @@
 """Threads of an agent that carry what is large between its node and the server: submitted files, logs of ranks."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cordee.agent.clock import monotonic_s
 from cordee.agent.copies import Copies
 from cordee.agent.log_shipping import LogShipper
 from cordee.agent.settings import AgentSettings
@@ -53,7 +53,7 @@ class Transfers:
     def hold_until_s(self) -> float | None:
         """The monotonic time until which the end of ranks waits for their logs; None: it does not wait."""
         until_s = None if self._shipper is None else self._shipper.holds_until_s
-        return None if until_s is None or until_s <= time.monotonic() else until_s
+        return None if until_s is None or until_s <= monotonic_s() else until_s
 
     def close(self) -> None:
         """Stop; the next agent goes on with the logs."""

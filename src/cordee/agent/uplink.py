@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from cordee.agent.settings import AgentSettings
 from cordee.errors import CordeeError, InputError, from_body
+from cordee.servers import check_private
 from cordee.tls import client_context
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Uplink:
             verify = client_context(settings.fingerprint) if tls else False
             client = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=tls, verify=verify)
             try:
+                check_private(url)
                 answer = self._answer(client, method, path, content)
             except (httpx.HTTPError, CordeeError, UplinkError) as error:
                 client.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from cordee.agent.clock import monotonic_s
 from cordee.control.store import tables
 from cordee.control.store.database import make_engine, reason
 from cordee.errors import ReplacedError, StoreError
@@ -58,7 +59,7 @@ class Lead:
     @property
     def holds(self) -> bool:
         """Return whether this server's lease has not run out, as far as this process knows without asking."""
-        return self.epoch > 0 and time.monotonic() - self._proven_s < self.lease_s
+        return self.epoch > 0 and monotonic_s() - self._proven_s < self.lease_s
 
     def locate(self, url: str) -> None:
         """Set this server's address, before it is listed."""
@@ -104,10 +105,10 @@ class Lead:
         Raises:
             StoreError: the database cannot be reached.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = monotonic_s() + timeout_s
         try:
             while not self._try_once():
-                if time.monotonic() >= deadline:
+                if monotonic_s() >= deadline:
                     return False
         except SQLAlchemyError as error:
             self._drop_session()
@@ -149,7 +150,7 @@ class Lead:
 
     def _take(self, session: sa.Connection) -> None:
         """Begin the next epoch. The lock is held."""
-        leader, began_s = self.leader(), time.monotonic()
+        leader, began_s = self.leader(), monotonic_s()
         if leader is not None and leader.holder != self.holder:
             self._end_sessions(session, leader.holder)  # it may be frozen within a commit, which holds the row
         values = {"holder": self.holder, "url": self.url, "expires_us": _NOW_US + self._lease_us}
@@ -173,7 +174,7 @@ class Lead:
         Raises:
             ReplacedError: another server leads; the transaction must not be committed.
         """
-        began_s = time.monotonic()
+        began_s = monotonic_s()
         mine = (tables.leader.c.id == 1) & (tables.leader.c.epoch == self.epoch)
         renewed = tables.leader.update().where(mine).values(expires_us=_NOW_US + self._lease_us)
         if connection.execute(renewed).rowcount == 1:
