@@ -32,6 +32,7 @@ from cordee.control.agents.claims import Member
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.engines.local import LocalEngine, NodeConfig
+from cordee.control.engines.port import Death
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.ports import Pending
 from cordee.control.web import WebServer
@@ -572,3 +573,57 @@ def test_a_server_that_may_have_been_replaced_extends_no_lease(bench):
     assert agent.hear() is None, "so that it dials the others"
     refused = bench.agent().hear()
     assert isinstance(refused, Refused) and not refused.final and "leads" in refused.why
+
+
+class Cloud:
+    """An engine that repeats one death, as Slurm's does."""
+
+    def __init__(self):
+        self.deaths = []
+
+    def start(self, on_change, is_connected):
+        self.on_change = on_change
+
+    def owns(self, node):
+        return node == "a"
+
+    def ended(self):
+        return self.deaths
+
+    def reclaims(self):
+        return ()
+
+    def close(self):
+        pass
+
+
+def test_a_repeated_death_does_not_count_for_the_next_agent_of_the_node(tmp_path):
+    cloud = Cloud()
+    bench = Bench(tmp_path, engines=[cloud])
+    try:
+        bench.agent().hear()
+        cloud.deaths = [Death("a", "job 10 has ended", ranks_gone=True)]
+        bench.agents[0].close()
+        assert [type(event) for _, _, event in bench.reports(2)] == [RanksEnded, NodeDown]
+        second = bench.agent(incarnation="second")
+        assert second.hear().epoch == 2
+        second.close()
+        member = bench.executor._members["a"]
+        deadline = time.monotonic() + DEADLINE_S
+        while member.session is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        bench.executor.look(time.monotonic())
+        assert member.up and not member.lost and len(bench.executor.reports()) == 2, "its lease decides"
+    finally:
+        bench.close()
+
+
+def test_the_longer_lease_of_the_server_before_is_waited_for(tmp_path):
+    """An agent that cannot be reached has not heard of the shorter one, and keeps its ranks until then."""
+    executor = AgentsExecutor(log=None, node_of=TOKENS.node_of, terms=LeaseTerms(lease_s=10))
+    now_s = executor._clock.now_s()
+    executor.begin([Member("a", epoch=1, up=True)], lease_before_s=60)
+    assert executor._members["a"].heard_s >= now_s + 50
+    executor.begin([Member("a", epoch=1, up=True)], lease_before_s=5)
+    assert executor._members["a"].heard_s < now_s + 50

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cordee.control.engines.choice import check_engine, engine_of
+from cordee.control.engines.slurm import Allocation, _Fleet
 from cordee.control.node_tokens import DerivedTokens
 from cordee.errors import InputError
 
@@ -19,3 +20,13 @@ def test_a_name_of_no_machines_is_refused_with_those_that_there_are(on: str) -> 
 def test_nodes_of_a_cluster_need_an_address_at_which_they_reach_the_server(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="do not reach this server"):
         engine_of("ray", tmp_path, DerivedTokens("x"), slots=None, url=None, fingerprint=None)
+
+
+@pytest.mark.parametrize(("state", "dead"), [("TIMEOUT", True), ("NODE_FAIL", False), (None, False)])
+def test_slurm_proves_the_end_of_ranks_only_by_jobs_that_it_ended(state: str | None, dead: bool) -> None:
+    """A node that slurmctld does not hear may still run its ranks, and be connected to the server."""
+    fleet = _Fleet()
+    fleet.look([Allocation("7", "RUNNING", "n1", "None")])
+    assert fleet.nodes() == ["n1"]
+    fleet.look([] if state is None else [Allocation("7", state, "n1", "None")])
+    assert fleet.nodes() == [] and bool(fleet.deaths()) is dead

@@ -206,7 +206,9 @@ class Server:
             else:
                 self._standby.leads = True
             self._announce(facts)
-            self._executor.start(self._cluster.members())
+            before_s: list[float] = []
+            self._until_stored(lambda: before_s.append(self._cluster.lease_before_s(self._executor.terms.lease_s)))
+            self._executor.start(self._cluster.members(), lease_before_s=max(before_s, default=0.0))
             if not stand_by:
                 self._wait_for_node()
             # Clients come last: without a node, every job would be refused as too large.

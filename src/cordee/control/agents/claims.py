@@ -39,7 +39,7 @@ class Member:
         confirmed: the confirmations of commands, by number.
         leaves: its agent was dismissed.
         refused: the number of reports refused.
-        reclaimed: the epoch and the deadline of the reclaim that was reported last.
+        announced: what engines said of it, deadlines of reclaims and reasons of deaths, with the epoch that each is of.
         clock_off_us: the agent's clock minus the server's when it claimed the node.
     """
 
@@ -57,7 +57,7 @@ class Member:
     leaves: bool = False
     refused: int = 0
     clock_off_us: int = 0
-    reclaimed: tuple[int, int] = (0, 0)
+    announced: dict[int | str, int] = field(default_factory=dict)
 
     def must_send(self, number: int) -> bool:
         """Return whether a command must be sent: the agent is connected, and the command was not sent yet."""

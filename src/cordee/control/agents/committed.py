@@ -11,6 +11,8 @@ from cordee.control.tick import Control
 from cordee.errors import HomeUnsuitableError
 from cordee.ids import JobId
 
+_LEASE = "lease_ms"  # among the marks: no stream has this name
+
 _log = logging.getLogger("cordee.control")
 
 
@@ -61,6 +63,16 @@ class CommittedLog:
         except (HomeUnsuitableError, OSError, UnicodeDecodeError) as error:
             _log.error("the secrets of %s cannot be read, so that it cannot start: %s", job_id, error)
             return {}
+
+    def lease_before_s(self, lease_s: float) -> float:
+        """Return the lease that the server before granted, on this home or another one, and note this server's.
+
+        Raises:
+            StoreError: the log cannot be read or written now.
+        """
+        before_ms = self.mark(_LEASE)
+        self._store.commit([], seen=[(_LEASE, round(1000 * lease_s))])
+        return before_ms / 1000
 
     def members(self) -> Iterator[Member]:
         """Yield the nodes of the log."""

@@ -122,7 +122,7 @@ class AgentsExecutor:
         changed: threading.Condition | None = None,
     ) -> None:
         self.node_of, self._servers = node_of, servers
-        self._log, self._engines, self._terms = log, engines, terms or LeaseTerms()
+        self._log, self._engines, self.terms = log, engines, terms or LeaseTerms()
         self._wake, self._confirm_s = wake, confirm_s
         self._members: dict[str, Member] = {}
         self._clock, self._changed = clock or MachineClock(), changed or threading.Condition()
@@ -132,21 +132,22 @@ class AgentsExecutor:
         self._poke = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cordee-agents", daemon=True)
 
-    def start(self, known: Iterable[Member] = ()) -> None:
+    def start(self, known: Iterable[Member] = (), *, lease_before_s: float = 0.0) -> None:
         """Let agents in, start the engines, and watch over the nodes. Agents must find the server's address before.
 
         Args:
             known: the nodes of the log; each has a fresh lease.
+            lease_before_s: the lease of the server before; agents that cannot be reached still count by that.
         """
-        self.begin(known)
+        self.begin(known, lease_before_s)
         self._thread.start()
 
-    def begin(self, known: Iterable[Member] = ()) -> None:
+    def begin(self, known: Iterable[Member] = (), lease_before_s: float = 0.0) -> None:
         """Do what `start` does, except that the caller watches over the nodes, by calls of `look`."""
         with self._changed:
-            now_s = self._clock.now_s()
+            from_s = self._clock.now_s() + max(0.0, lease_before_s - self.terms.lease_s)
             for member in known:
-                self._members[member.name] = replace(member, heard_s=now_s)
+                self._members[member.name] = replace(member, heard_s=from_s)
         for engine in self._engines:
             engine.start(self._poke.set, self._is_connected)
 
@@ -294,7 +295,7 @@ class AgentsExecutor:
         held = self._log.held_on(name) if is_other else ()  # without the lock, since a tick takes it too
         with self._changed:
             member = self._members.get(name) or member
-            epoch = judge(member, claim, self._terms, self._clock.now_s(), held=bool(held))
+            epoch = judge(member, claim, self.terms, self._clock.now_s(), held=bool(held))
             if isinstance(epoch, Refused):
                 _log.warning("a claim of node %s from %s was refused: %s", name, session.peer, epoch.why)
                 return epoch
@@ -315,13 +316,12 @@ class AgentsExecutor:
             now_us = self._clock.now_us()
             member.clock_off_us = claim.clock_us - now_us
             self._inbox.open(marks.items(), member)
-            terms = self._terms
             session.send(
                 Welcome(
                     epoch=epoch,
                     marks=marks,
-                    lease_s=terms.lease_s,
-                    beat_s=terms.beat_s,
+                    lease_s=self.terms.lease_s,
+                    beat_s=self.terms.beat_s,
                     clock_us=now_us,
                     servers=session.servers,
                 )
@@ -480,17 +480,20 @@ class AgentsExecutor:
         with self._changed:
             before = {name: member.epoch for name, member in self._members.items()}
         deaths = [death for engine in self._engines for death in engine.ended()]
-        gone = [(death.node, death.why) for death in deaths if death.ranks_gone]
+        gone: list[tuple[str, str]] = []
         with self._changed:
             for death in deaths:
                 member = self._members.get(death.node)
+                if member is not None and death.ranks_gone:
+                    of_epoch = member.announced.setdefault(death.why, before.get(death.node, 0))
+                    gone += [(death.node, death.why)] if of_epoch == member.epoch else []
                 if member is not None and member.epoch == before.get(death.node) and not death.ranks_gone:
                     member.disconnect()
                     self._report_down(member, death.why)
             for reclaim in (each for engine in self._engines for each in engine.reclaims()):
                 member = self._members.get(reclaim.node)
-                if member is not None and member.up and member.reclaimed != (member.epoch, reclaim.deadline_us):
-                    member.reclaimed = (member.epoch, reclaim.deadline_us)
+                if member is not None and member.up and member.announced.get(reclaim.deadline_us) != member.epoch:
+                    member.announced[reclaim.deadline_us] = member.epoch
                     self._report_reclaim(member, reclaim.deadline_us)
             gone += [(name, self._silence(member)) for name, member in self._members.items() if self._is_over(member)]
         for name, why in gone:
@@ -504,10 +507,10 @@ class AgentsExecutor:
     def _is_over(self, member: Member) -> bool:
         """Report a node whose agent has become silent; return whether its lease is over, so that its ranks are gone."""
         silent_s = self._clock.now_s() - member.heard_s
-        if member.up and member.reachable and silent_s >= self._terms.unreachable_s:
+        if member.up and member.reachable and silent_s >= self.terms.unreachable_s:
             self._report(member, NodeUnreachable(at_us=self._clock.now_us(), node=member.name, epoch=member.epoch))
             member.reachable = False
-        return member.up and silent_s >= self._terms.down_s
+        return member.up and silent_s >= self.terms.down_s
 
     def _silence(self, member: Member) -> str:
         return f"it was silent for {self._clock.now_s() - member.heard_s:.0f} s: its lease is over"

@@ -15,7 +15,7 @@ class Death(NamedTuple):
 
     Attributes:
         node: the node's name.
-        why: the reason, one sentence.
+        why: the reason, one sentence; with `ranks_gone` it is another one for each agent of the node.
         ranks_gone: its ranks ended with it, as when the machine is gone; else its successor there ends them, and
             until then their GPUs are not free.
     """

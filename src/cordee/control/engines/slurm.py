@@ -1,7 +1,7 @@
 """The engine of a Slurm cluster: whole nodes as allocations, asked for while jobs wait and given back when idle.
 
 A batch job of Slurm runs one agent, which joins the server with a token of one use. Slurm needs nothing else: no root,
-no plugin, no shared folder. A node whose batch job has ended is dead for certain, since Slurm has ended its processes.
+no plugin, no shared folder. A node whose batch job Slurm has ended is dead for certain, with all its processes.
 """
 
 import json
@@ -44,6 +44,9 @@ exec srun --overlap --ntasks=1 {command} --name "$SLURMD_NODENAME" --folder "$fo
 """
 _WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
 _RUNS = ("RUNNING", "COMPLETING", "STOPPED")
+# Slurm has ended the processes of these. It has not heard from the node of a NODE_FAIL, whose ranks may go on, and
+# knows nothing of a job that is not in the queue: there the node's lease decides.
+_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
 
 _log = logging.getLogger("cordee.control")
 
@@ -257,8 +260,11 @@ class _Fleet:
             for job_id, node in list(self._running.items()):
                 found = now.get(job_id)
                 if found is None or found.state not in (*_WAITS, *_RUNS):
-                    why = f"Slurm's job {job_id} has ended: {found.state if found else 'it is not in the queue'}"
-                    self._deaths[node] = Death(node, why, ranks_gone=True)
+                    state = found.state if found else "it is not in the queue"
+                    if state in _ENDED:
+                        self._deaths[node] = Death(node, f"Slurm's job {job_id} has ended: {state}", ranks_gone=True)
+                    else:
+                        _log.warning("node %s: Slurm's job %s is over (%s); its lease decides", node, job_id, state)
                     self._idle_since_s.pop(node, None)
                     del self._running[job_id]
             for each in allocations:
