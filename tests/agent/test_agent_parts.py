@@ -431,3 +431,8 @@ def test_no_token_goes_in_clear_to_another_machine(tmp_path):
     assert "is not encrypted" in closed.why and not closed.refused, "which proves nothing about servers"
     with pytest.raises(UplinkError, match="is not encrypted"):
         Uplink(tmp_path).put_log("j", 1, "rank0.log", 0, b"x")
+
+
+def test_the_folder_of_an_agent_is_for_its_owner(tmp_path):
+    AgentSettings(node="a", token="t", servers=("https://s:1",)).write(tmp_path / "a")
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "a", tmp_path / "a" / "agent.json")] == [0o700, 0o600]

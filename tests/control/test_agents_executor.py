@@ -627,3 +627,11 @@ def test_the_longer_lease_of_the_server_before_is_waited_for(tmp_path):
     assert executor._members["a"].heard_s >= now_s + 50
     executor.begin([Member("a", epoch=1, up=True)], lease_before_s=5)
     assert executor._members["a"].heard_s < now_s + 50
+
+
+def test_an_agent_that_does_not_read_is_dropped(bench, monkeypatch):
+    agent = bench.agent()
+    agent.hear()
+    monkeypatch.setattr(link, "TEXTS_MAX", 0)
+    agent.say(Beat(number=1, clock_us=1))
+    assert agent.hear() is None

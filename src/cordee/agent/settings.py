@@ -64,8 +64,8 @@ class AgentSettings:
         return settings
 
     def write(self, folder: Path) -> None:
-        """Keep the settings in an agent's folder."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Keep the settings in an agent's folder, which is for its owner only: it will hold the orders of jobs."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(folder / "agent.json", asdict(self), mode=0o600)
 
     def urls(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from cordee.units import GiB, MiB
 POLL_S = 0.1
 PART_BYTES_MAX = 4 * MiB
 LOG_BYTES_MAX = GiB + MiB  # an agent ends a log at 1 GiB, with a line that says so
+_CHUNK_BYTES = MiB  # read at once on the loop that also answers agents
 _LOG_NAME = re.compile(r"(rank\d{1,6}|node)\.log")
 
 
@@ -91,13 +92,11 @@ class Follower:
         for path in files:
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
-                chunk = file.read()
-            if not chunk:
-                continue
-            self._read[path] = self._read.get(path, 0) + len(chunk)
-            *complete, self._rest[path] = (self._rest.get(path, b"") + chunk).split(b"\n")
-            for line in complete:
-                yield _label(path, several=several) + line.decode(errors="replace") + "\n"
+                while chunk := file.read(_CHUNK_BYTES):
+                    self._read[path] = self._read.get(path, 0) + len(chunk)
+                    *complete, self._rest[path] = (self._rest.get(path, b"") + chunk).split(b"\n")
+                    for line in complete:
+                        yield _label(path, several=several) + line.decode(errors="replace") + "\n"
 
     def finish(self, *, several: bool) -> Iterator[str]:
         """Yield the last lines, which have no newline."""

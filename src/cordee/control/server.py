@@ -524,11 +524,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--listen")
     parser.add_argument("--certificate", type=Path)
     parser.add_argument("--key", type=Path)
-    parser.add_argument("--database")
+    parser.add_argument("--database", help="its URL; -: it stands in stdin")
     parser.add_argument("--standby", action="store_true")
     parser.add_argument("--on")
     parser.add_argument("--lease")
     given = vars(parser.parse_args(argv))
+    if given["database"] == "-":
+        given["database"] = sys.stdin.read().strip()
     try:
         serve(given.pop("home"), Options(**given), on_ready=lambda url: _report_to_parent({"ready": url}))
     except CordeeError as error:

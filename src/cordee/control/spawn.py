@@ -82,13 +82,15 @@ def start_server(
     check_not_connected(home)
     argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home.absolute())]
     options: dict[str, str | Path | None] = {"slots": slots, "price-as": price_as, "listen": listen, "lease": lease}
-    options |= {"certificate": certificate, "key": key, "database": database, "on": on}
+    options |= {"certificate": certificate, "key": key, "database": database and "-", "on": on}
     for name, value in options.items():
         argv += [] if value is None else [f"--{name}", str(value.absolute() if isinstance(value, Path) else value)]
     argv += ["--standby"] if standby else []
-    with tempfile.TemporaryFile() as complaints:
+    with tempfile.TemporaryFile() as complaints, tempfile.TemporaryFile() as given:
+        given.write((database or "").encode())  # not an argument, which each user of this machine can read
+        given.seek(0)
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True, cwd="/"
+            argv, stdin=given, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True, cwd="/"
         )
         assert process.stdout is not None, "it is a pipe"
         with process.stdout:

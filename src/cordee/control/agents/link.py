@@ -22,6 +22,8 @@ CLAIM_S = 10.0
 """A connection without a claim is closed after this time."""
 
 FINISH_S = 1.0
+TEXTS_MAX = 10_000
+"""The number of messages that may wait for an agent that does not read."""
 
 _ADAPTERS: dict[str, TypeAdapter[FromAgent]] = {
     NAMES[kind]: TypeAdapter(kind) for kind in (Claim, Records, Beat, Confirm)
@@ -60,6 +62,9 @@ class LinkSession(Session):
 
     def send(self, message: FromServer) -> None:
         """Send a message, unless the connection ends before it is sent."""
+        if self._texts.qsize() >= TEXTS_MAX:
+            self.close()  # the agent sends and does not read
+            return
         text = encode(message)
         if threading.get_ident() == self._thread:  # the answer to a beat: the loop need not be woken
             self._texts.put_nowait(text)
