@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cordee.control.engines.choice import check_engine, engine_of
+from cordee.control.engines.port import Host
 from cordee.control.engines.slurm import Allocation, _Fleet
 from cordee.control.node_tokens import DerivedTokens
 from cordee.errors import InputError
@@ -18,8 +19,9 @@ def test_a_name_of_no_machines_is_refused_with_those_that_there_are(on: str) -> 
 
 
 def test_nodes_of_a_cluster_need_an_address_at_which_they_reach_the_server(tmp_path: Path) -> None:
+    host = Host(list, lambda node: False, lambda node: None)
     with pytest.raises(InputError, match="do not reach this server"):
-        engine_of("ray", tmp_path, DerivedTokens("x"), slots=None, url=None, fingerprint=None)
+        engine_of("ray", tmp_path, DerivedTokens("x"), host, slots=None, url=None, fingerprint=None)
 
 
 @pytest.mark.parametrize(("state", "dead"), [("TIMEOUT", True), ("NODE_FAIL", False), (None, False)])
