@@ -64,7 +64,7 @@ class Members:
                 "no other machine reaches this server: it listens on loopback only",
                 hint="start it again with `cordee up --listen 0.0.0.0:8470`; ranks go on meanwhile",
             )
-        secret, now_us = secrets.token_urlsafe(16), self.clock.now_us()
+        secret, now_us = secrets.token_hex(16), self.clock.now_us()  # a "-" in front would be an option of `join`
         expires_us = now_us + request.for_s * US_PER_S
         self.credentials.add_join_token(hash_of(secret), uses=request.uses, now_us=now_us, expires_us=expires_us, by=by)
         token = write_join_token(secret, self.public.fingerprint)
