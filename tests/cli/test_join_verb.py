@@ -246,6 +246,7 @@ def test_an_agent_is_started_again_without_a_token(cluster: Cluster, capsys: pyt
     assert code_of("nodes", "leave", "gpu-4", "--home", str(cluster.home)) == 0
     assert capsys.readouterr().out.endswith("gpu-4 has left\n")
     # An agent that was away meanwhile dials once, and ends.
+    cluster.until(lambda: not is_running(place))
     argv = [sys.executable, "-m", "cordee", "nodes", "join", "--foreground", *folder]
     away = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=DEADLINE_S)
     assert away.returncode == 0 and "refused by the server: node gpu-4 has left" in away.stderr
