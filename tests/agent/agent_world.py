@@ -59,10 +59,11 @@ class World:
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
         self.web = WebServer(app, listener)
+        self.executor.know(self.members())
         self.web.begin()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         (self.home / "server.json").write_text(json.dumps({"pid": os.getpid(), "agents": url}))
-        self.executor.start(self.members())
+        self.executor.start()
 
     def down(self):
         """End the server as `kill -9` does, without any message."""

@@ -110,11 +110,12 @@ class Bench:
         app.include_router(link.router)
         listener = socket.create_server(("127.0.0.1", 0))
         self.web = WebServer(app, listener)
+        self.executor.know(self.known)
         self.web.begin()
         port = listener.getsockname()[1]
         (self.home / "server.json").write_text(json.dumps({"agents": f"http://127.0.0.1:{port}"}))
         self.url = f"ws://127.0.0.1:{port}"
-        self.executor.start(self.known)
+        self.executor.start()
 
     def servers(self):
         if self.replaced:
@@ -623,9 +624,9 @@ def test_the_longer_lease_of_the_server_before_is_waited_for(tmp_path):
     """An agent that cannot be reached has not heard of the shorter one, and keeps its ranks until then."""
     executor = AgentsExecutor(log=None, node_of=TOKENS.node_of, terms=LeaseTerms(lease_s=10))
     now_s = executor._clock.now_s()
-    executor.begin([Member("a", epoch=1, up=True)], lease_before_s=60)
+    executor.know([Member("a", epoch=1, up=True)], lease_before_s=60)
     assert executor._members["a"].heard_s >= now_s + 50
-    executor.begin([Member("a", epoch=1, up=True)], lease_before_s=5)
+    executor.know([Member("a", epoch=1, up=True)], lease_before_s=5)
     assert executor._members["a"].heard_s < now_s + 50
 
 

@@ -192,7 +192,8 @@ class Cluster:
 
     def server_opens(self, log: CommittedEvents, executor: AgentsExecutor) -> None:
         """Let agents in."""
-        executor.begin(log.members())
+        executor.know(log.members())
+        executor.begin()
         self.network.server = server = Server(executor)
         self._engine.at(self._engine.now_us(), self._look, server, self._engine.now_us())
 

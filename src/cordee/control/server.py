@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import queue
+import resource
 import secrets
 import signal
 import socket
@@ -201,14 +202,15 @@ class Server:
                     return
             if not (stand_by and self.control.state.shutting_down):  # one that the last leader began is completed
                 self._until_stored(self.control.up)
+            before_s: list[float] = []
+            self._until_stored(lambda: before_s.append(self._cluster.lease_before_s(self._executor.terms.lease_s)))
+            self._executor.know(self._cluster.members(), lease_before_s=max(before_s, default=0.0))
             if self._standby is None:
                 http.begin()
             else:
                 self._standby.leads = True
             self._announce(facts)
-            before_s: list[float] = []
-            self._until_stored(lambda: before_s.append(self._cluster.lease_before_s(self._executor.terms.lease_s)))
-            self._executor.start(self._cluster.members(), lease_before_s=max(before_s, default=0.0))
+            self._executor.start()
             if not stand_by:
                 self._wait_for_node()
             # Clients come last: without a node, every job would be refused as too large.
@@ -399,6 +401,12 @@ def _report_to_parent(message: dict[str, object]) -> None:
     os.close(null)
 
 
+def _raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard one: each agent's link is an open file."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _log_to(path: Path) -> None:
     """Write everything that this process logs, through structlog or not, as JSON lines to one file."""
     common: list[structlog.typing.Processor] = [
@@ -493,6 +501,7 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
     """
     home = Home(path)
     home.lock()
+    _raise_file_limit()
     _log_to(home.path / "server.log")
     try:
         offer = Offer.of(home, options.slots, options.price_as, options.on)

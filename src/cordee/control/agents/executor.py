@@ -132,22 +132,25 @@ class AgentsExecutor:
         self._poke = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cordee-agents", daemon=True)
 
-    def start(self, known: Iterable[Member] = (), *, lease_before_s: float = 0.0) -> None:
-        """Let agents in, start the engines, and watch over the nodes. Agents must find the server's address before.
+    def know(self, nodes: Iterable[Member], *, lease_before_s: float = 0.0) -> None:
+        """Take in the nodes of the log, each with a fresh lease, before the first agent can claim one.
 
         Args:
-            known: the nodes of the log; each has a fresh lease.
+            nodes: the nodes.
             lease_before_s: the lease of the server before; agents that cannot be reached still count by that.
         """
-        self.begin(known, lease_before_s)
-        self._thread.start()
-
-    def begin(self, known: Iterable[Member] = (), lease_before_s: float = 0.0) -> None:
-        """Do what `start` does, except that the caller watches over the nodes, by calls of `look`."""
         with self._changed:
             from_s = self._clock.now_s() + max(0.0, lease_before_s - self.terms.lease_s)
-            for member in known:
+            for member in nodes:
                 self._members[member.name] = replace(member, heard_s=from_s)
+
+    def start(self) -> None:
+        """Start the engines, and watch over the nodes. Agents must find the server's address before."""
+        self.begin()
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Do what `start` does, except that the caller watches over the nodes, by calls of `look`."""
         for engine in self._engines:
             engine.start(self._poke.set, self._is_connected)
 
