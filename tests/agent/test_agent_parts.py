@@ -25,6 +25,7 @@ from cordee.agent.settings import AgentSettings
 from cordee.agent.spools import spool_files
 from cordee.agent.uplink import Uplink, UplinkError
 from cordee.control.agents import link
+from cordee.errors import InputError
 from cordee.events import Lease as GpuLease
 from cordee.events import RankLeft
 from cordee.telemetry.stream import StreamReader, StreamWriter, last_records
@@ -436,3 +437,11 @@ def test_no_token_goes_in_clear_to_another_machine(tmp_path):
 def test_the_folder_of_an_agent_is_for_its_owner(tmp_path):
     AgentSettings(node="a", token="t", servers=("https://s:1",)).write(tmp_path / "a")
     assert [path.stat().st_mode & 0o777 for path in (tmp_path / "a", tmp_path / "a" / "agent.json")] == [0o700, 0o600]
+
+
+def test_a_home_that_cannot_be_read_does_not_prove_that_no_server_runs(tmp_path):
+    settings = AgentSettings(node="a", token="t", home=str(tmp_path))
+    assert settings.urls() == ()
+    (tmp_path / "server.json").write_text('{"agents": ')
+    with pytest.raises(InputError, match="cannot be read"):
+        settings.urls()

@@ -69,15 +69,22 @@ class AgentSettings:
         write_json(folder / "agent.json", asdict(self), mode=0o600)
 
     def urls(self) -> tuple[str, ...]:
-        """Return the URLs of the servers; none if the home says that no server runs."""
+        """Return the URLs of the servers; none if the home says that no server runs.
+
+        Raises:
+            InputError: what the home says cannot be read, which proves nothing.
+        """
         if self.home is None:
             return self.servers
+        path = Path(self.home) / "server.json"
         try:
-            facts = json.loads((Path(self.home) / "server.json").read_text())
+            facts = json.loads(path.read_text())
             own, servers = str(facts["agents"]), facts.get("servers", ())
             return (own, *(str(url) for url in servers if url != own))
-        except (OSError, ValueError, KeyError, TypeError):
+        except FileNotFoundError:
             return ()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} cannot be read: {error}", hint="start a server again") from error
 
     def pinned(self) -> str | None:
         """Return the fingerprint of the servers' certificate, which those of a pair share."""

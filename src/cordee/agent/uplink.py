@@ -76,11 +76,12 @@ class Uplink:
                 self.close()
         try:
             settings = AgentSettings.read(self._folder)
+            urls = settings.urls()
         except InputError as error:
             raise UplinkError(error.message, again=True) from error
         self._path = f"/v1/agents/{quote(settings.node)}"
         headers = {"Authorization": f"Bearer {settings.token}"}
-        for url in settings.urls():
+        for url in urls:
             tls = url.startswith("https:")
             verify = client_context(settings.fingerprint) if tls else False
             client = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=tls, verify=verify)
