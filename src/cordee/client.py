@@ -383,7 +383,7 @@ def _transport(url: str) -> Iterator[None]:
             raise CertificateError(
                 f"the certificate of {url} is not trusted: {error}",
                 hint="a self-made one is accepted by its fingerprint (CORDEE_FINGERPRINT, or `cordee connect URL TOKEN "
-                "--fingerprint F`), one of your own authority by SSL_CERT_FILE",
+                "--fingerprint F`; a whole join token has it), one of your own authority by SSL_CERT_FILE",
             ) from error
         raise NoServerError(
             f"no server answers at {url}: {error or type(error).__name__}",

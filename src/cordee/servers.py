@@ -190,7 +190,10 @@ def _announced(home: Path) -> tuple[str, tuple[str, ...], str | None]:
         facts = json.loads((home / "server.json").read_text())
         url, servers = facts.get("url"), tuple(map(str, facts.get("servers", ())))
     except FileNotFoundError:
-        raise NoServerError(f"no server runs on {home}", hint="start one with `cordee up`") from None
+        raise NoServerError(
+            f"no server runs on {home}",
+            hint="start one with `cordee up`, or use one on another machine: cordee connect URL TOKEN",
+        ) from None
     except (OSError, ValueError, AttributeError) as error:
         raise NoServerError(f"{home / 'server.json'} cannot be read: {error}", hint="start a server again") from error
     if url is None:
