@@ -135,9 +135,7 @@ class AgentsExecutor:
     def know(self, nodes: Iterable[Member], *, lease_before_s: float = 0.0) -> None:
         """Take in the nodes of the log, each with a fresh lease, before the first agent can claim one.
 
-        Args:
-            nodes: the nodes.
-            lease_before_s: the lease of the server before; agents that cannot be reached still count by that.
+        `lease_before_s` is the lease of the server before; agents that cannot be reached still count by that.
         """
         with self._changed:
             from_s = self._clock.now_s() + max(0.0, lease_before_s - self.terms.lease_s)
