@@ -59,7 +59,7 @@ class World:
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
         self.web = WebServer(app, listener)
-        self.executor.know(self.members())
+        self.executor.nodes.know(self.members())
         self.web.begin()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         (self.home / "server.json").write_text(json.dumps({"pid": os.getpid(), "agents": url}))
@@ -95,7 +95,7 @@ class World:
         return self.joined[-1]
 
     def connected(self):
-        return {name for name, member in self.executor._members.items() if member.session}
+        return {name for name, member in self.executor.nodes.members.items() if member.session}
 
     # -- what the executor reads of the log ------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ class Bench:
         app.include_router(link.router)
         listener = socket.create_server(("127.0.0.1", 0))
         self.web = WebServer(app, listener)
-        self.executor.know(self.known)
+        self.executor.nodes.know(self.known)
         self.web.begin()
         port = listener.getsockname()[1]
         (self.home / "server.json").write_text(json.dumps({"agents": f"http://127.0.0.1:{port}"}))
@@ -495,7 +495,7 @@ def test_a_foreign_report_is_refused_and_counted(bench, caplog, source, event, w
     assert agent.hear() == Seen(source=source, seq=1), "or the agent would send it for ever"
     assert bench.executor.reports() == []
     assert f"record 1 of {source!r} from node a is refused" in caplog.text and why in caplog.text
-    assert bench.executor._members["a"].refused == 1
+    assert bench.executor.nodes.members["a"].refused == 1
 
 
 def test_a_foreign_report_does_not_move_the_numbers_of_its_stream(bench):
@@ -522,7 +522,7 @@ def test_a_report_that_cannot_be_checked_now_comes_again(bench):
     assert isinstance(again.hear(), Welcome)
     again.report(1, end)
     assert bench.reports(1) == [("node/a/1", 1, end)]
-    assert bench.executor._members["a"].refused == 0
+    assert bench.executor.nodes.members["a"].refused == 0
 
 
 def test_a_refused_report_is_acknowledged_with_those_before_it(bench):
@@ -609,12 +609,12 @@ def test_a_repeated_death_does_not_count_for_the_next_agent_of_the_node(tmp_path
         second = bench.agent(incarnation="second")
         assert second.hear().epoch == 2
         second.close()
-        member = bench.executor._members["a"]
+        member = bench.executor.nodes.members["a"]
         deadline = time.monotonic() + DEADLINE_S
         while member.session is not None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        bench.executor.look(time.monotonic())
+        bench.executor.watch.look(time.monotonic())
         assert member.up and not member.lost and len(bench.executor.reports()) == 2, "its lease decides"
     finally:
         bench.close()
@@ -623,11 +623,11 @@ def test_a_repeated_death_does_not_count_for_the_next_agent_of_the_node(tmp_path
 def test_the_longer_lease_of_the_server_before_is_waited_for(tmp_path):
     """An agent that cannot be reached has not heard of the shorter one, and keeps its ranks until then."""
     executor = AgentsExecutor(log=None, node_of=TOKENS.node_of, terms=LeaseTerms(lease_s=10))
-    now_s = executor._clock.now_s()
-    executor.know([Member("a", epoch=1, up=True)], lease_before_s=60)
-    assert executor._members["a"].heard_s >= now_s + 50
-    executor.know([Member("a", epoch=1, up=True)], lease_before_s=5)
-    assert executor._members["a"].heard_s < now_s + 50
+    now_s = executor.nodes.clock.now_s()
+    executor.nodes.know([Member("a", epoch=1, up=True)], lease_before_s=60)
+    assert executor.nodes.members["a"].heard_s >= now_s + 50
+    executor.nodes.know([Member("a", epoch=1, up=True)], lease_before_s=5)
+    assert executor.nodes.members["a"].heard_s < now_s + 50
 
 
 def test_an_agent_that_does_not_read_is_dropped(bench, monkeypatch):

@@ -192,7 +192,7 @@ class Cluster:
 
     def server_opens(self, log: CommittedEvents, executor: AgentsExecutor) -> None:
         """Let agents in."""
-        executor.know(log.members())
+        executor.nodes.know(log.members())
         executor.begin()
         self.network.server = server = Server(executor)
         self._engine.at(self._engine.now_us(), self._look, server, self._engine.now_us())
@@ -230,7 +230,9 @@ class Cluster:
         wait_us = LOOK_US_MIN
         if not server.frozen:
             calm = isinstance(self.terms, CalmTerms)  # it is looked rarely then, and the server has not stood still
-            wait_us = max(wait_us, round(server.executor.look((now_us if calm else before_us) / US_PER_S) * US_PER_S))
+            wait_us = max(
+                wait_us, round(server.executor.watch.look((now_us if calm else before_us) / US_PER_S) * US_PER_S)
+            )
             before_us = now_us
             wait_us = CALM_LOOK_US if calm else wait_us
         self._engine.at(now_us + wait_us, self._look, server, before_us)

@@ -203,8 +203,10 @@ class Server:
             if not (stand_by and self.control.state.shutting_down):  # one that the last leader began is completed
                 self._until_stored(self.control.up)
             before_s: list[float] = []
-            self._until_stored(lambda: before_s.append(self._cluster.lease_before_s(self._executor.terms.lease_s)))
-            self._executor.know(self._cluster.members(), lease_before_s=max(before_s, default=0.0))
+            self._until_stored(
+                lambda: before_s.append(self._cluster.lease_before_s(self._executor.nodes.terms.lease_s))
+            )
+            self._executor.nodes.know(self._cluster.members(), lease_before_s=max(before_s, default=0.0))
             if self._standby is None:
                 http.begin()
             else:

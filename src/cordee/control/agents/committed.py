@@ -17,7 +17,7 @@ _log = logging.getLogger("cordee.control")
 
 
 class CommittedLog:
-    """Implements `executor.ClusterLog` for a server.
+    """Implements `nodes.ClusterLog` for a server.
 
     Attributes:
         control: the control plane; it needs the executor, so it comes after this object.
