@@ -10,8 +10,8 @@ from cordee.client import Client
 from cordee.control.api import create_app
 from cordee.control.listen import Listener
 from cordee.control.members import Members, PublicAddress
+from cordee.control.operations import Operations
 from cordee.control.secret_store import SecretStore
-from cordee.control.service import Service
 from cordee.control.store.credentials import Credentials
 from cordee.control.web import WebServer
 from cordee.hardware.load import load_catalogue
@@ -34,7 +34,7 @@ class Api:
 
     def __init__(self, folder: Path, public: Listener | None = None) -> None:
         self.scene = Scene(folder)
-        self.service = Service(
+        self.operations = Operations(
             control=self.scene.control,
             store=self.scene.store,
             clock=self.scene.time,
@@ -47,12 +47,12 @@ class Api:
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._http = WebServer(create_app(self.service), listener, public)
+        self._http = WebServer(create_app(self.operations), listener, public)
         self._http.begin()
         self.client = Client(folder, url=self.url, token=TOKEN)
 
     def stop(self) -> None:
-        self.service.closing = True
+        self.operations.closing = True
         self._http.end()
 
     def close(self) -> None:

@@ -274,14 +274,14 @@ def test_secrets_stay_in_the_home(api: Api) -> None:
         api.client.submit(SPEC | {"secrets": ["HF_TOKEN"]}, environ={})
     with pytest.raises(TooLargeError):
         api.client.submit(SPEC | {"secrets": ["HF_TOKEN"], "gpus": 99}, environ={"HF_TOKEN": value})
-    path = api.service.home / "secrets" / "HF_TOKEN"
+    path = api.operations.home / "secrets" / "HF_TOKEN"
     assert not path.exists(), "the job was refused"
     api.client.submit(SPEC | {"secrets": ["HF_TOKEN"]}, environ={"HF_TOKEN": value}, job_id=GPT)
     assert path.read_text() == value
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     said = api.client.job("gpt").model_dump_json() + "".join(map(str, api.client.events()))
-    said += "".join(file.read_bytes().decode(errors="replace") for file in api.service.home.glob("cordee.db*"))
+    said += "".join(file.read_bytes().decode(errors="replace") for file in api.operations.home.glob("cordee.db*"))
     assert "HF_TOKEN" in said
     assert value not in said
 

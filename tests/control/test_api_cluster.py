@@ -43,13 +43,13 @@ def test_the_log_can_be_read_and_followed(api: Api) -> None:
     thread.start()
     assert began.wait(10)
     api.client.submit(SPEC)
-    api.service.closing = True
+    api.operations.closing = True
     thread.join(10)
     assert followed == [*(number for number, _ in log), len(log) + 1]
 
 
 def _log(api: Api, epoch: int, rank: int, text: str) -> None:
-    path = api.service.home / "attempts" / GPT / str(epoch) / "local" / "logs" / f"rank{rank}.log"
+    path = api.operations.home / "attempts" / GPT / str(epoch) / "local" / "logs" / f"rank{rank}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(text)

@@ -15,8 +15,8 @@ from stage import Scene
 
 from cordee.control.api import create_app
 from cordee.control.members import PublicAddress
+from cordee.control.operations import Operations
 from cordee.control.secret_store import SecretStore
-from cordee.control.service import Service
 from cordee.control.store.credentials import Credentials
 from cordee.hardware.load import load_catalogue
 
@@ -30,7 +30,7 @@ DOCUMENTS = ("/v1/jobs", "/v1/rehearse", "/v1/queues")
 def app_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
     folder = tmp_path_factory.mktemp("home")
     scene = Scene(folder)
-    service = Service(
+    operations = Operations(
         control=scene.control,
         store=scene.store,
         clock=scene.time,
@@ -41,14 +41,14 @@ def app_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesi
         members=members_of(scene, PublicAddress("https://head:8470", None)),
         secrets=SecretStore(folder, Credentials(scene.store)),
     )
-    service.closing = True  # followers are let go at once
-    yield schemathesis.openapi.from_asgi("/openapi.json", create_app(service))
+    operations.closing = True  # followers are let go at once
+    yield schemathesis.openapi.from_asgi("/openapi.json", create_app(operations))
     scene.store.close()
 
 
 OPERATIONS = [
     (method.upper(), path)
-    for path, methods in create_app(cast(Service, None)).openapi()["paths"].items()
+    for path, methods in create_app(cast(Operations, None)).openapi()["paths"].items()
     for method in methods
 ]
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)

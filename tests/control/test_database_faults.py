@@ -107,7 +107,7 @@ def test_postgresql_is_restarted_under_load(tmp_path: Path, postgres: Postgres) 
         nonlocal refused
         for number in range(count):
             job = replace(JOB, job_id=JobId(f"job{number}-abcdef"), name=f"job{number}")
-            while job.job_id not in scene.control.state.jobs:  # as the service does when a client asks again
+            while job.job_id not in scene.control.state.jobs:  # as the server does when a client asks again
                 try:
                     scene.control.submit(job, "{}")
                 except StoreError:

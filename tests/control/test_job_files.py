@@ -36,7 +36,7 @@ def test_a_job_holds_the_tree_of_its_files_and_they_are_sent_once(
 ) -> None:
     sent = send_files(api.client, spec_in(project), remote=True)
     assert sent.files is not None
-    tree = api.service.files.tree(sent.files)
+    tree = api.operations.files.tree(sent.files)
     assert [file.path for file in tree.files] == ["lib/model.py", "train.py"]
     assert tree.root == str(project) and tree.program is not None and tree.program.endswith("/python3")
     made = api.client.submit(sent.model_dump(mode="json"))
@@ -84,7 +84,7 @@ def test_relative_checkpoints_lie_in_the_submitters_folder_or_are_refused(api: A
     local = send_files(api.client, spec, remote=False)
     assert local.checkpoint.to == f"{project}/ckpt,s3://bucket/x every 10"
     assert local.files is not None
-    assert "ckpt/large" not in [file.path for file in api.service.files.tree(local.files).files]
+    assert "ckpt/large" not in [file.path for file in api.operations.files.tree(local.files).files]
     remote = send_files(api.client, spec, remote=True)
     with pytest.raises(SpecError, match="ckpt would lie in the copy of the submitted files") as refused:
         api.client.submit(remote.model_dump(mode="json"))
@@ -109,7 +109,7 @@ def test_folders_of_editable_installs_are_recorded(api: Api, project: Path) -> N
     spec = spec_in(project, env={"PATH": f"{project}/.venv/bin:/bin"})
     files = send_files(api.client, spec, remote=True).files
     assert files is not None
-    tree = api.service.files.tree(files)
+    tree = api.operations.files.tree(files)
     assert tree.import_paths == ("lib",) and tree.program == str(python)
     assert all(not file.path.startswith(".venv") for file in tree.files)
 
@@ -128,17 +128,17 @@ def test_contents_stay_while_a_job_needs_them(api: Api, project: Path) -> None:
     api.client.send_files(pack([digest_of(b"left over")], lambda _: b"left over"))
 
     def collect() -> int:
-        for path in (api.service.home / "files").glob("??/*"):
+        for path in (api.operations.home / "files").glob("??/*"):
             os.utime(path, (0, 0))
-        api.service.files._next_collect_s = 0.0
-        return api.service.files.collect(api.service.store.jobs())
+        api.operations.files._next_collect_s = 0.0
+        return api.operations.files.collect(api.operations.store.jobs())
 
     assert collect() == 1, "the content that no job names"
     api.client.stop(made.job.job_id, now=True)
     api.scene.control.tick()
     assert api.client.job(made.job.job_id).state == "stopped"
     assert collect() == 3
-    assert api.service.files.collect(api.service.store.jobs()) == 0, "once an hour"
+    assert api.operations.files.collect(api.operations.store.jobs()) == 0, "once an hour"
 
 
 def test_a_full_disk_refuses_files_and_keeps_a_reserve_for_the_log(small_disk: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_full_disk_refuses_files_and_keeps_a_reserve_for_the_log(small_disk: P
 def test_a_range_of_one_log(api: Api) -> None:
     made = api.client.submit(SPEC)
     url = f"{api.url}/v1/jobs/{made.job.job_id}/logs"
-    logs = api.service.home / "attempts" / made.job.job_id / "0" / "n0" / "logs"
+    logs = api.operations.home / "attempts" / made.job.job_id / "0" / "n0" / "logs"
     logs.mkdir(parents=True)
     for rank in range(2):
         (logs / f"rank{rank}.log").write_bytes(f"rank {rank}: 0123456789\n".encode())

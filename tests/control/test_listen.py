@@ -31,13 +31,13 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 def _public_url(api: Api) -> str:
-    assert api.service.members.public is not None
-    return api.service.members.public.url
+    assert api.operations.members.public is not None
+    return api.operations.members.public.url
 
 
 def _fingerprint(api: Api) -> str:
-    assert api.service.members.public is not None and api.service.members.public.fingerprint is not None
-    return api.service.members.public.fingerprint
+    assert api.operations.members.public is not None and api.operations.members.public.fingerprint is not None
+    return api.operations.members.public.fingerprint
 
 
 def test_a_server_is_reached_on_loopback_and_over_tls(public: Api) -> None:
@@ -50,7 +50,7 @@ def test_a_server_is_reached_on_loopback_and_over_tls(public: Api) -> None:
 
 
 def test_the_fingerprint_is_the_one_that_openssl_computes(public: Api) -> None:
-    argv = ["openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", public.service.home / "certificate.pem"]
+    argv = ["openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", public.operations.home / "certificate.pem"]
     said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     with Client(url=_public_url(public), token=TOKEN, fingerprint=said.split("=")[1]) as client:
         assert client.health()

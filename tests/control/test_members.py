@@ -88,8 +88,8 @@ def test_a_node_joins_and_its_token_is_kept_as_a_hash(shared: Place) -> None:
     assert token.url == shared.remote.url
     joined = shared.join(token, "gpu-1")
     assert (joined.node, joined.servers) == ("gpu-1", [shared.remote.url])
-    assert shared.api.service.members.node_of(joined.token) == "gpu-1"
-    kept = b"".join(path.read_bytes() for path in shared.api.service.home.glob("cordee.db*"))
+    assert shared.api.operations.members.node_of(joined.token) == "gpu-1"
+    kept = b"".join(path.read_bytes() for path in shared.api.operations.home.glob("cordee.db*"))
     assert b"gpu-1" in kept
     for secret in (joined.token, *read_join_token(token.token)[:1]):
         assert secret.encode() not in kept
@@ -127,7 +127,7 @@ def test_a_name_belongs_to_one_machine(shared: Place) -> None:
     with pytest.raises(NameTakenError, match="local is taken: the server starts that node itself"):
         shared.join(token, "local")
     again = shared.join(token, "gpu-6", "host-a/1")
-    members = shared.api.service.members
+    members = shared.api.operations.members
     assert (members.node_of(first.token), members.node_of(again.token)) == (None, "gpu-6")
     assert shared.join(token, "gpu-7"), "refusals use nothing up"
 
@@ -168,7 +168,7 @@ def test_a_server_on_loopback_lets_no_machine_in(api: Api) -> None:
 def test_a_node_leaves_when_its_attempts_have_left(place: Place) -> None:
     joined = place.join(place.token(uses=2), "gpu-1")
     dismissed: list[str] = []
-    object.__setattr__(place.api.service.members, "dismiss", dismissed.append)
+    object.__setattr__(place.api.operations.members, "dismiss", dismissed.append)
     place.report_up("gpu-1")
     place.remote.cordon("local", why="not today")
     place.remote.submit(SPEC)
@@ -185,12 +185,12 @@ def test_a_node_leaves_when_its_attempts_have_left(place: Place) -> None:
 def test_a_node_that_has_left_is_not_listed_and_may_come_back(place: Place) -> None:
     joined = place.join(place.token(), "gpu-1")
     dismissed: list[str] = []
-    object.__setattr__(place.api.service.members, "dismiss", dismissed.append)
+    object.__setattr__(place.api.operations.members, "dismiss", dismissed.append)
     place.report_up("gpu-1")
     assert place.remote.leave("gpu-1").attempts == 0
     assert dismissed == ["gpu-1"]
     with pytest.raises(NodeLeftError, match="gpu-1 has left"):
-        place.api.service.members.node_of(joined.token)
+        place.api.operations.members.node_of(joined.token)
     with place.as_node(joined) as node, pytest.raises(TokenError, match=r"(?s)no node's.*cordee nodes token"):
         node.leave("gpu-1", as_node=True)
     assert [node.name for node in place.remote.nodes()] == ["gpu-1", "local"], "its agent still runs"
@@ -212,7 +212,7 @@ def test_a_node_that_cannot_leave(shared: Place) -> None:
 
 
 def test_a_remote_secret_is_kept_encrypted_until_the_job_ends(place: Place) -> None:
-    value, home, secrets = "hf_this-is-secret", place.api.service.home, place.api.service.secrets
+    value, home, secrets = "hf_this-is-secret", place.api.operations.home, place.api.operations.secrets
     spec = SPEC | {"secrets": ["HF_TOKEN"]}
     place.remote.submit(spec, environ={"HF_TOKEN": value}, job_id=GPT)
     assert not (home / "secrets").exists()
@@ -230,7 +230,7 @@ def test_a_remote_secret_is_kept_encrypted_until_the_job_ends(place: Place) -> N
 
 
 def test_two_jobs_have_secrets_of_their_own_before_those_of_the_home(place: Place) -> None:
-    spec, secrets = SPEC | {"secrets": ["KEY"]}, place.api.service.secrets
+    spec, secrets = SPEC | {"secrets": ["KEY"]}, place.api.operations.secrets
     jobs = [JobId(f"gpt-{letter * 6}") for letter in "bcd"]
     place.api.client.submit(spec, environ={"KEY": "of-the-home"}, job_id=jobs[0])
     place.remote.submit(spec, environ={"KEY": "one"}, job_id=jobs[1])
@@ -242,7 +242,7 @@ def test_a_refused_job_leaves_no_secret(place: Place) -> None:
     spec = SPEC | {"secrets": ["KEY"]}
     with pytest.raises(TooLargeError):
         place.remote.submit(spec | {"gpus": 99}, environ={"KEY": "value"}, job_id=GPT)
-    assert place.api.service.secrets.of(GPT, ["KEY"]) == {}
+    assert place.api.operations.secrets.of(GPT, ["KEY"]) == {}
     body = {"job_id": GPT, "spec": SPEC, "secrets": {"KEY": "value"}}
     with pytest.raises(SpecError, match="the secret KEY was sent, but the job does not name it"):
         place.remote._ask(Joined, "POST", "/v1/jobs", json=body)
@@ -250,25 +250,25 @@ def test_a_refused_job_leaves_no_secret(place: Place) -> None:
 
 def test_secrets_that_came_unencrypted_are_refused(place: Place) -> None:
     """As through a proxy that ends TLS elsewhere: the client could not know."""
-    app = create_app(place.api.service)
+    app = create_app(place.api.operations)
     body = {"job_id": GPT, "spec": SPEC | {"secrets": ["KEY"]}, "secrets": {"KEY": "value"}}
     far = TestClient(app, base_url="http://head:8470", client=("192.0.2.7", 5000), headers=TOKEN_HEADER)
     answer = far.post("/v1/jobs", json=body)
     assert answer.status_code == 422
     assert "came unencrypted from 192.0.2.7" in answer.json()["error"]["message"]
-    assert place.api.service.secrets.of(GPT, ["KEY"]) == {}
+    assert place.api.operations.secrets.of(GPT, ["KEY"]) == {}
     near = TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 5000), headers=TOKEN_HEADER)
     assert near.post("/v1/jobs", json=body).status_code == 201
 
 
 def test_a_home_without_the_key_says_so(place: Place) -> None:
     place.remote.submit(SPEC | {"secrets": ["KEY"]}, environ={"KEY": "value"}, job_id=GPT)
-    path = place.api.service.home / "secret.key"
+    path = place.api.operations.home / "secret.key"
     path.write_bytes(Fernet.generate_key())
     with pytest.raises(HomeUnsuitableError, match=r"(?s)does not open the secret KEY of gpt.*copy secret.key"):
-        place.api.service.secrets.of(GPT, ["KEY"])
+        place.api.operations.secrets.of(GPT, ["KEY"])
     path.unlink()
     with pytest.raises(HomeUnsuitableError, match=r"secret.key cannot be used: No such file"):
-        place.api.service.secrets.of(GPT, ["KEY"])
-    committed = CommittedLog(place.api.scene.store, place.api.service.secrets)
+        place.api.operations.secrets.of(GPT, ["KEY"])
+    committed = CommittedLog(place.api.scene.store, place.api.operations.secrets)
     assert committed.secrets(GPT, ["KEY"]) == {}, "other jobs start all the same"

@@ -35,9 +35,9 @@ def test_a_store_that_fails_is_tried_again_and_said_in_health(server: Server, mo
         before_us = SystemClock().now_us()
         wake_at_us = server._tick()
         assert wake_at_us is not None and wake_at_us - before_us >= 1_000_000
-        assert server.service.health().problem == "the disk is full"
+        assert server.operations.health().problem == "the disk is full"
     assert server._tick() is None
-    assert server.service.health().problem is None
+    assert server.operations.health().problem is None
 
 
 def test_an_error_on_one_job_is_logged_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,6 +216,6 @@ def test_a_job_that_was_retired_is_answered_like_before(api: Api) -> None:
     assert {name: ask() for name, ask in asked.items()} == before
     number = scene.control.number
     spec = {"run": ["true"], "gpus": 4, "name": "gpt"}
-    again = api.service.submit(Submission(spec=spec, job_id=GPT, unprotected=True), "ada")
+    again = api.operations.submit(Submission(spec=spec, job_id=GPT, unprotected=True), "ada")
     assert again.job.state == "done"
     assert scene.control.number == number, "it is not run again"

@@ -33,7 +33,7 @@ def until(true: Callable[[], bool]) -> None:
 
 def node_token(api: Api, node: str) -> str:
     tokens = DerivedTokens("secret")
-    api.service.members = replace(api.service.members, derived=tokens)
+    api.operations.members = replace(api.operations.members, derived=tokens)
     return tokens.issue(node)
 
 
@@ -70,7 +70,7 @@ class Nodes:
         return path
 
     def received(self, node: str, name: str = "rank0.log") -> bytes:
-        path = self.api.service.home / "attempts" / self.job_id / "1" / node / "logs" / name
+        path = self.api.operations.home / "attempts" / self.job_id / "1" / node / "logs" / name
         return path.read_bytes() if path.exists() else b""
 
 
@@ -96,7 +96,7 @@ def test_a_part_is_appended_where_the_log_ends_and_nowhere_else(nodes: Nodes) ->
         with pytest.raises(UplinkError) as refused:
             uplink.put_log(job_id, epoch, name, start, b"x")
         assert not refused.value.again
-    assert len(list((nodes.api.service.home / "attempts").rglob("*.log"))) == 1
+    assert len(list((nodes.api.operations.home / "attempts").rglob("*.log"))) == 1
 
 
 def test_a_node_gets_the_files_of_its_own_attempts_only(nodes: Nodes) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP face of the service: /v1, JSON, a bearer token, and errors that a client can raise again."""
+"""The HTTP face of the operations: /v1, JSON, a bearer token, and errors that a client can raise again."""
 
 import asyncio
 import getpass
@@ -44,7 +44,7 @@ from cordee.control.agents import link, transfers
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, owner_of
 from cordee.control.files import PACK_BYTES_MAX
-from cordee.control.service import Service
+from cordee.control.operations import Operations
 from cordee.errors import CordeeError, InputError, NotFoundError, as_body
 from cordee.event_json import encode
 from cordee.events import Event
@@ -86,13 +86,13 @@ agents_router = APIRouter(
 
 
 @router.get("/health")
-def health(service: Asked) -> HealthView:
+def health(operations: Asked) -> HealthView:
     """Describe the server itself."""
-    return service.health()
+    return operations.health()
 
 
 @router.post("/jobs", status_code=201)
-def submit(submission: Submission, service: Asked, owner: Owner, request: Request) -> Submitted:
+def submit(submission: Submission, operations: Asked, owner: Owner, request: Request) -> Submitted:
     """Queue a job, or refuse it and change nothing."""
     peer = "" if request.client is None else request.client.host
     if submission.secrets and request.url.scheme != "https" and not is_loopback(peer):
@@ -100,50 +100,50 @@ def submit(submission: Submission, service: Asked, owner: Owner, request: Reques
             f"the secrets of this job came unencrypted from {peer}: anyone in between has them",
             hint="replace them, and use the server's https URL",
         )
-    return service.submit(submission, owner)
+    return operations.submit(submission, owner)
 
 
 @router.post("/rehearse")
-def rehearse(submission: Submission, service: Asked, owner: Owner, draws: Draws = 0) -> RehearsalView:
+def rehearse(submission: Submission, operations: Asked, owner: Owner, draws: Draws = 0) -> RehearsalView:
     """Rehearse a submission: where and when the job starts, what it preempts, what it costs; nothing is queued."""
-    return service.rehearse(submission, owner, draws)
+    return operations.rehearse(submission, owner, draws)
 
 
 @router.post("/files/missing")
-def missing_files(files: FileDigests, service: Asked) -> FileDigests:
+def missing_files(files: FileDigests, operations: Asked) -> FileDigests:
     """Return those contents of submitted files that must be sent before a job can name them."""
-    return FileDigests(digests=service.files.missing(files.digests))
+    return FileDigests(digests=operations.files.missing(files.digests))
 
 
 @router.put("/files")
-async def add_files(request: Request, service: Asked) -> FilesReceived:
+async def add_files(request: Request, operations: Asked) -> FilesReceived:
     """Store a pack of contents: records `<BLAKE3 in hex> <bytes>`, a newline, the content."""
     packed = await body_of(request, PACK_BYTES_MAX)
-    return FilesReceived(received=await asyncio.to_thread(service.add_files, packed))
+    return FilesReceived(received=await asyncio.to_thread(operations.add_files, packed))
 
 
 @router.get("/jobs")
-def jobs(service: Asked) -> list[JobView]:
+def jobs(operations: Asked) -> list[JobView]:
     """Return every job, newest first."""
-    return service.jobs()
+    return operations.jobs()
 
 
 @router.get("/jobs/{ref}")
-def job(ref: str, service: Asked) -> JobDetailView:
+def job(ref: str, operations: Asked) -> JobDetailView:
     """Return one job with its attempts."""
-    return service.job(ref)
+    return operations.job(ref)
 
 
 @router.post("/jobs/{ref}/stop")
-def stop(ref: str, service: Asked, owner: Owner, now: bool = False) -> JobView:
+def stop(ref: str, operations: Asked, owner: Owner, now: bool = False) -> JobView:
     """Ask a job to end, after a checkpoint or now."""
-    return service.stop(ref, by=owner, now=now)
+    return operations.stop(ref, by=owner, now=now)
 
 
 @router.get("/jobs/{ref}/why")
-def why(ref: str, service: Asked, draws: Draws = 0) -> WhyView:
+def why(ref: str, operations: Asked, draws: Draws = 0) -> WhyView:
     """Explain the state of a job; with draws, also forecast when it starts and ends."""
-    return service.why(ref, draws)
+    return operations.why(ref, draws)
 
 
 @router.get(
@@ -153,7 +153,7 @@ def why(ref: str, service: Asked, draws: Draws = 0) -> WhyView:
 )
 def read_logs(
     request: Request,
-    service: Asked,
+    operations: Asked,
     ref: str,
     *,
     epoch: Annotated[int | None, Query(ge=1, le=COUNT_MAX)] = None,
@@ -165,99 +165,99 @@ def read_logs(
 
     The header Range asks for bytes of one rank's log as they are, without labels.
     """
-    job = service.job(ref)
+    job = operations.job(ref)
     _check_rank(job, None if follow else epoch, rank)
 
     def files(which: int) -> list[Path]:
-        return logs.log_files(service.home, job.job_id, which, rank)
+        return logs.log_files(operations.home, job.job_id, which, rank)
 
     if "range" in request.headers:
         return _one_log(files(epoch or job.epoch), whole=tail is None and not follow)
     if follow:
         several = rank is None and job.gpus > 1
-        followed = logs.follow(files, lambda: service.progress(job.job_id), epoch, several)
+        followed = logs.follow(files, lambda: operations.progress(job.job_id), epoch, several)
         return StreamingResponse(followed, media_type="text/plain; charset=utf-8")
     lines = logs.lines(files(epoch or job.epoch), tail)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
 
 @router.get("/nodes")
-def nodes(service: Asked) -> list[NodeView]:
+def nodes(operations: Asked) -> list[NodeView]:
     """Return every node that was ever up."""
-    return service.nodes()
+    return operations.nodes()
 
 
 @router.post("/nodes/{name}/cordon")
-def cordon(name: str, order: NodeOrder, service: Asked, owner: Owner) -> NodeView:
+def cordon(name: str, order: NodeOrder, operations: Asked, owner: Owner) -> NodeView:
     """Place nothing new on a node."""
-    return service.cordon(name, by=owner, why=order.why)
+    return operations.cordon(name, by=owner, why=order.why)
 
 
 @router.post("/nodes/{name}/drain")
-def drain(name: str, order: NodeOrder, service: Asked, owner: Owner) -> NodeView:
+def drain(name: str, order: NodeOrder, operations: Asked, owner: Owner) -> NodeView:
     """Cordon a node and give its attempts notice."""
-    return service.cordon(name, by=owner, why=order.why, drain=True)
+    return operations.cordon(name, by=owner, why=order.why, drain=True)
 
 
 @router.post("/nodes/{name}/uncordon")
-def uncordon(name: str, order: NodeOrder, service: Asked, owner: Owner) -> NodeView:
+def uncordon(name: str, order: NodeOrder, operations: Asked, owner: Owner) -> NodeView:
     """Put a node back into use."""
-    return service.uncordon(name, by=owner, why=order.why)
+    return operations.uncordon(name, by=owner, why=order.why)
 
 
 @router.post("/join-tokens", status_code=201)
-def join_token(request: JoinTokenRequest, service: Asked, owner: Owner) -> JoinTokenView:
+def join_token(request: JoinTokenRequest, operations: Asked, owner: Owner) -> JoinTokenView:
     """Return a token with which machines join as nodes."""
-    return service.members.issue(request, owner)
+    return operations.members.issue(request, owner)
 
 
 @router.post("/nodes/{name}/leave")
-def leave(name: str, service: Asked, owner: Owner) -> Leaving:
+def leave(name: str, operations: Asked, owner: Owner) -> Leaving:
     """Drain a node that joined; let it go if no attempt is left."""
-    return service.members.leave(name, owner)
+    return operations.members.leave(name, owner)
 
 
 @agents_router.post("/join", status_code=201)
-def join(joining: JoinRequest, service: Asked, token: MayJoin) -> Joined:
+def join(joining: JoinRequest, operations: Asked, token: MayJoin) -> Joined:
     """Join as a node, with a join token; return the node's own token."""
-    others = [] if service.standby is None else [url for url in service.standby.servers if url]
-    return service.members.join(token, joining, others)
+    others = [] if operations.standby is None else [url for url in operations.standby.servers if url]
+    return operations.members.join(token, joining, others)
 
 
 @agents_router.post("/{node}/leave")
-def leave_as_node(node: Itself, service: Asked) -> Leaving:
+def leave_as_node(node: Itself, operations: Asked) -> Leaving:
     """Drain the node that asks, with its own token; let it go if no attempt is left."""
-    return service.members.leave(node)
+    return operations.members.leave(node)
 
 
 @router.get("/queues")
-def queues(service: Asked) -> QueuesView:
+def queues(operations: Asked) -> QueuesView:
     """Return the tree of queues: held, borrowed, lent, waiting."""
-    return service.queues()
+    return operations.queues()
 
 
 @router.put("/queues")
-def set_queues(submission: QueuesSubmission, service: Asked) -> QueuesView:
+def set_queues(submission: QueuesSubmission, operations: Asked) -> QueuesView:
     """Replace the tree of queues, or refuse and change nothing."""
-    return service.set_queues(submission)
+    return operations.set_queues(submission)
 
 
 @router.get("/cost")
-def cost(service: Asked, by: By = "job") -> CostView:
+def cost(operations: Asked, by: By = "job") -> CostView:
     """Return GPU time and cost until now."""
-    return service.cost(by)
+    return operations.cost(by)
 
 
 @router.get("/events", response_class=StreamingResponse)
-def events(service: Asked, after: Count = 0, follow: bool = False) -> StreamingResponse:
+def events(operations: Asked, after: Count = 0, follow: bool = False) -> StreamingResponse:
     """Return the log after a number, as server-sent events."""
-    return StreamingResponse(_events(service, after, follow), media_type="text/event-stream")
+    return StreamingResponse(_events(operations, after, follow), media_type="text/event-stream")
 
 
 @router.post("/down", status_code=202)
-def down(service: Asked) -> HealthView:
+def down(operations: Asked) -> HealthView:
     """Give every attempt notice, and end when all have left."""
-    return service.down()
+    return operations.down()
 
 
 def _one_log(found: Sequence[Path], *, whole: bool) -> FileResponse:
@@ -278,24 +278,24 @@ def _check_rank(job: JobDetailView, epoch: int | None, rank: int | None) -> None
         raise NotFoundError(f"{job.job_id} has no rank {rank}", hint=f"its ranks are 0 to {job.gpus - 1}")
 
 
-async def _events(service: Service, after: int, follow: bool) -> AsyncIterator[str]:
+async def _events(operations: Operations, after: int, follow: bool) -> AsyncIterator[str]:
     """Yield the log as server-sent events; `id` is the event's number in the log.
 
     A follower polls the log's number ten times a second: one waiting thread per follower would exhaust the pool.
     """
     while True:
-        page = await asyncio.to_thread(_page, service, after)
+        page = await asyncio.to_thread(_page, operations, after)
         for number, event in page:
             yield f"id: {number}\ndata: {json.dumps(encode(event))}\n\n"
             after = number
-        if not page and (not follow or service.closing):
+        if not page and (not follow or operations.closing):
             return
-        while follow and service.control.number <= after and not service.closing:
+        while follow and operations.control.number <= after and not operations.closing:
             await asyncio.sleep(logs.POLL_S)
 
 
-def _page(service: Service, after: int) -> list[tuple[int, Event]]:
-    return list(islice(service.store.events(after), EVENTS_AT_ONCE))
+def _page(operations: Operations, after: int) -> list[tuple[int, Event]]:
+    return list(islice(operations.store.events(after), EVENTS_AT_ONCE))
 
 
 def _answer(error: CordeeError) -> JSONResponse:
@@ -337,10 +337,10 @@ def _methods(request: Request) -> str:
     return ", ".join(sorted(found))
 
 
-def create_app(service: Service, agents: AgentsExecutor | None = None) -> FastAPI:
-    """Create the application around one service and, for the agents' links, its executor."""
+def create_app(operations: Operations, agents: AgentsExecutor | None = None) -> FastAPI:
+    """Create the application around the operations and, for the agents' links, its executor."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
-    app.state.service = service
+    app.state.operations = operations
     app.include_router(router)
     app.include_router(agents_router)
     app.include_router(transfers.router)

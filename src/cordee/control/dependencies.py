@@ -1,4 +1,4 @@
-"""Dependencies of the routes: the service, the owner or node of a request's token, its parameters and its body."""
+"""Dependencies of the routes: the operations, the owner or node of a request's token, its parameters and its body."""
 
 import difflib
 import hmac
@@ -8,17 +8,17 @@ from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 
 from cordee.answers import ErrorView
-from cordee.control.service import Service
+from cordee.control.operations import Operations
 from cordee.errors import ForbiddenError, InputError, TokenError
 
 
-async def _service(request: Request) -> Service:
-    service = request.app.state.service
-    assert isinstance(service, Service), "create_app put it there"
-    return service
+async def _operations(request: Request) -> Operations:
+    operations = request.app.state.operations
+    assert isinstance(operations, Operations), "create_app put it there"
+    return operations
 
 
-Asked = Annotated[Service, Depends(_service)]
+Asked = Annotated[Operations, Depends(_operations)]
 
 
 async def _shown(request: Request) -> str:
@@ -30,25 +30,27 @@ async def _shown(request: Request) -> str:
 Shown = Annotated[str, Depends(_shown)]
 
 
-def owner_of(service: Asked, shown: Shown) -> str:
-    for token, owner in service.owners.items():
+def owner_of(operations: Asked, shown: Shown) -> str:
+    for token, owner in operations.owners.items():
         if hmac.compare_digest(shown.encode(), token.encode()):
             return owner
-    node = service.members.node_of(shown) if shown else None
+    node = operations.members.node_of(shown) if shown else None
     if node is not None:
-        raise ForbiddenError(f"this token is node {node}'s, no user's", hint=f"a user's is in {service.home / 'token'}")
+        raise ForbiddenError(
+            f"this token is node {node}'s, no user's", hint=f"a user's is in {operations.home / 'token'}"
+        )
     why = "the token is wrong" if shown else "no token was sent"
     raise TokenError(why, hint="the server's operator has it: in `token` and `tokens` of the server's home")
 
 
-def _join_token(service: Asked, shown: Shown) -> str:
-    service.members.check_join_token(shown)
+def _join_token(operations: Asked, shown: Shown) -> str:
+    operations.members.check_join_token(shown)
     return shown
 
 
-def _node(node: str, service: Asked, shown: Shown) -> str:
+def _node(node: str, operations: Asked, shown: Shown) -> str:
     """Return the node of the path, whose token this must be."""
-    service.members.check_node(node, shown)
+    operations.members.check_node(node, shown)
     return node
 
 

@@ -1,6 +1,6 @@
 """The three ports between the scheduler core and a world: Clock, Store, Executor.
 
-The service and the simulator implement them differently and use the same code for everything else;
+The server and the simulator implement them differently and use the same code for everything else;
 that code does not know which of the two it runs in.
 """
 

@@ -35,9 +35,9 @@ from cordee.control.home import SQLITE, Home
 from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress
 from cordee.control.node_tokens import DerivedTokens, NodeTokens
+from cordee.control.operations import Operations
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
-from cordee.control.service import Service
 from cordee.control.snapshots import Snapshots, newest_fold
 from cordee.control.standby import LeaderOnly, Standby
 from cordee.control.store.credentials import Credentials
@@ -148,7 +148,7 @@ class Server:
         self._snapshots = Snapshots(self._store, url, fold)
         self.control = Control(clock=clock, store=self._store, executor=priced, fold=fold)
         self._cluster.control = self.control
-        self.service = Service(
+        self.operations = Operations(
             control=self.control,
             store=self._store,
             clock=clock,
@@ -184,7 +184,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = _loopback(self._home)
-        app = create_app(self.service, self._executor)
+        app = create_app(self.operations, self._executor)
         if self._standby is not None:
             app.add_middleware(LeaderOnly, standby=self._standby)
         http = WebServer(app, listener, self._public)
@@ -258,7 +258,7 @@ class Server:
             self._standby.announce(facts)
 
     def _end(self, http: WebServer, shut_down: bool) -> None:
-        self.service.closing = True
+        self.operations.closing = True
         if shut_down:  # an agent that dials only now must still find the server and receive its Shutdown
             self._executor.shutdown()
             self._tick()  # records that the nodes are down, so that they do not count as idle
@@ -297,11 +297,11 @@ class Server:
             self._standby.replaced = error
             return None
         except (StoreError, OSError) as error:
-            if self.service.problem != str(error):
+            if self.operations.problem != str(error):
                 self._log.error("a tick failed; nothing is lost, and it is tried again", error=str(error))
-            self.service.problem = str(error)
+            self.operations.problem = str(error)
             return SystemClock().now_us() + round(_RETRY_S * 1e6)
-        self.service.problem = None
+        self.operations.problem = None
         failures = {(str(job_id), repr(failure)): failure for job_id, failure in self.control.errors}
         for key, failure in failures.items():
             if key not in self._logged:
@@ -362,7 +362,7 @@ class Server:
 
     def _join_command(self) -> list[str]:
         request = JoinTokenRequest(uses=1, for_s=_JOIN_S)
-        made = self.service.members.issue(request, local_owner())
+        made = self.operations.members.issue(request, local_owner())
         return [sys.executable, "-m", "cordee", "nodes", "join", made.url, made.token]
 
     def _is_held(self, node: str) -> bool:
@@ -374,7 +374,7 @@ class Server:
         self._executor.dismiss(node)
 
     def _node_of(self, token: str) -> str | None:
-        return self.service.members.node_of(token)
+        return self.operations.members.node_of(token)
 
     def _wake(self) -> None:
         self._turn.put(None)

@@ -1,6 +1,6 @@
 """One tick of the control plane: take reports in, decide, commit, and hand the commands out.
 
-The service and the simulator run the same class, which reaches the world through its three ports only.
+The server and the simulator run the same class, which reaches the world through its three ports only.
 An event goes to the store first and then to the state: an event that the store refused has not happened.
 """
 

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from cordee.answers import FilesWanted, LogReceived
 from cordee.control import logs
 from cordee.control.dependencies import Asked, Itself, body_of
-from cordee.control.service import Service
+from cordee.control.operations import Operations
 from cordee.errors import InputError, NotFoundError
 from cordee.reports import COUNT_MAX
 
@@ -26,7 +26,9 @@ router = APIRouter(prefix="/v1/agents", include_in_schema=False)
 
 
 @router.put("/{node}/logs/{job_id}/{epoch}/{name}")
-async def receive_log(request: Request, node: Itself, job_id: str, epoch: Epoch, name: str, service: Asked) -> Response:
+async def receive_log(
+    request: Request, node: Itself, job_id: str, epoch: Epoch, name: str, operations: Asked
+) -> Response:
     """Append a part to a rank's log; 409 says where the next part begins."""
     part = await body_of(request, logs.PART_BYTES_MAX)
     given = _RANGE.fullmatch(request.headers.get("content-range", ""))
@@ -35,8 +37,8 @@ async def receive_log(request: Request, node: Itself, job_id: str, epoch: Epoch,
     start = int(given[1])
 
     def append() -> tuple[int, int]:
-        _spec_of(service, node, job_id, epoch)
-        log = (service.home, job_id, epoch, node, name)
+        _spec_of(operations, node, job_id, epoch)
+        log = (operations.home, job_id, epoch, node, name)
         size = logs.receive(*log, start, part)
         return (409, logs.size_of(*log)) if size is None else (200, size)
 
@@ -45,21 +47,21 @@ async def receive_log(request: Request, node: Itself, job_id: str, epoch: Epoch,
 
 
 @router.post("/{node}/files")
-def send_files(node: Itself, wanted: FilesWanted, service: Asked) -> Response:
+def send_files(node: Itself, wanted: FilesWanted, operations: Asked) -> Response:
     """Return a pack of submitted files of an attempt."""
-    files = _spec_of(service, node, wanted.job_id, wanted.epoch).get("files")
+    files = _spec_of(operations, node, wanted.job_id, wanted.epoch).get("files")
     if files is None:
         raise NotFoundError(f"{wanted.job_id} was submitted without its files")
-    return Response(service.files.pack(str(files), wanted.digests), media_type="application/octet-stream")
+    return Response(operations.files.pack(str(files), wanted.digests), media_type="application/octet-stream")
 
 
-def _spec_of(service: Service, node: str, job_id: str, epoch: int) -> dict[str, object]:
+def _spec_of(operations: Operations, node: str, job_id: str, epoch: int) -> dict[str, object]:
     """Return the spec of an attempt that holds, or held, GPUs of a node.
 
     Raises:
         NotFoundError: there is none.
     """
-    leases = {row["epoch"]: json.loads(row["leases"]) for row in service.store.attempts(job_id)}
+    leases = {row["epoch"]: json.loads(row["leases"]) for row in operations.store.attempts(job_id)}
     if node not in leases.get(epoch, {}):
         raise NotFoundError(f"{job_id}.{epoch} is no attempt on {node}")
-    return dict(json.loads(service.store.jobs(job_id)[0]["spec"]))
+    return dict(json.loads(operations.store.jobs(job_id)[0]["spec"]))

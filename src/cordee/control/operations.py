@@ -72,7 +72,7 @@ class Machines(Protocol):
 
 
 @dataclass(slots=True)
-class Service:
+class Operations:
     """The requests that clients make, over the server's parts.
 
     Attributes:
