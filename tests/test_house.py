@@ -21,6 +21,7 @@ ATTRIBUTES_MAX = 15
 RECORDS = {
     "AttemptRow": "one row of the ledger",
     "ChipEfficiency": "one entry of efficiency.toml",
+    "Estimate": "the plan's answer for a job",
     "Gpu": "one entry of gpus.toml",
     "Job": "the scheduler's part of a JobSpec",
     "JobSpec": "the keys of a job file",
@@ -31,6 +32,7 @@ RECORDS = {
     "ServingGiven": "the flags of `cordee serve plan`",
     "Policy": "one value for each question that schedulers answer differently",
     "RehearsalView": "one answer of the API",
+    "ServiceView": "one answer of the API",
     "Summary": "one row of a simulation's table",
     "Survival": "one section of a plan",
 }
@@ -87,6 +89,25 @@ def test_no_class_wants_to_be_two(path: Path) -> None:
 
 
 _CALLED_BY_OTHERS = {"down_revision", "Protect", "protect"}
+_CALLED_BY_OTHERS |= {
+    "ReplicaReports",
+    "ready",
+    "unready",
+    "ReplicaSettings",
+    "SETTINGS_ENV",
+    "FROM_JOB",
+    "usage_events",
+}
+_CALLED_BY_OTHERS |= {
+    "declare",
+    "end_service",
+    "take_in",
+    "ServiceSubmission",
+    "ScaleOrder",
+    "ServiceView",
+    "RoutesView",
+}
+_CALLED_BY_OTHERS |= {"GatewayReport", "GatewayAcknowledged", "ServedView"}
 """Names that alembic or the user's own code looks up."""
 _FRAMEWORKS = ("Callback", "TrainerCallback", "Sampler", "BaseModel", "NodeVisitor")
 _PLAIN_DECORATORS = {"property", "cached_property", "staticmethod", "classmethod", "cache", "contextmanager"}

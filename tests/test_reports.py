@@ -16,6 +16,8 @@ from cordee.events import (
     RankBehind,
     RankEvent,
     RankLeft,
+    ReplicaReady,
+    ReplicaUnready,
     Reported,
     Restored,
     SpanClass,
@@ -40,12 +42,17 @@ GOOD: list[RankEvent] = [
     RankBehind(
         at_us=NOW, **OF, rank=63, how=Behind.SLOW, step=2, since_us=SINCE, waited=0.4, where="é:8", stack=("a", "b")
     ),
+    ReplicaReady(at_us=NOW, **OF, rank=1, address="http://10.0.0.7:8000", engine="vllm", model="tiny", kv_tokens=9000),
+    ReplicaReady(at_us=NOW, **OF, rank=1, address="http://[fe80::1]:8000", engine="llama.cpp", model="tiny", slots=4),
+    ReplicaUnready(at_us=NOW, **OF, rank=1, why="it drains", draining=True),
 ]
 
 COMMIT = encode(GOOD[6])
 BEHIND = encode(GOOD[8])
 SPAN = encode(GOOD[2])
 LEFT = encode(GOOD[7])
+READY = encode(GOOD[9])
+UNREADY = encode(GOOD[11])
 
 BAD = [
     (COMMIT | {"step": 10**30}, r"CheckpointCommitted: step 10\^30 is out of range"),
@@ -76,6 +83,12 @@ BAD = [
     (BEHIND | {"waited": 10**400}, "RankBehind: waited 10.400 is out of range"),
     (BEHIND | {"how": "angry"}, "'angry' is not a valid Behind"),
     (LEFT | {"rank": 0}, "RankLeft: it is about another rank than 1"),
+    (READY | {"rank": 0}, "ReplicaReady: it is about another rank than 1"),
+    (READY | {"address": "10.0.0.7:8000"}, "ReplicaReady: address '10.0.0.7:8000' is not http://HOST:PORT"),
+    (READY | {"address": "http://host:8000/v1"}, "ReplicaReady: address .* is not http://HOST:PORT"),
+    (READY | {"address": 8000}, "ReplicaReady: address 8000 is not http://HOST:PORT"),
+    (READY | {"kv_tokens": -1}, "ReplicaReady: kv_tokens -1 is out of range"),
+    (UNREADY | {"draining": 1}, "ReplicaUnready: draining 1 is neither true nor false"),
     (
         {"kind": "RanksEnded", "at_us": NOW, **OF, "node": "n", "outcome": "lost"},
         "RanksEnded: a rank may not report it",

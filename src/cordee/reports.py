@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import TypeGuard, get_args, get_type_hints
 
 from cordee.event_json import decode
-from cordee.events import Event, Measured, RankEvent, RankLeft, Reported
+from cordee.events import Event, Measured, RankEvent, RankLeft, ReplicaReady, ReplicaUnready, Reported
 from cordee.ids import JobId
 from cordee.units import US_PER_HOUR
 
@@ -32,6 +32,9 @@ RANKS_PER_GPU_MAX = 16
 RANK_REPORTS = frozenset(get_args(RankEvent))
 
 # A rank's uploader has a stream of its own; `drain` is its name in version 0.1.0.
+_OF_ITS_OWN_RANK = (RankLeft, Measured, ReplicaReady, ReplicaUnready)
+_ADDRESS = re.compile(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}")
+
 _STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)(?:-(?:uploader|drain))?")
 
 
@@ -150,7 +153,7 @@ def check_report(event: RankEvent, scope: ReportScope, now_us: int) -> RankEvent
         if (value is None and optional) or (problem := check(value, scope, now_us)) is None:
             continue
         raise ReportError(f"{kind.__name__}: {name} {_short(value)} {problem}")
-    if scope.rank is not None and isinstance(event, (RankLeft, Measured)) and scope.rank != event.rank:
+    if scope.rank is not None and isinstance(event, _OF_ITS_OWN_RANK) and scope.rank != event.rank:
         raise ReportError(f"{kind.__name__}: it is about another rank than {scope.rank}")
     if isinstance(event, Reported) and event.loss is not None and not math.isfinite(event.loss):
         return replace(event, loss=None)
@@ -210,12 +213,22 @@ def _choice(value: object, scope: ReportScope, now_us: int) -> str | None:
     return None if isinstance(value, StrEnum) else "is not one of the values that it may have"
 
 
+def _flag(value: object, scope: ReportScope, now_us: int) -> str | None:
+    return None if isinstance(value, bool) else "is neither true nor false"
+
+
+def _address(value: object, scope: ReportScope, now_us: int) -> str | None:
+    is_one = isinstance(value, str) and len(value) <= TEXT_CHARS_MAX and _ADDRESS.fullmatch(value) is not None
+    return None if is_one else "is not http://HOST:PORT"
+
+
 _BY_NAME: Mapping[str, _Check] = {
     "rank": _rank,
     "loss": _loss,
+    "address": _address,
     **dict.fromkeys(("at_us", "from_us", "since_us"), _time),
 }
-_BY_TYPE: Mapping[object, _Check] = {int: _count, float: _amount, str: _text, tuple[str, ...]: _texts}
+_BY_TYPE: Mapping[object, _Check] = {int: _count, float: _amount, str: _text, bool: _flag, tuple[str, ...]: _texts}
 
 
 class _Fields:

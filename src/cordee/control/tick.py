@@ -25,6 +25,9 @@ from cordee.events import (
     ReportsRefused,
     ServerShuttingDown,
     ServerUp,
+    ServiceDeclared,
+    ServiceEnded,
+    ServiceScaled,
     StopRequested,
 )
 from cordee.ids import JobId
@@ -120,6 +123,43 @@ class Control:
             nodes = [record.node for record in self.state.nodes.records.values()]
             check(queues, sum(node.gpus for node in nodes) if nodes else None)
             self._append(QueuesSet(at_us=self._clock.now_us(), queues=tuple(queues)))
+
+    def declare(self, name: str, revision: int, *, by: str, spec: str, replicas: tuple[int, int]) -> None:
+        """Create a service, or update it with this revision; `replicas` are the fewest and the most."""
+        self._append(
+            ServiceDeclared(
+                at_us=self._clock.now_us(),
+                service=name,
+                revision=revision,
+                by=by,
+                spec=spec,
+                min_replicas=replicas[0],
+                max_replicas=replicas[1],
+            )
+        )
+
+    def scale(self, name: str, replicas: int, why: str) -> None:
+        """Set the number of replicas that a service wants."""
+        self._append(ServiceScaled(at_us=self._clock.now_us(), service=name, replicas=replicas, why=why))
+
+    def end_service(self, name: str, *, by: str, why: str) -> None:
+        """End a service; its controller gives the replicas notice."""
+        self._append(ServiceEnded(at_us=self._clock.now_us(), service=name, by=by, why=why))
+
+    def take_in(self, source: str, seq: int, events: Sequence[Event]) -> int:
+        """Commit what a stream reports, unless its mark shows that it is in the log; return the mark.
+
+        Raises:
+            StoreError: nothing was committed, and nothing may be acknowledged.
+        """
+        with self.changed:
+            if self._behind:
+                self.catch_up()
+            mark = self._store.mark(source)
+            if seq <= mark or not events:
+                return mark
+            self._commit(events, {source: seq})
+            return seq
 
     def stop(self, job_id: JobId, *, by: str, now: bool = False) -> None:
         """Request the end of a job; with `now` it does not wait for a checkpoint."""

@@ -14,6 +14,7 @@ from cordee.units import parse_bytes, parse_duration_s, parse_micro_usd
 from cordee.workload.gpus import parse_wanted
 from cordee.workload.keep import parse_keep
 from cordee.workload.planned import PlannedJob
+from cordee.workload.service import ServiceSpec, filled_in, read_service
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
 
 Launch = Literal["auto", "rank", "node"]
@@ -122,9 +123,13 @@ class ModelSpec(_Section):
 
 
 class JobSpec(_Section):
-    """One job. `gpus` is its total, `gpu_milli` thousandths of each, `gpu` the kind it needs (None: any)."""
+    """One job, or a service, then each of its replicas is such a job.
 
-    run: str | tuple[str, ...]
+    `gpus` is its total, `gpu_milli` thousandths of each, `gpu` the kind it needs (None: any). `run` is empty where a
+    service's engine is none of its own.
+    """
+
+    run: str | tuple[str, ...] = ()
     gpus: Positive
     gpu: str | None = None
     gpu_milli: Annotated[int, Field(ge=1, le=1000)] = 1000
@@ -145,15 +150,24 @@ class JobSpec(_Section):
     on_preempt: OnPreempt = OnPreempt()
     on_hang: OnHang = OnHang()
     model: ModelSpec | None = None
+    service: ServiceSpec | None = None
     plan: str | None = None  # the file of `cordee plan --json` that `gpus` and `model` were taken from
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     cwd: str | None = None  # the folder to run in; None: the one that it is submitted from
     files: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # digest of the tree of submitted files
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        return filled_in(data) if isinstance(data, Mapping) and data.get("service") is not None else data
+
     @model_validator(mode="after")
     def _check(self) -> "JobSpec":
-        if not self.run or (isinstance(self.run, str) and not self.run.strip()):
+        is_empty = not self.run or (isinstance(self.run, str) and not self.run.strip())
+        if self.service is not None:
+            self._check_service(self.service, is_empty)
+        elif is_empty:
             raise ValueError("run is empty: give a command")
         names = [*self.env, *self.secrets]
         for variable in names:
@@ -164,6 +178,21 @@ class JobSpec(_Section):
             raise ValueError(f"{twice[0]} is both in env and in secrets: a secret's value never stands in the spec")
         self._check_shape()
         return self
+
+    def _check_service(self, service: ServiceSpec, is_empty: bool) -> None:
+        if is_empty and service.engine == "command":
+            raise ValueError("the engine command needs run: a command that listens on $CORDEE_PORT")
+        if is_empty and service.model is None:
+            raise ValueError("a service needs service.model, or run: a command that listens on $CORDEE_PORT")
+        if not is_empty and service.engine not in ("auto", "command"):
+            raise ValueError(f"run is given, and service.engine = {service.engine} has a command of its own")
+        for section, has in (
+            ("elastic", self.elastic != Elastic()),
+            ("model", self.model is not None),
+            ("checkpoint", self.checkpoint.to is not None),
+        ):
+            if has:
+                raise ValueError(f"{section} is for a job that trains: a service has service.replicas, service.model")
 
     def _check_shape(self) -> None:
         for size in self.elastic.sizes:
@@ -189,6 +218,7 @@ class JobSpec(_Section):
         *,
         run: str | Sequence[str],
         gpus: str | None,
+        service: Mapping[str, Any] | None = None,
         plan: PlannedJob | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Sequence[str] = (),
@@ -196,12 +226,13 @@ class JobSpec(_Section):
     ) -> "JobSpec":
         """Make a job from the command line's flags: `tier="standard"`, `checkpoint_to="..."`, `limit_time="47h"`.
 
-        None means that the flag was not given.
+        None means that the flag was not given; `service` is the section as people write it.
 
         Raises:
             SpecError: an unknown flag or value.
         """
         document: dict[str, Any] = {"run": run if isinstance(run, str) else list(run), "gpus": gpus}
+        document |= {} if service is None else {"service": dict(service)}
         document |= {"env": dict(env or {}), "secrets": list(secrets)}
         for flag, value in flags.items():
             if value is None:
@@ -254,7 +285,7 @@ _UNITS: dict[tuple[str | None, str], tuple[str, Callable[[str], Any]]] = {
     ("on_hang", "report_after"): ("report_after_s", parse_duration_s),
     ("on_hang", "restart_after"): ("restart_after_s", parse_duration_s),
 }
-_SECTIONS: dict[str, type[_Section]] = {
+_SECTIONS: dict[str, type[BaseModel]] = {
     "place": Place,
     "elastic": Elastic,
     "limit": Limit,
@@ -262,8 +293,9 @@ _SECTIONS: dict[str, type[_Section]] = {
     "on_preempt": OnPreempt,
     "on_hang": OnHang,
     "model": ModelSpec,
+    "service": ServiceSpec,
 }
-_WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()}
+_WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()} | {"drain_s": "drain", "ttft_s": "ttft"}
 _NOT_WRITTEN = ("gpu", "gpu_milli", "files")  # `gpus: 64xH100` and `gpus: 0.5` say the first two; `--ship` the third
 
 
@@ -287,7 +319,7 @@ def _read(document: Any, where: Where) -> JobSpec:
         raise where.error((), "a job is a mapping of keys to values", "the shortest is: run: python train.py, gpus: 4")
     check_keys(document, _keys(None), (), where)
     for key in ("run", "gpus"):
-        if document.get(key) is None:
+        if document.get(key) is None and not (key == "run" and document.get("service") is not None):
             raise where.error(
                 (), f"the job has no {key}", "only run and gpus are required: run: python train.py, gpus: 4"
             )
@@ -311,6 +343,8 @@ def _read(document: Any, where: Where) -> JobSpec:
 
 def _read_section(section: str, written: dict[str, Any], where: Where) -> dict[str, Any]:
     check_keys(written, _keys(section), (section,), where)
+    if section == "service":
+        return read_service(written, where)
     return _in_base_units(written, section, where)
 
 

@@ -1,0 +1,424 @@
+"""The kinds of events, one record each. A log is a sequence of them."""
+
+from dataclasses import dataclass
+
+from cordee.events.values import (
+    Behind,
+    Failure,
+    Job,
+    Lease,
+    Node,
+    NoticeReason,
+    Outcome,
+    Queue,
+    SpanClass,
+)
+from cordee.ids import JobId
+
+# -- the server ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerUp:
+    """The server started and takes jobs."""
+
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerShuttingDown:
+    """The server shuts down: every attempt gets notice, and nothing new starts."""
+
+    at_us: int
+
+
+# -- jobs ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """A job was admitted. `spec` is its JobSpec as JSON, opaque to the scheduler; it holds no secret's value."""
+
+    at_us: int
+    job: Job
+    spec: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """The owner or an operator stops a job; with `now` without waiting for a checkpoint."""
+
+    at_us: int
+    job_id: JobId
+    by: str
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """The job will not run again."""
+
+    at_us: int
+    job_id: JobId
+    state: str  # done, failed or stopped
+    why: str
+
+
+# -- nodes -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUp:
+    """An agent claims a node, with an epoch above every earlier claim; or it reports a change of its GPUs."""
+
+    at_us: int
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDown:
+    """The node's agent is gone. Nothing is placed there until a NodeUp; its rank groups end with their RanksEnded."""
+
+    at_us: int
+    node: str
+    epoch: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUnreachable:
+    """The node's agent is silent: nothing new is placed there until it is heard again; its ranks go on."""
+
+    at_us: int
+    node: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReachable:
+    """The node's agent is heard again."""
+
+    at_us: int
+    node: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReclaimed:
+    """The cloud takes the node back at the deadline: its attempts get notice, and nothing new is placed there."""
+
+    at_us: int
+    node: str
+    epoch: int
+    deadline_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCordoned:
+    """An operator takes the node out of use: nothing new is placed there; with `drain` its attempts get notice."""
+
+    at_us: int
+    node: str
+    by: str
+    why: str = ""
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUncordoned:
+    """An operator puts the node back into use."""
+
+    at_us: int
+    node: str
+    by: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuesSet:
+    """These queues replace all others; jobs of other queues wait in `default`."""
+
+    at_us: int
+    queues: tuple[Queue, ...]
+
+
+# -- services --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceDeclared:
+    """A service was created, or updated with the next revision. `spec` is its JobSpec as JSON; it holds no secret."""
+
+    at_us: int
+    service: str
+    revision: int  # counted from 1, and on after the service has ended
+    by: str
+    spec: str
+    min_replicas: int
+    max_replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceScaled:
+    """The number of replicas that a service wants from now on."""
+
+    at_us: int
+    service: str
+    replicas: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceEnded:
+    """A service wants no replicas any more; those that run get notice."""
+
+    at_us: int
+    service: str
+    by: str
+    why: str
+
+
+# -- attempts: decisions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEvent:
+    """The fields of every event of one attempt: `epoch` counts the attempts of a job from 1."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPlaced(AttemptEvent):
+    """The scheduler leased a whole gang's GPUs. The command `start` follows from it."""
+
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeGiven(AttemptEvent):
+    """An attempt is asked to leave by the deadline. The command `notify` follows from it."""
+
+    reason: NoticeReason
+    deadline_us: int
+    for_job: JobId | None = None  # the job that gets the GPUs and is charged for the loss
+    gpus: int | None = None  # the number on which a resized attempt starts again
+    expected_loss_micro_usd: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillOrdered(AttemptEvent):
+    """Every process of the attempt must end at once. The command `kill` follows from it."""
+
+    why: str
+
+
+# -- attempts: observations of the agents ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksStarted(AttemptEvent):
+    """The agent of one node started its rank group."""
+
+    node: str
+    launch: str = ""  # one sentence: one process per GPU, or one for the node, and why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksEnded(AttemptEvent):
+    """Every process of the attempt on this node is gone, and its GPUs are free."""
+
+    node: str
+    outcome: Outcome
+    failure: Failure | None = None
+    why: str = ""
+
+
+# -- attempts: reports of the ranks ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(AttemptEvent):
+    """The attempt starts at `step`: a checkpoint's, or 0 without one."""
+
+    step: int
+    generation: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported(AttemptEvent):
+    """A span of the gang's time until `at_us`, reported by one rank; spans of an attempt do not overlap.
+
+    Its steps are first_step up to, not including, first_step + steps.
+    """
+
+    span: SpanClass
+    from_us: int
+    first_step: int = 0
+    steps: int = 0
+    tokens: int = 0  # of the whole gang
+    loss: float | None = None  # of the last step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(AttemptEvent):
+    """Values that a rank measured since the attempt started, under the names of the `Estimate`."""
+
+    rank: int
+    step: int  # the next one to begin
+    peak_bytes: int  # the most that CUDA's allocator handed out; without a GPU, the process's resident memory
+    reserved_bytes: int | None = None  # the most that CUDA's allocator held; None: no GPU
+    steps_total: int | None = None  # total number of steps of the job; None: not reported
+    step_us: int | None = None  # median of its last steps; None: none has ended
+    tokens_per_s: float | None = None  # of the whole gang
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted(AttemptEvent):
+    """A generation is durable and verified: steps below `step` will never be repeated."""
+
+    step: int
+    generation: int
+    size_bytes: int
+    stall_us: int
+    upload_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLeft(AttemptEvent):
+    """A rank leaves: `how` is `finished`, `checkpointed` or `aborted` (stopped without a save at that step)."""
+
+    rank: int
+    how: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBehind(AttemptEvent):
+    """A rank holds the others up, or no longer does; the lowest rank that answers reports it."""
+
+    rank: int
+    how: Behind
+    step: int  # the step that it is in
+    since_us: int
+    waited: float = 0.0  # for a slow rank: fraction of the time in which others wait for it
+    where: str = ""  # the innermost line of its script, or the state of its process
+    stack: tuple[str, ...] = ()  # of its main thread, the outermost call first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReady(AttemptEvent):
+    """The engine of a replica has answered a request: the gateway may send it others."""
+
+    rank: int
+    address: str  # http://HOST:PORT, as the gateway reaches it
+    engine: str
+    model: str
+    kv_tokens: int | None = None  # that its cache holds; None: not known
+    slots: int | None = None  # requests that it answers at a time; None: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaUnready(AttemptEvent):
+    """A replica gets no new requests: its engine does not answer, or it drains before it leaves."""
+
+    rank: int
+    why: str
+    draining: bool = False
+
+
+RankEvent = Restored | Reported | Measured | CheckpointCommitted | RankLeft | RankBehind | ReplicaReady | ReplicaUnready
+"""Reports of ranks, which keep the times at which they happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportsRefused(AttemptEvent):
+    """Impossible records of a rank's spool were left out; `why` is the reason for the last one."""
+
+    rank: int  # the rank that wrote the spool
+    count: int  # since the last such event of the spool
+    why: str
+
+
+# -- attempts: reports of the gateways -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensServed(AttemptEvent):
+    """The requests of one tenant, key and model that an attempt of a service answered in a stretch of time.
+
+    The row with neither tenant nor key has the time in which the attempt had a request open at all, and no requests.
+    """
+
+    gateway: str
+    service: str
+    tenant: str
+    key: str  # its id
+    model: str
+    from_us: int
+    busy_us: int  # within the stretch, time with at least one request open
+    requests: int
+    failed: int  # of these, requests without a whole answer
+    input_tokens: int  # the cached ones as well
+    cached_tokens: int
+    output_tokens: int
+
+
+# -- attempts: conclusions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateMissed(AttemptEvent):
+    """An attempt measured a value outside its estimate; reported once per job and quantity."""
+
+    quantity: str  # a value of `account.measured.Quantity`
+    why: str  # one sentence with the numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded(AttemptEvent):
+    """The ranks of the attempt have ended on every node; the job is queued again or a JobEnded follows."""
+
+    outcome: Outcome
+    why: str
+    failure: Failure | None = None
+
+
+Event = (
+    ServerUp
+    | ServerShuttingDown
+    | JobSubmitted
+    | StopRequested
+    | JobEnded
+    | NodeUp
+    | NodeDown
+    | NodeUnreachable
+    | NodeReachable
+    | NodeReclaimed
+    | NodeCordoned
+    | NodeUncordoned
+    | QueuesSet
+    | ServiceDeclared
+    | ServiceScaled
+    | ServiceEnded
+    | AttemptPlaced
+    | NoticeGiven
+    | KillOrdered
+    | RanksStarted
+    | RanksEnded
+    | Restored
+    | Reported
+    | Measured
+    | CheckpointCommitted
+    | RankLeft
+    | RankBehind
+    | ReplicaReady
+    | ReplicaUnready
+    | TokensServed
+    | EstimateMissed
+    | ReportsRefused
+    | AttemptEnded
+)

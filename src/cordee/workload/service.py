@@ -1,0 +1,180 @@
+"""The section `service` of a job file, which makes a job listen, and the settings of each of its replicas.
+
+A number that people write has its unit: `slo: {ttft: 500ms}` becomes `slo.ttft_s`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from cordee.errors import UnitError
+from cordee.units import parse_duration_s, parse_latency_s
+from cordee.workload.written import Where, check_keys, mapping, plain, quantity
+
+EngineName = Literal["auto", "llama.cpp", "vllm", "transformers", "command"]
+REPLICAS_MAX = 10_000
+FROM_JOB = "job:"
+"""The prefix of a model that is a training job's newest verified checkpoint."""
+
+SETTINGS_ENV = "CORDEE_REPLICA"
+"""The environment variable in which a replica finds its `ReplicaSettings` as JSON."""
+
+Flag = bool | int | float | str
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Replicas(_Part):
+    """The fewest and the most replicas; `min` 0: none while there are no requests."""
+
+    min: Annotated[int, Field(ge=0, le=REPLICAS_MAX)] = 1
+    max: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] = 1
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"replicas: the fewest, {self.min}, are more than the most, {self.max}")
+        return self
+
+    def __str__(self) -> str:
+        return str(self.min) if self.min == self.max else f"{self.min}..{self.max}"
+
+
+class Slo(_Part):
+    """The latencies that 99 of 100 requests must meet; None: any."""
+
+    ttft_s: Annotated[float, Field(gt=0)] | None = None
+    tpot_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class ServiceSpec(_Part):
+    """A service: its model, its engine and its replicas.
+
+    Attributes:
+        model: a folder, a name of the catalogue or a registry, `job:NAME`, or a .gguf file; None: the command knows.
+        engine: the server inside a replica; auto: `command` where the job has `run`, llama.cpp for a .gguf file and on
+            CPU slots, else vLLM.
+        replicas: the fewest and the most.
+        standby: ready replicas beyond those wanted, which take over at once.
+        slo: the latencies to meet.
+        context: tokens of the longest prompt with its answer; None: the engine's own.
+        drain_s: seconds that a replica has for its open requests before it leaves.
+        health: the path that the engine `command` answers with 200 when it is ready.
+        flags: settings of the engine, over those of the plan.
+        models: further models that the replicas may hold, one at a time.
+    """
+
+    model: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    engine: EngineName = "auto"
+    replicas: Replicas = Replicas()
+    standby: Annotated[int, Field(ge=0, le=100)] = 0
+    slo: Slo = Slo()
+    context: Annotated[int, Field(ge=1)] | None = None
+    drain_s: Annotated[float, Field(ge=0)] = 30.0
+    health: Annotated[str, Field(pattern=r"^/[!-~]*$")] = "/health"
+    flags: dict[str, Flag] = Field(default_factory=dict)
+    models: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.model is None and self.engine not in ("auto", "command"):
+            raise ValueError(f"the engine {self.engine} needs a model: a folder, a name, a .gguf file or job:NAME")
+        return self
+
+
+class ReplicaSettings(_Part):
+    """The settings with which a replica starts its engine, from its environment.
+
+    Attributes:
+        service: the service's name, by which requests name its model as well.
+        revision: that of the declaration.
+        engine: never `auto`.
+        run: the command of the engine `command`, which listens on $CORDEE_PORT.
+        port: the port of the engine; 0: a free one.
+        others: as in `ServiceSpec`.
+    """
+
+    service: str
+    revision: int
+    engine: Literal["llama.cpp", "vllm", "transformers", "command"]
+    model: str | None = None
+    models: tuple[str, ...] = ()
+    run: str | tuple[str, ...] = ()
+    port: int = 0
+    context: int | None = None
+    slo: Slo = Slo()
+    drain_s: float = 30.0
+    health: str = "/health"
+    flags: dict[str, Flag] = Field(default_factory=dict)
+
+
+def parse_replicas(text: str | int) -> Replicas:
+    """Return the replicas of `2` or `1..4`.
+
+    >>> str(parse_replicas("1..4")), parse_replicas(2)
+    ('1..4', Replicas(min=2, max=2))
+
+    Raises:
+        UnitError: not such a text, or the fewest are more than the most.
+    """
+    found = re.fullmatch(r"(\d{1,6})(?:\s*\.\.\s*(\d{1,6}))?", str(text).strip())
+    if found is None:
+        raise UnitError(f"{text!r} is not a number of replicas", hint="write 2, or the fewest and the most: 1..4")
+    fewest, most = int(found[1]), int(found[2] or found[1])
+    if fewest > most:
+        raise UnitError(f"{text!r}: the fewest are more than the most", hint=f"write {most}..{fewest}")
+    if not 1 <= most <= REPLICAS_MAX:
+        hint = "scale to zero with 0..1, or end it: cordee serve stop NAME" if most == 0 else f"write {REPLICAS_MAX:,}"
+        raise UnitError(f"{text!r}: the most must be 1 to {REPLICAS_MAX:,}", hint=hint)
+    return Replicas(min=fewest, max=most)
+
+
+def filled_in(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a job with the defaults of a service: production, one process a node, grace = drain."""
+    service = data["service"]
+    drain_s = service.drain_s if isinstance(service, ServiceSpec) else service.get("drain_s", 30.0)
+    filled = {"tier": "production", "launch": "node"} | {
+        name: value for name, value in data.items() if value is not None
+    }
+    filled["on_preempt"] = {"grace_s": drain_s} | _plain_section(data.get("on_preempt"))
+    return filled
+
+
+def _plain_section(section: Any) -> dict[str, Any]:
+    if isinstance(section, BaseModel):
+        return section.model_dump()
+    return dict(section) if isinstance(section, Mapping) else {}
+
+
+_UNITS = {"drain": ("drain_s", parse_duration_s)}
+_LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s"}
+
+
+def read_service(written: dict[str, Any], where: Where) -> dict[str, Any]:
+    """Return the fields of the section that people wrote, whose keys are known.
+
+    Raises:
+        SpecError: a quantity without its unit, or an unknown key below one of its keys.
+    """
+    values = {name: value for name, value in written.items() if name not in _UNITS and value is not None}
+    for key, (field, read) in _UNITS.items():
+        if written.get(key) is not None:
+            values[field] = quantity(read, written[key], ("service", key), where)
+    if "replicas" in values:
+        values["replicas"] = quantity(parse_replicas, values["replicas"], ("service", "replicas"), where)
+    slo = mapping(written, "slo", where)
+    check_keys(slo, tuple(_LATENCIES), ("service", "slo"), where)
+    if slo:
+        values["slo"] = {
+            _LATENCIES[key]: quantity(parse_latency_s, value, ("service", "slo", key), where)
+            for key, value in slo.items()
+        }
+    flags = mapping(written, "flags", where)
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            plain(value, ("service", "flags", name), where)
+    return values | {"flags": {str(name): value for name, value in flags.items()}}
