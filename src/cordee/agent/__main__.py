@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="the agent's own, with agent.json")
     folder = parser.parse_args().folder.resolve()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else each part of a rank's log has a line in the agent's
     logging.getLogger("websockets").setLevel(logging.WARNING)
     try:
         settings = AgentSettings.read(folder)
