@@ -150,6 +150,18 @@ def test_a_new_agent_goes_on_where_the_servers_copy_ends(nodes: Nodes, shipper: 
     again.close()
 
 
+def test_another_server_gets_the_log_of_a_rank_that_writes_nothing_more(nodes: Nodes, shipper: LogShipper) -> None:
+    path = nodes.log("n1")
+    path.write_bytes(b"0123456789" * 300)
+    shipper.begin(nodes.folder / "none", "n1")
+    shipper.follow(nodes.job_id, 1, "n1", path.parents[1])
+    until(lambda: nodes.received("n1") == path.read_bytes())
+    shipper.connected()
+    shutil.rmtree(nodes.api.operations.home / "attempts")
+    shipper.connected()
+    until(lambda: nodes.received("n1") == path.read_bytes())
+
+
 def test_a_log_waits_while_there_is_no_server_and_does_not_hold_the_end_for_ever(
     nodes: Nodes, shipper: LogShipper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

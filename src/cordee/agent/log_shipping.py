@@ -39,6 +39,10 @@ class _Shipment:
     given_up: set[str] = field(default_factory=set)
     complete: bool = False  # its processes have ended
 
+    def ask(self) -> None:
+        """Send the last byte of each log again, which a server answers with the size of its copy."""
+        self.sent = {name: max(sent - 1, 0) for name, sent in self.sent.items()}
+
 
 class LogShipper:
     """The logs of all rank groups of one agent.
@@ -54,7 +58,7 @@ class LogShipper:
         self._changed = threading.Condition()
         self._progress_s = monotonic_s()
         self._retry_s = RETRY_S_MIN
-        self._closing = False
+        self._closing = self._asks_again = False
         self._thread = threading.Thread(target=self._run, name="cordee-logs", daemon=True)
 
     def begin(self, attempts: Path, node: str) -> None:
@@ -81,8 +85,9 @@ class LogShipper:
             self._changed.notify()
 
     def connected(self) -> None:
-        """Try again at once, since the agent has a server again."""
+        """Try again at once, since the agent has a server again, which may be another one with none of the logs."""
         with self._changed:
+            self._asks_again = True
             self._progress_s, self._retry_s = monotonic_s(), 0.0
             self._changed.notify()
 
@@ -111,6 +116,10 @@ class LogShipper:
                 if not shipments:
                     self._changed.wait()
                     continue
+                asks, self._asks_again = self._asks_again, False
+            if asks:
+                for each in shipments:
+                    each.ask()
             try:
                 moved = [self._send(each) for each in shipments]
                 self._retry_s = RETRY_S_MIN
