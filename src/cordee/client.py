@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -82,6 +82,7 @@ class Client:
         home: Path | None = None,
         *,
         url: str | None = None,
+        others: Sequence[str] = (),
         token: str | None = None,
         fingerprint: str | None = None,
     ) -> None:
@@ -92,6 +93,7 @@ class Client:
         Args:
             home: folder of a server on this machine, or one that `cordee connect` has connected to a remote one.
             url: of the server's API.
+            others: URLs of servers that stand by for it, or lead in its place.
             token: of the user.
             fingerprint: SHA-256 of the certificate of the server at `url`; by default CORDEE_FINGERPRINT, and without
                 one the system's authorities decide.
@@ -107,7 +109,7 @@ class Client:
         else:
             token = token or os.environ.get("CORDEE_TOKEN") or home_token((home or default_home()).absolute())
             pinned = fingerprint or fingerprint_of_environment()
-            self.address = ServerAddress(url, token, pinned, home and home.absolute())
+            self.address = ServerAddress(url, token, pinned, home and home.absolute(), tuple(others))
         headers = {"Authorization": f"Bearer {token or self.address.token}"}
         # Without TLS no proxy from the environment is wanted, and loading the system's certificates would take longer
         # than most requests.

@@ -184,7 +184,8 @@ def _leave_here(folder: Path) -> Leaving:
     settings = _settings(folder)
     if not settings.servers:
         raise InputError(f"{settings.node} did not join: a server on this machine starts its agent", hint="cordee down")
-    with Client(url=settings.servers[0], token=settings.token, fingerprint=settings.fingerprint) as client:
+    url, *others = settings.servers
+    with Client(url=url, others=others, token=settings.token, fingerprint=settings.fingerprint) as client:
         last = _leave(client, settings.node, as_node=True)
     with terminal.waiting("its agent is ending"):
         while is_running(folder):
