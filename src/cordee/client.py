@@ -154,7 +154,8 @@ class Client:
         """Queue a job.
 
         The secrets that the spec names are read from `environ`. If the server's home is on this machine they are
-        copied into it and not sent; a remote server gets them over TLS and keeps them encrypted until the job ends.
+        copied into it and not sent. A server on another machine, over TLS, or one that shares its database with others
+        keeps them encrypted until the job ends.
 
         Args:
             spec: a JobSpec as JSON-ready data.
@@ -171,7 +172,8 @@ class Client:
         sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
         self.check_secrets(sent.spec.get("secrets") or (), environ)
         names = sent.spec.get("secrets") or ()
-        if self.home is None:
+        folder = self.address.secrets
+        if folder is None:
             exposed = [each for each in (self.url, *self.address.others) if not is_private(each)]
             if names and exposed:
                 raise InputError(
@@ -180,7 +182,7 @@ class Client:
                 )
             sent = sent.model_copy(update={"secrets": {name: environ[name] for name in names}})
             return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json"))
-        with _secrets_kept(self.home / "secrets", names, environ):
+        with _secrets_kept(folder, names, environ):
             return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json", exclude={"secrets"}))
 
     def rehearse(self, spec: Mapping[str, Any], *, unprotected: bool = False, draws: int = 0) -> RehearsalView:

@@ -10,6 +10,7 @@ import os
 import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from cordee.errors import HomeUnsuitableError, InputError, NoServerError, TokenError
@@ -26,8 +27,9 @@ class ServerAddress:
         url: of its API.
         token: identifies the user.
         fingerprint: of its certificate; None: an authority that the system trusts has signed it, or it has none.
-        home: its folder, if that is on this machine; secrets then go there and not over the network.
+        home: its folder, if that is on this machine.
         others: URLs of the servers that stand by for it, or lead in its place.
+        shared: whether other servers may share its database, which do not see its home.
     """
 
     url: str
@@ -35,6 +37,12 @@ class ServerAddress:
     fingerprint: str | None = None
     home: Path | None = None
     others: tuple[str, ...] = ()
+    shared: bool = False
+
+    @property
+    def secrets(self) -> Path | None:
+        """The folder of the secrets of jobs; None: they are sent, and the server keeps them."""
+        return None if self.home is None or self.shared else self.home / "secrets"
 
 
 def default_home() -> Path:
@@ -62,8 +70,16 @@ def find_server(home: Path | None = None) -> ServerAddress:
     remote = read_remote(home)
     if remote is not None:
         return replace(remote, token=token or remote.token)
-    found, others, fingerprint = _announced(home)
-    return ServerAddress(found, token or home_token(home), fingerprint, home, others)
+    facts = _announced(home)
+    url, servers = str(facts["url"]), [str(each) for each in facts.get("servers", ())]
+    return ServerAddress(
+        url,
+        token or home_token(home),
+        facts.get("fingerprint"),
+        home,
+        others=tuple(each for each in servers if each != url),
+        shared="servers" in facts,
+    )
 
 
 def is_remote(home: Path | None) -> bool:
@@ -184,21 +200,21 @@ def write_private(path: Path, content: bytes) -> None:
     new.replace(path)
 
 
-def _announced(home: Path) -> tuple[str, tuple[str, ...], str | None]:
-    """Return the URL of a home's server, those of the others of its database, and the fingerprint that all have."""
+def _announced(home: Path) -> dict[str, Any]:
+    """Return what the server of a home has announced: its URL, those of all servers of its database, and so on."""
+    path = home / "server.json"
     try:
-        facts = json.loads((home / "server.json").read_text())
-        url, servers = facts.get("url"), tuple(map(str, facts.get("servers", ())))
+        facts = dict(json.loads(path.read_text()))
     except FileNotFoundError:
         raise NoServerError(
             f"no server runs on {home}",
             hint="start one with `cordee up`, or use one on another machine: cordee connect URL TOKEN",
         ) from None
-    except (OSError, ValueError, AttributeError) as error:
-        raise NoServerError(f"{home / 'server.json'} cannot be read: {error}", hint="start a server again") from error
-    if url is None:
+    except (OSError, ValueError, TypeError) as error:
+        raise NoServerError(f"{path} cannot be read: {error}", hint="start a server again") from error
+    if facts.get("url") is None:
         raise NoServerError(f"the server on {home} is starting and takes no jobs yet", hint="ask again in a moment")
-    return str(url), tuple(each for each in servers if each != url), facts.get("fingerprint")
+    return facts
 
 
 def write_join_token(secret: str, fingerprint: str | None) -> str:

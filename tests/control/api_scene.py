@@ -43,7 +43,7 @@ class Api:
             wake=lambda: None,
             owners={TOKEN: "ada", OTHER: "bob"},
             members=members_of(self.scene, public and PublicAddress(public.url, public.fingerprint)),
-            secrets=SecretStore(folder, Credentials(self.scene.store)),
+            secrets=SecretStore(folder, Credentials(self.scene.store), TOKEN),
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

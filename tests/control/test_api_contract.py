@@ -39,7 +39,7 @@ def app_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesi
         wake=scene.control.tick,
         owners={TOKEN: "ada"},
         members=members_of(scene, PublicAddress("https://head:8470", None)),
-        secrets=SecretStore(folder, Credentials(scene.store)),
+        secrets=SecretStore(folder, Credentials(scene.store), TOKEN),
     )
     operations.closing = True  # followers are let go at once
     yield schemathesis.openapi.from_asgi("/openapi.json", create_app(operations))

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import pytest
 from api_scene import OTHER, SPEC, TOKEN, Api
-from cryptography.fernet import Fernet
 from fastapi.testclient import TestClient
 from stage import GPT
 
@@ -16,6 +15,8 @@ from cordee.control.agents.committed import CommittedLog
 from cordee.control.api import create_app
 from cordee.control.home import Home
 from cordee.control.listen import Listener
+from cordee.control.secret_store import SecretStore
+from cordee.control.store.credentials import Credentials
 from cordee.errors import (
     ForbiddenError,
     HomeUnsuitableError,
@@ -217,7 +218,6 @@ def test_a_remote_secret_is_kept_encrypted_until_the_job_ends(place: Place) -> N
     place.remote.submit(spec, environ={"HF_TOKEN": value}, job_id=GPT)
     assert not (home / "secrets").exists()
     assert secrets.of(GPT, ["HF_TOKEN", "OTHER"]) == {"HF_TOKEN": value}
-    assert (home / "secret.key").stat().st_mode & 0o777 == 0o600
     kept = b"".join(path.read_bytes() for path in home.glob("cordee.db*"))
     assert b"HF_TOKEN" in kept
     assert value.encode() not in kept
@@ -261,14 +261,13 @@ def test_secrets_that_came_unencrypted_are_refused(place: Place) -> None:
     assert near.post("/v1/jobs", json=body).status_code == 201
 
 
-def test_a_home_without_the_key_says_so(place: Place) -> None:
+def test_a_home_with_another_token_opens_no_secret(place: Place) -> None:
     place.remote.submit(SPEC | {"secrets": ["KEY"]}, environ={"KEY": "value"}, job_id=GPT)
-    path = place.api.operations.home / "secret.key"
-    path.write_bytes(Fernet.generate_key())
-    with pytest.raises(HomeUnsuitableError, match=r"(?s)does not open the secret KEY of gpt.*copy secret.key"):
-        place.api.operations.secrets.of(GPT, ["KEY"])
-    path.unlink()
-    with pytest.raises(HomeUnsuitableError, match=r"secret.key cannot be used: No such file"):
-        place.api.operations.secrets.of(GPT, ["KEY"])
-    committed = CommittedLog(place.api.scene.store, place.api.operations.secrets)
-    assert committed.secrets(GPT, ["KEY"]) == {}, "other jobs start all the same"
+    store, home = place.api.scene.store, place.api.operations.home
+    assert SecretStore(home, Credentials(store), TOKEN).of(GPT, ["KEY"]) == {"KEY": "value"}
+    other = SecretStore(home, Credentials(store), "another-token-of-another-home")
+    with pytest.raises(
+        HomeUnsuitableError, match=r"(?s)token does not open the secret KEY of gpt.*submit the job again"
+    ):
+        other.of(GPT, ["KEY"])
+    assert CommittedLog(store, other).secrets(GPT, ["KEY"]) == {}, "other jobs start all the same"

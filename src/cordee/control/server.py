@@ -33,13 +33,13 @@ from cordee.control.engines.port import Engine, Host
 from cordee.control.engines.slurm import SlurmRequest
 from cordee.control.home import SQLITE, Home
 from cordee.control.listen import OFF, PORT, Listener
-from cordee.control.members import Members, PublicAddress
+from cordee.control.members import Members, PublicAddress, hash_of
 from cordee.control.node_tokens import DerivedTokens, NodeTokens
 from cordee.control.operations import Operations
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
 from cordee.control.snapshots import Snapshots, newest_fold
-from cordee.control.standby import LeaderOnly, Standby
+from cordee.control.standby import LOOPBACK, LeaderOnly, Standby
 from cordee.control.store.credentials import Credentials
 from cordee.control.store.database import check_database, count_jobs
 from cordee.control.store.leader import Lead
@@ -126,12 +126,12 @@ class Server:
         catalogue = _catalogue(home.path)
         owners = home.owners(local_owner())
         url = database or f"sqlite:///{home.path / 'cordee.db'}"
-        lead = None if database is None else Lead(database, url="" if public is None else public.url)
+        lead = None if database is None else _lead(home, public, database)
         self._standby = None if lead is None else Standby(lead, home, self._wake)
         self._store = SqlStore(url, lead=lead)
         clock = SystemClock()
         credentials = Credentials(self._store)
-        job_secrets = SecretStore(home.path, credentials)
+        job_secrets = SecretStore(home.path, credentials, home.token())
         self._cluster = CommittedLog(self._store, job_secrets)
         derived = DerivedTokens(home.token())
         self._engine = self._make_engine(derived, node=LOCAL if database is None else _node_name(home))
@@ -193,6 +193,8 @@ class Server:
         shut_down = False
         try:
             if self._standby is not None:
+                if stand_by:
+                    self._until_stored(self._standby.check_keys)
                 http.begin()
                 self._standby.locate(url)
                 if stand_by:
@@ -471,6 +473,14 @@ def _database(home: Home, options: Options) -> str | None:
     return None if url == SQLITE else url
 
 
+def _lead(home: Home, public: Listener | None, database: str) -> Lead:
+    """Return this server's claim to the lead, with the keys by which agents and clients know it."""
+    if public is None:
+        return Lead(database, url="", known_by={"token": hash_of(home.token()), "certificate": LOOPBACK})
+    known_by = {"token": hash_of(home.token()), "certificate": public.fingerprint or "of an authority"}
+    return Lead(database, url=public.url, known_by=known_by)
+
+
 def _loopback(home: Home) -> socket.socket:
     """Listen on loopback, at the port of the last time if it is free: other servers and clients know it."""
     last = home.settings().get("port", "0")
@@ -519,7 +529,8 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
             except ReplacedError as error:
                 structlog.get_logger().error("this server ends its lead, and stands by", error=str(error))
                 stand_by, on_ready = True, _nobody_waits
-    except CordeeError:
+    except CordeeError as error:
+        structlog.get_logger().error("the server ends", error=str(error))
         raise
     except Exception:
         structlog.get_logger().exception("the server ends after an internal error; ranks go on")

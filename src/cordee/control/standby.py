@@ -10,8 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cordee.control.home import Home
 from cordee.control.store.leader import Lead
-from cordee.errors import HomeInUseError, ReplacedError, StandbyError, StoreError, as_body
+from cordee.errors import HomeInUseError, HomeUnsuitableError, ReplacedError, StandbyError, StoreError, as_body
 
+LOOPBACK = "none"  # of the keys, the certificate of a server that other machines do not reach
 _RENEW_S = 1.0
 _RETRY_S = 0.25
 
@@ -66,11 +67,37 @@ class Standby:
                 )
             leader = now
 
+    def check_keys(self) -> None:
+        """Check that this server has the keys of the one that leads, by which agents and clients know it.
+
+        Raises:
+            HomeUnsuitableError: it has not, and would be of no use when it takes over.
+        """
+        leader, own = self._lead.leader(), self._lead.known_by
+        if leader is None or leader.left_us <= 0 or leader.holder == self._lead.holder:
+            return
+        other = [name for name, value in own.items() if leader.known_by.get(name, value) != value]
+        if not other:
+            return
+        if "certificate" in other and own["certificate"] == LOOPBACK:
+            why, hint = "other machines do not reach it", "give --listen here too, such as --listen 0.0.0.0:8470"
+        elif "certificate" in other and leader.known_by["certificate"] == LOOPBACK:
+            why, hint = "other machines reach this one only", "start that one with --listen too, or this one without"
+        else:
+            why = f"its {' and its '.join(other)} differ{'' if len(other) > 1 else 's'}"
+            hint = "copy token, certificate.pem and certificate.key from that server's home, or give both servers the "
+            hint += "same --certificate; to change them for both, end that server first"
+        raise HomeUnsuitableError(
+            f"{self._home.path} cannot stand by for {leader.url}, whose agents and clients would not know it: {why}",
+            hint=hint,
+        )
+
     def wait(self, follow: Callable[[], None], stopped: Callable[[], bool]) -> bool:
         """Stand by and follow the log until this server leads; return False if it is stopped before."""
         while not stopped():
             try:
-                self._publish()
+                if self._publish():
+                    self.check_keys()
                 if self._lead.wait(0):
                     return True
                 follow()
@@ -116,15 +143,17 @@ class Standby:
             except (StoreError, OSError) as error:
                 self._say(error)
 
-    def _publish(self) -> None:
+    def _publish(self) -> bool:
+        """List this server's address, unless that was done a moment ago; return whether it was done."""
         if time.monotonic() - self._registered_s < _RENEW_S:
-            return
+            return False
         known = self._lead.servers
         self._lead.register()
         self._registered_s = time.monotonic()
         if self._lead.servers != known:
             with self._announcing:
                 self.announce(self._facts)
+        return True
 
     def _say(self, error: Exception) -> None:
         if self._problem != str(error):

@@ -19,7 +19,7 @@ DEVICES = ("plugin", "claim", "all")
 
 _SERVER = f"""\
 umask 077
-for name in token tokens secret.key; do
+for name in token tokens; do
   if [ -e "$CORDEE_SECRETS/$name" ]; then cp -f "$CORDEE_SECRETS/$name" "$CORDEE_HOME/$name"; fi
 done
 exec cordee up --foreground --listen "$(hostname -f):{PORT}" --certificate "$CORDEE_TLS/tls.crt" \\
@@ -39,8 +39,7 @@ class ServerPods:
         image: the container image, with `cordee[server,postgres]`.
         namespace: of all objects.
         replicas: servers; all but one stand by.
-        secret: Secret with `database`, `token` and, if there are several users or secrets of jobs, `tokens` and
-            `secret.key`.
+        secret: Secret with `database`, `token` and, if there are several users, `tokens`.
         tls: Secret of type kubernetes.io/tls.
         storage: size of the volume for logs and files of the jobs, as Kubernetes writes it.
         on: engine that gives machines, as `cordee up --on` takes it; None: nodes that join.

@@ -5,9 +5,11 @@ leader keeps it, so a row with a lease makes the change certain, and every commi
 was replaced while it was frozen writes nothing.
 """
 
+import json
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -29,12 +31,19 @@ _LOCK = sa.func.hashtextextended(sa.literal("cordee ") + sa.func.current_schema(
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The row of the server that leads; `left_us` is what remains of its lease, by the database's clock."""
+    """The row of the server that leads.
+
+    Attributes:
+        epoch, holder, url: of its lead, of its sessions, of itself.
+        left_us: what remains of its lease, by the database's clock.
+        known_by: the keys by which agents and clients know it: names and hashes.
+    """
 
     epoch: int
     holder: str
     url: str
     left_us: int
+    known_by: Mapping[str, str] = field(default_factory=dict)
 
 
 class Lead:
@@ -43,13 +52,16 @@ class Lead:
     Attributes:
         holder: the name of this server's sessions in PostgreSQL, unique to this claim.
         url: this server's address.
+        known_by: the keys by which agents and clients know this server: names and hashes.
         epoch: the epoch in which this server leads; 0: it has never led.
         servers: the addresses of all servers of the database, the leader's first; `register` refreshes them.
     """
 
-    def __init__(self, database: str, *, url: str, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self, database: str, *, url: str, known_by: Mapping[str, str] | None = None, lease_s: float = LEASE_S
+    ) -> None:
         self.holder = f"cordee-{secrets.token_hex(8)}"
-        self.url, self.epoch, self.servers = url, 0, [url]
+        self.url, self.known_by, self.epoch, self.servers = url, dict(known_by or {}), 0, [url]
         self.lease_s = lease_s
         self._engine = make_engine(database, name=self.holder)
         self._session: sa.Connection | None = None
@@ -82,20 +94,25 @@ class Lead:
     def leader(self) -> Leader | None:
         """Return the row of the leader; None if no server has ever led."""
         row = tables.leader
-        query = sa.select(row.c.epoch, row.c.holder, row.c.url, (row.c.expires_us - _NOW_US).label("left_us"))
+        left_us = (row.c.expires_us - _NOW_US).label("left_us")
+        query = sa.select(row.c.epoch, row.c.holder, row.c.url, left_us, row.c.known_by)
         try:
             with self._engine.connect() as connection:
                 found = connection.execute(query).first()
         except SQLAlchemyError as error:
             raise StoreError(f"the leader cannot be read: {reason(error)}") from error
-        return None if found is None else Leader(found.epoch, found.holder, found.url, found.left_us)
+        if found is None:
+            return None
+        return Leader(found.epoch, found.holder, found.url, found.left_us, json.loads(found.known_by))
 
     def check_nobody_leads(self) -> None:
         """Raise StoreError if a server leads: the schema is its version's, and must stay so while it writes."""
-        leader = self.leader()
-        if leader is not None and leader.left_us > 0:
+        row = tables.leader
+        with self._engine.connect() as connection:  # only columns that the first schema with servers has
+            url = connection.execute(sa.select(row.c.url).where(row.c.expires_us > _NOW_US)).scalar()
+        if url is not None:
             raise StoreError(
-                f"the database has the schema of an earlier version, and {leader.url} leads on it",
+                f"the database has the schema of an earlier version, and {url} leads on it",
                 hint="end that server first (SIGTERM; ranks go on); this one then brings the schema up to date",
             )
 
@@ -153,7 +170,8 @@ class Lead:
         leader, began_s = self.leader(), monotonic_s()
         if leader is not None and leader.holder != self.holder:
             self._end_sessions(session, leader.holder)  # it may be frozen within a commit, which holds the row
-        values = {"holder": self.holder, "url": self.url, "expires_us": _NOW_US + self._lease_us}
+        values: dict[str, object] = {"holder": self.holder, "url": self.url, "known_by": json.dumps(self.known_by)}
+        values["expires_us"] = _NOW_US + self._lease_us
         epoch = 1 if leader is None else leader.epoch + 1
         with self._engine.begin() as connection:
             if leader is None:

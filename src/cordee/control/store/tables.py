@@ -128,6 +128,7 @@ leader = sa.Table(
     sa.Column("holder", sa.String, nullable=False),
     sa.Column("url", sa.String, nullable=False),
     sa.Column("expires_us", sa.BigInteger, nullable=False),
+    sa.Column("known_by", sa.Text, nullable=False, server_default="{}"),
 )
 servers = sa.Table(
     "servers",
