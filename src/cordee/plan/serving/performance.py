@@ -154,7 +154,7 @@ def play(traffic: Traffic, held: ServingMemory, speed: Speed, replicas: int) -> 
     if traffic.requests:
         parts: Sequence[Sequence[Request]] = route(traffic.requests, replicas)
     else:
-        parts = [_drawn(traffic, traffic.offered_per_s / replicas, steady)]
+        parts = [_drawn(traffic, speed, traffic.offered_per_s / replicas, sequences)]
     limits = replica_limits(held, prefix_caching=traffic.has_prefixes)
     served = merged([serve(part, speed, limits) for part in parts])
     if not served.outcomes:
@@ -175,20 +175,27 @@ def play(traffic: Traffic, held: ServingMemory, speed: Speed, replicas: int) -> 
     )
 
 
-def _drawn(traffic: Traffic, rate_per_s: float, steady: Performance) -> list[Request]:
-    """Return one replica's requests, drawn at the rate from one seed.
-
-    `steady` is a replica that is full: a load that comes near it takes more requests to settle.
-    """
+def _drawn(traffic: Traffic, speed: Speed, rate_per_s: float, sequences: int) -> list[Request]:
+    """Return one replica's requests, drawn at the rate from one seed; it runs so many `sequences` at most."""
     lengths = [(traffic.input_tokens, traffic.output_tokens)]
-    drawn = poisson(_requests_to_play(steady, rate_per_s), rate_per_s, lengths, seed=SEED)
+    batch = _batch_that_keeps_up(traffic, speed, rate_per_s, sequences)
+    drawn = poisson(max(PLAYED, ROUNDS * batch), rate_per_s, lengths, seed=SEED)
     return [replace(each, cached_tokens=traffic.cached_tokens) for each in drawn]
 
 
-def _requests_to_play(steady: Performance, rate_per_s: float) -> int:
-    """Return the requests at this rate after which a replica has settled; `steady` is one that is full."""
-    fullness = min(1.0, rate_per_s / (steady.requests_per_s or 1.0))
-    return max(PLAYED, round(ROUNDS * steady.sequences * fullness))
+def _batch_that_keeps_up(traffic: Traffic, speed: Speed, rate_per_s: float, most: int) -> int:
+    """Return the fewest concurrent requests at which a replica answers this rate, `most` if none does.
+
+    The batch settles there: a load far from a replica's capacity needs no more requests to fill it.
+    """
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        if steady_state(traffic, speed, 1, middle).requests_per_s >= rate_per_s:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def replica_limits(held: ServingMemory, *, prefix_caching: bool) -> Limits:

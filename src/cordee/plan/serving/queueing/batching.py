@@ -109,26 +109,30 @@ def serve(
         prefilled: prompts arrive computed, with their first token (the decode side of a disaggregated service).
         jumps: take steps in which nothing begins or ends at once; without it each is taken alone.
     """
-    replica = _Replica(requests, speed, limits, speculation, prefilled, jumps)
+    replica = Replica(speed, limits, speculation=speculation, prefilled=prefilled, jumps=jumps)
+    for each in requests:
+        replica.offer(each)
     replica.run()
-    done = replica.tally
-    outcomes = [done.outcomes[index] for index in sorted(done.outcomes)]
-    return Served(outcomes, done.refused, done.preemptions, done.busy_s, replica.now_s, done.recomputed_tokens)
+    return replica.served
 
 
-class _Replica:
-    """One replica in time."""
+class Replica:
+    """One replica in time: requests are offered in the order of arrival, and `run` serves them.
+
+    With requests that are known only later, run it until each of them arrives.
+    """
 
     def __init__(
         self,
-        requests: Sequence[Request],
         speed: Steps,
         limits: Limits,
-        speculation: Speculation | None,
-        prefilled: bool,
-        jumps: bool,
+        *,
+        speculation: Speculation | None = None,
+        prefilled: bool = False,
+        jumps: bool = True,
     ) -> None:
-        self.arrivals = deque(_Sequence(index, each, each.input_tokens) for index, each in enumerate(requests))
+        self.arrivals: deque[_Sequence] = deque()
+        self.offered = 0
         self.speed, self.limits, self.speculation = speed, limits, speculation
         self.prefilled, self.jumps = prefilled, jumps
         self.pool = Pool(limits.kv_tokens, block_tokens=limits.block_tokens, caching=limits.prefix_caching)
@@ -137,11 +141,30 @@ class _Replica:
         self.batch = _Batch(speculation.tokens_per_step if speculation else 1.0, grows=not limits.reserves_output)
         self.tally = _Tally()
         self.now_s = 0.0
+        self.until_s = inf
         self.admitted = 0
 
-    def run(self) -> None:
-        """Serve until no request is left."""
-        while self.arrivals or self.waiting or self.filling or self.batch.size:
+    @property
+    def open(self) -> int:
+        """Requests that have arrived and are not answered."""
+        return self.offered - len(self.tally.outcomes) - self.tally.refused
+
+    @property
+    def served(self) -> Served:
+        """What it has done."""
+        done = self.tally
+        outcomes = [done.outcomes[index] for index in sorted(done.outcomes)]
+        return Served(outcomes, done.refused, done.preemptions, done.busy_s, self.now_s, done.recomputed_tokens)
+
+    def offer(self, request: Request) -> None:
+        """Add a request that arrives after all others."""
+        self.arrivals.append(_Sequence(self.offered, request, request.input_tokens))
+        self.offered += 1
+
+    def run(self, until_s: float = inf) -> None:
+        """Serve until no request is left, or until a step ends at `until_s` or after it."""
+        self.until_s = until_s
+        while self.now_s < until_s and (self.arrivals or self.waiting or self.filling or self.batch.size):
             if not (self.waiting or self.filling or self.batch.size):
                 self.now_s = max(self.now_s, self.arrivals[0].request.arrival_s)
             self._receive()
@@ -263,7 +286,7 @@ class _Replica:
             return
         last = self._step_s([], batch.size, batch.context + batch.growth * (steps - 1))
         slope = (last - now) / (steps - 1)
-        arrival = self.arrivals[0].request.arrival_s if self.arrivals else inf
+        arrival = self.arrivals[0].request.arrival_s if self.arrivals else self.until_s
         full = self.waiting or batch.size >= self.limits.max_sequences
         if not full:
             steps = int(min(steps, _steps_until(arrival - self.now_s, now, slope)))
