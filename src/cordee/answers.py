@@ -311,6 +311,10 @@ class SplitView(View):
     checkpoint: int
     restart: int
     stall: int
+    loading: int
+    serving: int
+    idle_held: int
+    draining: int
     lost: int
     unreported: int
 
@@ -324,7 +328,7 @@ class LostView(View):
 
 
 class CostRowView(View):
-    """The GPU time and cost of one job, user, queue or attempt. `charged` is the loss of others for its sake.
+    """The GPU time and cost of one job, user, queue, service or attempt. `charged` is the loss of others for its sake.
 
     `measured` is set only for a job (its newest attempt) and for an attempt.
     """

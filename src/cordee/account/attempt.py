@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cordee.account.replica import ReplicaTimeline
 from cordee.account.split import MILLI, Class, Split, rounded
-from cordee.account.timeline import Segment, Timeline
+from cordee.account.timeline import Conclusion, Segment, Timeline
 from cordee.events import AttemptPlaced, Job, Lease, Node, NoticeGiven, NoticeReason, Outcome
 from cordee.ids import JobId
 from cordee.units import US_PER_HOUR
@@ -20,6 +21,7 @@ class Charged(NamedTuple):
     job_id: JobId
     owner: str
     queue: str
+    service: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,7 @@ class AttemptRow:
     epoch: int
     owner: str
     queue: str
+    service: str  # of which it was a replica; "": of none
     gpus: int
     placed_us: int
     ended_us: int | None  # None: live, and every class provisional
@@ -40,7 +43,7 @@ class AttemptRow:
     charged: Charged | None
     steps: int
     steps_repeated: int  # done before by an attempt of this job that did not keep them
-    tokens: int  # of steps that are not lost
+    tokens: int  # of steps that are not lost; of a replica, those that it served
     price_sources: tuple[str, ...]
 
     @property
@@ -50,48 +53,58 @@ class AttemptRow:
 
 
 class OpenAttempt:
-    """An attempt whose account is not closed."""
+    """An attempt whose account is not closed; `replica` is its time if it is one, else `timeline`."""
 
     __slots__ = (
-        "epoch", "freed_us", "job", "leases", "notice", "placed_us", "prices", "sources", "steps_repeated", "stopped",
-        "timeline",
+        "epoch", "freed_us", "job", "leases", "notice", "outcome", "placed_us", "prices", "replica", "sources",
+        "steps_repeated", "stopped", "timeline",
     )  # fmt: skip
     epoch: int
     freed_us: dict[str, int]
     job: Job
     leases: dict[str, Lease]
     notice: NoticeGiven | None
+    outcome: Outcome | None
     placed_us: int
     prices: dict[str, int]
+    replica: ReplicaTimeline | None
     sources: tuple[str, ...]
     steps_repeated: int
     stopped: bool
     timeline: Timeline
 
-    def __init__(self, job: Job, event: AttemptPlaced, nodes: Mapping[str, Node], timeline: Timeline) -> None:
-        self.job, self.epoch, self.placed_us, self.timeline = job, event.epoch, timeline.placed_us, timeline
+    def __init__(
+        self, job: Job, event: AttemptPlaced, nodes: Mapping[str, Node], placed_us: int, *, detailed: bool
+    ) -> None:
+        self.job, self.epoch, self.placed_us = job, event.epoch, placed_us
+        self.timeline = Timeline(placed_us, detailed=detailed)
+        self.replica = ReplicaTimeline(placed_us, detailed=detailed) if job.service is not None else None
         self.leases = {lease.node: lease for lease in event.leases}
         self.prices = {name: nodes[name].micro_usd_per_gpu_hour for name in self.leases}
         self.sources = tuple(sorted({nodes[name].price_source for name in self.leases}))
         self.freed_us = {}
-        self.notice = None
+        self.notice = self.outcome = None
         self.stopped = False
         self.steps_repeated = 0
 
-    def segments(self, now_us: int, outcome: Outcome | None) -> tuple[Segment, ...]:
+    def segments(self, now_us: int) -> tuple[Segment, ...]:
         """Return its time until its last GPUs were free, or until now; its timeline must keep details."""
-        end_us = max(self.freed_us.get(name, max(now_us, self.placed_us)) for name in self.leases)
-        return self.timeline.conclude(outcome).segments(end_us)
+        return self._concluded().segments(max(self._ends_us(now_us)))
 
-    def row(self, now_us: int, outcome: Outcome | None, jobs: Mapping[JobId, Job]) -> AttemptRow:
+    def held_micro_usd(self, now_us: int) -> int:
+        """Return the micro-dollars of its leases until their ends, or until now: the sum of those of its row."""
+        ends = zip(self.leases.items(), self._ends_us(now_us), strict=True)
+        cost = sum((end_us - self.placed_us) * each.gpu_milli * self.prices[name] for (name, each), end_us in ends)
+        return cost // (MILLI * US_PER_HOUR)
+
+    def row(self, now_us: int, jobs: Mapping[JobId, Job]) -> AttemptRow:
         """Return the account until its GPUs were free, or until now; `jobs` are those that may be charged."""
         held: dict[int, list[int]] = {}  # end: thousandths of GPUs, and the same times their price
-        for name, lease in self.leases.items():
-            sums = held.setdefault(self.freed_us.get(name, max(now_us, self.placed_us)), [0, 0])
-            milli = len(lease.gpus) * lease.milli
-            sums[0] += milli
-            sums[1] += milli * self.prices[name]
-        concluded = self.timeline.conclude(outcome)
+        for (name, lease), end_us in zip(self.leases.items(), self._ends_us(now_us), strict=True):
+            sums = held.setdefault(end_us, [0, 0])
+            sums[0] += lease.gpu_milli
+            sums[1] += lease.gpu_milli * self.prices[name]
+        concluded = self._concluded()
         gpu_us: dict[Class, int] = {}
         cost: dict[Class, int] = {}
         for end_us, (milli, rate) in held.items():
@@ -99,16 +112,17 @@ class OpenAttempt:
                 gpu_us[cls] = gpu_us.get(cls, 0) + time_us * milli
                 cost[cls] = cost.get(cls, 0) + time_us * rate
         split = rounded(gpu_us, MILLI)
-        cause = None if outcome is None or not split.lost else self._cause(outcome)
+        cause = None if self.outcome is None or not split.lost else self._cause(self.outcome)
         return AttemptRow(
             job_id=self.job.job_id,
             epoch=self.epoch,
             owner=self.job.owner,
             queue=self.job.queue,
+            service=self.job.service or "",
             gpus=sum(len(lease.gpus) for lease in self.leases.values()),
             placed_us=self.placed_us,
-            ended_us=None if outcome is None else max(self.freed_us.values()),
-            outcome=outcome,
+            ended_us=None if self.outcome is None else max(self.freed_us.values()),
+            outcome=self.outcome,
             gpu_us=split,
             micro_usd=rounded(cost, MILLI * US_PER_HOUR),
             cause=cause,
@@ -119,12 +133,21 @@ class OpenAttempt:
             price_sources=self.sources,
         )
 
+    def _concluded(self) -> Conclusion:
+        return (self.replica or self.timeline).conclude(self.outcome)
+
+    def _ends_us(self, now_us: int) -> list[int]:
+        """Return the end of each lease; now, of one that is held."""
+        return [self.freed_us.get(name, max(now_us, self.placed_us)) for name in self.leases]
+
     def _charged(self, jobs: Mapping[JobId, Job]) -> Charged | None:
         job_id = self.notice.for_job if self.notice is not None and self.notice.reason in _CHARGED else None
         if job_id is None:
             return None
         job = jobs.get(job_id)
-        return Charged(job_id, job.owner, job.queue) if job is not None else Charged(job_id, job_id, job_id)
+        if job is None:
+            return Charged(job_id, job_id, job_id, "")
+        return Charged(job_id, job.owner, job.queue, job.service or "")
 
     def _cause(self, outcome: Outcome) -> str:
         if self.notice is not None:

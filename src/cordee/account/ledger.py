@@ -1,7 +1,7 @@
 """The ledger: every GPU-microsecond of every attempt in exactly one class, and its dollars.
 
     capacity = held + idle
-    held     = useful + checkpoint + restart + stall + lost + unreported
+    held     = useful + checkpoint + restart + stall + loading + serving + idle held + draining + lost + unreported
 
 A lease is held from AttemptPlaced to its RanksEnded. The ledger folds the log event by event, and its clock never goes
 back: an event stamped earlier than the one before it counts at that one's time. Reports of ranks carry times of their
@@ -16,8 +16,10 @@ from typing import Any, Literal, NamedTuple
 
 from cordee.account.attempt import AttemptRow, Charged, OpenAttempt
 from cordee.account.idle import IdleGpus
+from cordee.account.replica import ReplicaTimeline
 from cordee.account.split import Split
-from cordee.account.timeline import Segment, Timeline
+from cordee.account.timeline import Segment
+from cordee.account.usage import DAY_US, CostLine, Usage
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -30,19 +32,26 @@ from cordee.events import (
     NoticeGiven,
     RankLeft,
     RanksEnded,
+    ReplicaReady,
+    ReplicaUnready,
     Reported,
     Restored,
     StopRequested,
+    TokensServed,
 )
 from cordee.ids import JobId, attempt_name
 from cordee.reports import RANK_REPORTS
+from cordee.units import US_PER_S
 
-By = Literal["job", "user", "queue", "epoch"]
+By = Literal["job", "user", "queue", "service", "epoch"]
+
+SETTLE_US = 600 * US_PER_S
+"""A replica's account stays open for so long after its end: a gateway reports its last requests later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """The sum of the accounts of a job, user, queue or attempt."""
+    """The sum of the accounts of a job, user, queue, service or attempt; of jobs that are no replicas, service ""."""
 
     key: str
     attempts: int
@@ -80,25 +89,30 @@ class SavedLedger(NamedTuple):
     high: dict[JobId, int]
     open: dict[JobId, OpenAttempt]
     epochs: dict[JobId, int]
+    settling: dict[tuple[JobId, int], OpenAttempt]
     closed: list[AttemptRow]
-    retired: dict[tuple[str, str], CostRow]
+    retired: dict[tuple[str, str, str], CostRow]
+    ended_micro_usd: dict[str, int]
+    usage: Usage
     idle: IdleGpus
 
 
 class Ledger:
     """A fold over the log. With `detailed` it keeps each attempt's segments, which a picture needs."""
 
-    def __init__(self, *, detailed: bool = False, idle: IdleGpus | None = None) -> None:
+    def __init__(self, *, detailed: bool = False, idle: IdleGpus | None = None, usage: Usage | None = None) -> None:
         self.at_us = 0
         self._detailed = detailed
         self._jobs: dict[JobId, Job] = {}
         self._high: dict[JobId, int] = {}  # steps that some attempt of a job has done
         self._open: dict[JobId, OpenAttempt] = {}
         self._epochs: dict[JobId, int] = {}
+        self._settling: dict[tuple[JobId, int], OpenAttempt] = {}  # replicas that ended, in the order of their ends
         self._closed: list[AttemptRow] = []
-        self._retired: dict[tuple[str, str], CostRow] = {}  # sums of retired jobs by owner and queue
+        self._retired: dict[tuple[str, str, str], CostRow] = {}  # sums of retired jobs by owner, queue and service
+        self._ended_micro_usd: dict[str, int] = {}  # of replicas that ended, by service
         self._segments: dict[tuple[JobId, int], tuple[Segment, ...]] = {}
-        self._idle = idle or IdleGpus()
+        self._idle, self._usage = idle or IdleGpus(), usage or Usage()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
             StopRequested: self._stop_requested,
@@ -111,6 +125,9 @@ class Ledger:
             Restored: self._restored,
             RankLeft: self._rank_left,
             CheckpointCommitted: self._committed,
+            ReplicaReady: self._replica_ready,
+            ReplicaUnready: self._replica_unready,
+            TokensServed: self._tokens_served,
             AttemptEnded: self._attempt_ended,
         }
 
@@ -118,35 +135,54 @@ class Ledger:
         """Return the saved form; it shares this object's values, so encode it before the next change."""
         assert not self._detailed, "segments are not saved"
         retired = dict(sorted(self._retired.items()))
-        lists = (self._jobs, self._high, self._open, self._epochs, self._closed, retired)
-        return SavedLedger(self.at_us, *lists, self._idle)
+        attempts = (self._jobs, self._high, self._open, self._epochs, self._settling, self._closed, retired)
+        return SavedLedger(self.at_us, *attempts, self._ended_micro_usd, self._usage, self._idle)
 
     @classmethod
     def restored(cls, saved: SavedLedger) -> "Ledger":
         """Return the ledger that was saved."""
-        new = cls(idle=saved.idle)
-        new.at_us, new._jobs, new._high, new._open, new._epochs, new._closed, new._retired, _ = saved
+        new = cls(idle=saved.idle, usage=saved.usage)
+        new.at_us, new._jobs, new._high, new._open, new._epochs = saved[:5]
+        new._settling, new._closed, new._retired, new._ended_micro_usd = saved[5:9]
         return new
 
     def apply(self, event: Event) -> None:
         """Fold one event. A stale one (of another epoch, or of a lease or attempt that ended) changes nothing."""
         kind = type(event)
         if event.at_us > self.at_us and kind not in RANK_REPORTS:
-            self._idle.advance(event.at_us)
-            self.at_us = event.at_us
+            self._advance(event.at_us)
         handler = self._handlers.get(kind)
         if handler is not None:
             handler(event)
 
+    def _advance(self, at_us: int) -> None:
+        if at_us >= self._usage.day_us + DAY_US:
+            self._close_days(at_us)
+        self._idle.advance(at_us)
+        self.at_us = at_us
+        while self._settling:
+            key, attempt = next(iter(self._settling.items()))
+            if max(attempt.freed_us.values()) + SETTLE_US > at_us:
+                return
+            del self._settling[key]
+            self._close(attempt)
+
+    def _close_days(self, at_us: int) -> None:
+        """End the days before the one of this time."""
+        while at_us >= (end_us := self._usage.day_us + DAY_US):
+            self._usage.close_day(self._service_micro_usd(end_us))
+            if all(attempt.replica is None for attempt in self._open.values()):
+                self._usage.skip_to(at_us)
+
     def retire(self, job_ids: Iterable[JobId]) -> dict[JobId, list[AttemptRow]]:
         """Keep only sums of jobs that have ended, and return the rows of their attempts."""
         gone: dict[JobId, list[AttemptRow]] = {job_id: [] for job_id in job_ids}
-        by_key: dict[tuple[str, str], tuple[list[AttemptRow], list[AttemptRow]]] = {}
+        by_key: dict[tuple[str, str, str], tuple[list[AttemptRow], list[AttemptRow]]] = {}
         for row in (row for row in self._closed if row.job_id in gone):
             gone[row.job_id].append(row)
-            by_key.setdefault((row.owner, row.queue), ([], []))[0].append(row)
+            by_key.setdefault((row.owner, row.queue, row.service), ([], []))[0].append(row)
             if row.charged is not None:
-                by_key.setdefault((row.charged.owner, row.charged.queue), ([], []))[1].append(row)
+                by_key.setdefault(row.charged[1:], ([], []))[1].append(row)
         self._closed = [row for row in self._closed if row.job_id not in gone]
         for key, (rows, charged) in by_key.items():
             self._retired[key] = _sum("", rows, charged, [self._retired[key]] if key in self._retired else [])
@@ -155,27 +191,49 @@ class Ledger:
                 known.pop(job_id, None)
         return gone
 
+    def settles(self, job_id: JobId) -> bool:
+        """Return whether the account of a job that has ended is still open."""
+        return any(each == job_id for each, _ in self._settling)
+
     def rows(self, now_us: int) -> tuple[AttemptRow, ...]:
-        """Return a row for each attempt: closed ones in the order they closed, then live ones until now."""
+        """Return a row for each attempt: closed ones in the order they closed, then the others until now."""
         now_us = max(now_us, self.at_us)
-        return (*self._closed, *(self._open[job_id].row(now_us, None, self._jobs) for job_id in sorted(self._open)))
+        live = (self._open[job_id] for job_id in sorted(self._open))
+        return (*self._closed, *(each.row(now_us, self._jobs) for each in (*self._settling.values(), *live)))
 
     def segments(self, now_us: int) -> dict[tuple[JobId, int], tuple[Segment, ...]]:
         """Return the segments of each attempt by job and epoch, live ones until now; only of a detailed ledger."""
         assert self._detailed, "only a detailed ledger keeps segments"
         now_us = max(now_us, self.at_us)
-        live = {(job_id, each.epoch): each.segments(now_us, None) for job_id, each in self._open.items()}
-        return self._segments | live
+        others = (*self._settling.values(), *self._open.values())
+        return self._segments | {(each.job.job_id, each.epoch): each.segments(now_us) for each in others}
 
     def cost(self, by: By, now_us: int) -> tuple[CostRow, ...]:
-        """Return the rows of each job, user, queue or attempt summed, in the order of their keys.
+        """Return the rows of each job, user, queue, service or attempt summed, in the order of their keys.
 
         Sums by job and by attempt are without retired jobs.
         """
         retired: dict[str, list[CostRow]] = {}
-        for (owner, queue), sums in self._retired.items() if by in ("user", "queue") else ():
-            retired.setdefault(owner if by == "user" else queue, []).append(sums)
+        if by in _RETIRED_BY:
+            for key, sums in self._retired.items():
+                retired.setdefault(key[_RETIRED_BY.index(by)], []).append(sums)
         return summed(by, self.rows(now_us), retired)
+
+    def usage(self, now_us: int) -> list[CostLine]:
+        """Return tokens and dollars of services by day, tenant, key and model, until now, oldest first."""
+        return self._usage.lines(self._service_micro_usd(max(now_us, self.at_us)))
+
+    def spent(self, from_us: int, now_us: int) -> dict[str, int]:
+        """Return the micro-dollars of each tenant since the start of a day of the last two months, until now."""
+        return self._usage.spent(self._service_micro_usd(max(now_us, self.at_us)), from_us)
+
+    def _service_micro_usd(self, until_us: int) -> dict[str, int]:
+        """Return the micro-dollars of the replicas of each service from the beginning until a time."""
+        held = dict(self._ended_micro_usd)
+        for attempt in self._open.values():
+            if attempt.job.service is not None:
+                held[attempt.job.service] = held.get(attempt.job.service, 0) + attempt.held_micro_usd(until_us)
+        return held
 
     def totals(self, now_us: int) -> Totals:
         """Return held and idle time of the whole cluster until now."""
@@ -192,7 +250,10 @@ class Ledger:
     # -- jobs ------------------------------------------------------------------------------------------------
 
     def _submitted(self, event: JobSubmitted) -> None:
-        self._jobs.setdefault(event.job.job_id, event.job)
+        job = self._jobs.setdefault(event.job.job_id, event.job)
+        estimate = job.estimate_on(job.gpus)
+        if job.service is not None and estimate is not None and estimate.token_weights is not None:
+            self._usage.weights[job.service] = estimate.token_weights
 
     def _stop_requested(self, event: StopRequested) -> None:
         if event.job_id in self._open:
@@ -205,8 +266,8 @@ class Ledger:
         if job is None or event.job_id in self._open or event.epoch <= self._epochs.get(event.job_id, 0):
             return
         self._epochs[event.job_id] = event.epoch
-        timeline = Timeline(self.at_us, detailed=self._detailed)
-        self._open[event.job_id] = OpenAttempt(job, event, self._idle.nodes, timeline)
+        attempt = OpenAttempt(job, event, self._idle.nodes, self.at_us, detailed=self._detailed)
+        self._open[event.job_id] = attempt
         self._idle.take(event.leases)
 
     def _live(self, job_id: JobId, epoch: int) -> OpenAttempt | None:
@@ -217,6 +278,8 @@ class Ledger:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and attempt.notice is None:
             attempt.notice = event
+            if attempt.replica is not None:
+                attempt.replica.leave(self.at_us)
 
     def _ranks_ended(self, event: RanksEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
@@ -246,28 +309,71 @@ class Ledger:
     def _committed(self, event: CheckpointCommitted) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None:
-            # While every lease runs, each will last at least until now: durable time before now counts for all.
-            attempt.timeline.commit(event, fold_until_us=0 if attempt.freed_us else self.at_us)
+            attempt.timeline.commit(event, fold_until_us=self._foldable_us(attempt))
+
+    def _replica_ready(self, event: ReplicaReady) -> None:
+        replica = self._replica(event.job_id, event.epoch)
+        if replica is not None:
+            replica.ready(event.at_us)
+
+    def _replica_unready(self, event: ReplicaUnready) -> None:
+        replica = self._replica(event.job_id, event.epoch)
+        if replica is not None:
+            (replica.leave if event.draining else replica.unready)(event.at_us)
+
+    def _tokens_served(self, event: TokensServed) -> None:
+        self._usage.count(event)
+        replica = self._replica(event.job_id, event.epoch)
+        if replica is not None:
+            replica.tokens += event.input_tokens + event.output_tokens
+            replica.serve(event.from_us, event.busy_us)
+
+    def _replica(self, job_id: JobId, epoch: int) -> ReplicaTimeline | None:
+        """Return the time of a replica that is live or settles, and make room for a change of it."""
+        attempt = self._live(job_id, epoch) or self._settling.get((job_id, epoch))
+        if attempt is None or attempt.replica is None:
+            return None
+        attempt.replica.fold(self._foldable_us(attempt))
+        return attempt.replica
+
+    def _foldable_us(self, attempt: OpenAttempt) -> int:
+        """Return the time before which time counts for all leases: while every one runs, each lasts until now."""
+        return 0 if attempt.freed_us else self.at_us
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
-        if attempt is not None and len(attempt.freed_us) == len(attempt.leases):
-            self._closed.append(attempt.row(self.at_us, event.outcome, self._jobs))
-            if self._detailed:
-                self._segments[event.job_id, event.epoch] = attempt.segments(self.at_us, event.outcome)
-            del self._open[event.job_id]
+        if attempt is None or len(attempt.freed_us) < len(attempt.leases):
+            return
+        attempt.outcome = event.outcome
+        del self._open[event.job_id]
+        service = attempt.job.service
+        if service is None:
+            self._close(attempt)
+        else:
+            held = self._ended_micro_usd.get(service, 0) + attempt.held_micro_usd(self.at_us)
+            self._ended_micro_usd[service] = held
+            self._settling[event.job_id, event.epoch] = attempt
+
+    def _close(self, attempt: OpenAttempt) -> None:
+        self._closed.append(attempt.row(self.at_us, self._jobs))
+        if self._detailed:
+            self._segments[attempt.job.job_id, attempt.epoch] = attempt.segments(self.at_us)
 
 
 _KEYS: Mapping[By, Callable[[AttemptRow], str]] = {
     "job": lambda row: row.job_id,
     "user": lambda row: row.owner,
     "queue": lambda row: row.queue,
+    "service": lambda row: row.service,
     "epoch": lambda row: attempt_name(row.job_id, row.epoch),
 }
 
 
+_RETIRED_BY: tuple[By, ...] = ("user", "queue", "service")
+
+
 def _payer(by: By, charged: Charged) -> str:
-    return {"user": charged.owner, "queue": charged.queue}.get(by, charged.job_id)
+    return {"user": charged.owner, "queue": charged.queue, "service": charged.service}.get(by, charged.job_id)
 
 
 def attempt_segments(events: Iterable[Event]) -> dict[tuple[JobId, int], tuple[Segment, ...]]:

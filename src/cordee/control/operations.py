@@ -393,9 +393,9 @@ class Operations:
             attempts = ledger.rows(now_us) if by in ("job", "epoch") else ()
             measured = {job_id: self.control.measurements.attempts(job_id) for job_id in jobs if attempts}
         if by in ("job", "epoch"):
-            ended = [
-                job for job in decoded_jobs(self.store.archive.retired().values()) if job.record.job.job_id not in jobs
-            ]
+            # A job that is in the state may have been retired by an earlier version, in another form.
+            bodies = self.store.archive.retired()
+            ended = decoded_jobs(body for job_id, body in bodies.items() if job_id not in jobs)
             rows = summed(by, (*attempts, *(row for job in ended for row in job.accounts)))
             measured |= {job.record.job.job_id: job.measurements for job in ended}
         compared = {

@@ -12,8 +12,9 @@ from cordee.demo.stage import Stage
 from cordee.events import AttemptPlaced, Event, RanksEnded
 from cordee.ids import JobId
 from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_duration, format_micro_usd, plural
+from cordee.view.markup import CLASSES, class_label
 from cordee.view.measured import compared_html
-from cordee.view.money import CLASSES, MoneyRow, cases_html, gpu_time, money_html
+from cordee.view.money import MoneyRow, cases_html, gpu_time, money_html
 from cordee.view.report import Claim
 
 
@@ -36,7 +37,8 @@ def _show_ledger(narrator: Narrator, stage: Stage, cost: CostView) -> None:
     rows = []
     for row in sorted(cost.rows, key=lambda row: list(stage.names).index(JobId(row.key))):
         name = stage.names[JobId(row.key)]
-        parts = ", ".join(f"{cls} {gpu_time(getattr(row.gpu_us, cls))}" for cls in CLASSES if getattr(row.gpu_us, cls))
+        held = {class_label(cls): gpu_us for cls, gpu_us in _classes(row).items() if gpu_us}
+        parts = ", ".join(f"{name} {gpu_time(gpu_us)}" for name, gpu_us in held.items())
         narrator.screen.line(
             None, f"{name}: {gpu_time(row.gpu_us.held)} held, {format_micro_usd(row.micro_usd.held)}: {parts}"
         )

@@ -56,6 +56,7 @@ from cordee.events.values import (
     Queue,
     SpanClass,
     Tier,
+    TokenWeights,
 )
 
 __all__ = [
@@ -107,5 +108,6 @@ __all__ = [
     "SpanClass",
     "StopRequested",
     "Tier",
+    "TokenWeights",
     "TokensServed",
 ]

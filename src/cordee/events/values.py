@@ -91,6 +91,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWeights:
+    """The cost of a token of each kind on a replica, in any one unit such as nanoseconds."""
+
+    input: int  # computed
+    cached: int  # input whose keys and values are found in the prefix cache
+    output: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The plan's answer for a job. It travels with the job; ranks report what they measured under the same names."""
 
@@ -112,6 +121,7 @@ class Estimate:
     sequences: int | None = None  # of a service: the sequences in one replica's batch
     ttft_us: int | None = None  # of a service: time to first token
     tpot_us: int | None = None  # of a service: time per output token
+    token_weights: TokenWeights | None = None  # of a service: by which its dollars are divided over its tokens
 
     def mfu_at(self, tokens_per_s: float) -> float | None:
         """Return the MFU of the whole gang at `tokens_per_s`; None if FLOPs or peak are not known.

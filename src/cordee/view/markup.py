@@ -7,6 +7,10 @@ SPAN_COLOURS: dict[str, tuple[str, str]] = {  # class of GPU time: (light, dark)
     "checkpoint": ("#e3a72f", "#e9b949"),
     "restart": ("#7d93b2", "#8aa2c4"),
     "stall": ("#b59ac4", "#b79fc9"),
+    "loading": ("#a3b6d0", "#6d86ab"),
+    "serving": ("#2b7fa8", "#4fa6d3"),
+    "idle_held": ("#c3d8c9", "#586f62"),
+    "draining": ("#d9b48a", "#c39a6c"),
     "lost": ("#cf4a3a", "#e8695a"),
     "unreported": ("#b8b2a6", "#77736a"),
     "idle": ("#e4e0d6", "#34373d"),
@@ -15,6 +19,9 @@ SPAN_COLOURS: dict[str, tuple[str, str]] = {  # class of GPU time: (light, dark)
 
 CLASSES = tuple(name for name in SPAN_COLOURS if name != "idle")
 """The classes of held time, in the order in which they are shown."""
+
+SERVING_CLASSES = ("loading", "serving", "idle_held", "draining")
+"""Those of replicas only."""
 
 _INK = {  # name: (light, dark)
     "paper": ("#fbfaf6", "#15181d"),
@@ -38,6 +45,15 @@ def text(value: object) -> str:
 def printable(value: object) -> str:
     """Return the value's text without the characters that XML forbids."""
     return "".join(char for char in str(value) if char in "\t\n" or ord(char) >= 32)
+
+
+def class_label(name: str) -> str:
+    """Return the name of a class as people read it.
+
+    >>> class_label("idle_held")
+    'idle held'
+    """
+    return name.replace("_", " ")
 
 
 def num(value: float) -> str:

@@ -24,7 +24,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.units import US_PER_S, format_bytes, format_duration
-from cordee.view.markup import CLASSES, SPAN_COLOURS, num, palette_css, text
+from cordee.view.markup import CLASSES, SPAN_COLOURS, class_label, num, palette_css, text
 
 WIDTH, GUTTER, RIGHT = 1080, 168, 26
 LANE, BAR_TOP, BAR = 96, 34, 24
@@ -247,7 +247,7 @@ def _attempt(attempt: AttemptTrack, bar: float, scale: _Scale) -> str:
 
 def _span(span: Span, bar: float, scale: _Scale) -> str:
     x1, x2 = scale.x(span.from_us), scale.x(span.to_us)
-    about = f"{span.name}: {format_duration((span.to_us - span.from_us) / US_PER_S)}"
+    about = f"{class_label(span.name)}: {format_duration((span.to_us - span.from_us) / US_PER_S)}"
     if span.steps:
         about += f", steps {span.first_step:,} to {span.first_step + span.steps:,}"
     return f'<rect class="{text(span.name)}" {_box(x1, bar, max(x2 - x1, 1.2))}>{_tip(about)}</rect>'
@@ -299,7 +299,7 @@ def _legend(lanes: Sequence[JobTrack], y: float) -> str:
     for name in CLASSES:
         if name in seen:
             parts.append(f'<rect class="{name}" x="{num(x)}" y="{num(y - 10)}" width="13" height="13" rx="3"/>')
-            parts.append(f'<text class="key" x="{num(x + 19)}" y="{num(y + 1)}">{name}</text>')
+            parts.append(f'<text class="key" x="{num(x + 19)}" y="{num(y + 1)}">{class_label(name)}</text>')
             x += 40 + 7.2 * len(name)
     parts.append(f'<path class="mark" d="M{num(x + 6)} {num(y - 10)}l5 6l-5 6l-5 -6z"/>')
     parts.append(f'<text class="key" x="{num(x + 19)}" y="{num(y + 1)}">checkpoint is durable</text>')
