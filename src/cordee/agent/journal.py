@@ -8,6 +8,7 @@ attempts/<job>/<epoch>/<node>/order.json    the group was ordered (fsynced befor
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -90,10 +91,16 @@ def write_json(path: Path, data: object, *, sync: bool = False, mode: int = 0o66
 
 def _write_durably(path: Path, data: object) -> None:
     write_json(path, data, sync=True)
-    # The folders may be new too, and a file's name is durable only if its folders are.
-    for folder in path.parents[:4]:
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    # The folders may be new too, and a file's name is durable only if its folders are. At once they wait for one or two
+    # flushes of the disk, one after the other for four.
+    folders = path.parents[:4]
+    with ThreadPoolExecutor(len(folders)) as pool:
+        list(pool.map(_sync, folders))
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
