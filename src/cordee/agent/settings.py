@@ -124,9 +124,10 @@ class AgentState:
             return None
 
     def write(self, folder: Path) -> None:
-        """Keep the state for people and commands; without space for it the agent goes on."""
+        """Keep the state for people and commands; without space for it, or without its folder, the agent goes on."""
         with suppress(OSError):
-            write_json(folder / "state.json", asdict(self))
+            if folder.exists():  # a home that was moved away must not come back as an empty one
+                write_json(folder / "state.json", asdict(self))
 
 
 def is_running(folder: Path) -> bool:
