@@ -383,24 +383,22 @@ class NodeAgent:
     # -- orders --------------------------------------------------------------------------------------------
 
     def _carry_out(self, order: Order) -> None:
-        """Carry out an order unless that was done before; then confirm it."""
+        """Carry out an order unless that was done before, and confirm it as soon as it is on disk."""
         event = decode(order.event)
         over = self._leaving or self._clock.now_s() >= self.lease.ends_s
         if over and isinstance(event, AttemptPlaced):
             return  # the next agent starts it, or another node: this order may have waited while the agent stood still
         try:
-            confirm = self._obey(event, order)
+            self._obey(event, order)
         except OSError as error:
             # An order that is not on disk is not confirmed, so the server sends it again over the next connection.
             _log.error("command %d cannot be kept: %s", order.number, error)
             self._hang_up()
-        else:
-            if confirm is not None:
-                self._link.send(confirm)
 
-    def _obey(self, event: Event, order: Order) -> Confirm | None:
+    def _obey(self, event: Event, order: Order) -> None:
         if isinstance(event, AttemptPlaced):
-            return self._start(event, order)
+            self._start(event, order)
+            return
         if isinstance(event, NoticeGiven):
             group = self._groups.get(event.job_id, event.epoch)
             if group is not None:
@@ -408,32 +406,37 @@ class NodeAgent:
                 group.notice(deadline_s, machine_stays=event.reason is not NoticeReason.RECLAIM)
         elif isinstance(event, KillOrdered):
             self._groups.kill(event.job_id, event.epoch, event.why)
-        return Confirm(number=order.number)
+        self._link.send(Confirm(number=order.number))
 
-    def _start(self, placed: AttemptPlaced, order: Order) -> Confirm | None:
-        """Start a rank group; return None if the confirmation follows, with the software of rank 0's interpreter."""
-        kept = self._groups.kept_order(placed.job_id, placed.epoch)
+    def _start(self, placed: AttemptPlaced, order: Order) -> None:
+        """Start a rank group, unless that was done before."""
         env = _without_secrets(self._settings.home, os.environ)
-        if kept is None:
-            kept = self._assignment(placed, order)
-            self._groups.start(kept, order.secrets or {}, env)
-            group = self._groups.get(placed.job_id, placed.epoch)
-            if group is not None and self._reclaim is not None:
-                self._notice_of(self._reclaim, group)
-            if order.meeting is not None:
-                self._groups.compare(kept, Software(order.meeting.python, order.meeting.torch), env)
+        kept = self._groups.kept_order(placed.job_id, placed.epoch)
+        if kept is not None:
+            self._confirm_start(kept, order.number, env)
+            return
+        new = self._assignment(placed, order)
+        self._groups.start(new, order.secrets or {}, env, lambda: self._confirm_start(new, order.number, env))
+        group = self._groups.get(placed.job_id, placed.epoch)
+        if group is not None and self._reclaim is not None:
+            self._notice_of(self._reclaim, group)
+        if order.meeting is not None:
+            self._groups.compare(new, Software(order.meeting.python, order.meeting.torch), env)
+
+    def _confirm_start(self, kept: Assignment, number: int, env: Mapping[str, str]) -> None:
+        """Confirm an order that is on disk; of a gang's rank 0 when the software of its interpreter is known."""
         if kept.node_rank or not kept.master_port:
-            return Confirm(number=order.number)
+            self._link.send(Confirm(number=number))
+            return
         meeting = Meeting(address=kept.master_addr, port=kept.master_port)
         if len(kept.leases) == 1:
-            return Confirm(number=order.number, meeting=meeting)
+            self._link.send(Confirm(number=number, meeting=meeting))
+            return
 
         def confirm(own: Software) -> None:
-            found = replace(meeting, python=own.python, torch=own.torch)
-            self._link.send(Confirm(number=order.number, meeting=found))
+            self._link.send(Confirm(number=number, meeting=replace(meeting, python=own.python, torch=own.torch)))
 
         self._groups.interpreters.ask(kept.spec, env, confirm)
-        return None
 
     def _assignment(self, placed: AttemptPlaced, order: Order) -> Assignment:
         meeting = order.meeting

@@ -106,29 +106,43 @@ class RankGroups:
 
     # -- orders ----------------------------------------------------------------------------------------------
 
-    def start(self, order: Assignment, secrets: Mapping[str, str], base_env: Mapping[str, str]) -> None:
-        """Start the ranks of an order that is new to this node; the order is on disk when this returns.
+    def start(
+        self,
+        order: Assignment,
+        secrets: Mapping[str, str],
+        base_env: Mapping[str, str],
+        kept: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the ranks of an order that is new to this node.
+
+        `kept` is called as soon as the order is on disk, and before a process starts: other nodes may wait for that.
 
         Raises:
             OSError: the order cannot be kept.
         """
         folder = self._journal.folder(order.job_id, order.epoch)
         if self._journal.has(order.job_id, order.epoch, "killed"):
-            self._refuse(order, Outcome.KILLED, "it was killed before it started")
+            self._refuse(order, Outcome.KILLED, "it was killed before it started", kept)
             return
         if not order.master_port:
-            self._refuse(order, Outcome.LOST, "the ranks of rank 0's node ended before it started")
+            self._refuse(order, Outcome.LOST, "the ranks of rank 0's node ended before it started", kept)
             return
         group = RankGroup(order, folder, self._clock, self._processes)
         if order.spec.get("files") is None:
-            self._launch(group, order, secrets, base_env)
+            self._launch(group, order, secrets, base_env, kept)
         else:
             self._journal.keep_order(order)
+            kept()
             self._running[order.tag], self._waiting[order.tag] = group, (secrets, base_env)
             self.transfers.copies.make(order, folder)
 
     def _launch(
-        self, group: RankGroup, order: Assignment, secrets: Mapping[str, str], base_env: Mapping[str, str]
+        self,
+        group: RankGroup,
+        order: Assignment,
+        secrets: Mapping[str, str],
+        base_env: Mapping[str, str],
+        kept: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the ranks of a group."""
         try:
@@ -218,8 +232,9 @@ class RankGroups:
         for group in self._running.values():
             write_hint(group.folder / "spool", self._clock.now_us(), why)
 
-    def _refuse(self, order: Assignment, outcome: Outcome, why: str) -> None:
+    def _refuse(self, order: Assignment, outcome: Outcome, why: str, kept: Callable[[], None]) -> None:
         self._journal.keep_order(order)
+        kept()
         self._report_end(order, RankGroupResult(outcome, why))
 
     # -- the loop --------------------------------------------------------------------------------------------
