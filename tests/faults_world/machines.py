@@ -196,6 +196,7 @@ class KnownFacts(Facts):
 
     def __init__(self, node: Node) -> None:
         self.devices = Devices(node.gpu_name, node.gpus, "of this world")
+        self.problem = ""
         self._drawn = node
         self._reported: Node | None = None
 
@@ -203,8 +204,11 @@ class KnownFacts(Facts):
         """Learn nothing."""
 
     def changed(self, epoch: int, ours: Container[int]) -> Node | None:
-        """Return the node if its epoch is new."""
-        before, self._reported = self._reported, replace(self._drawn, epoch=epoch)
+        """Return the node if it is new or has changed."""
+        node = replace(self._drawn, epoch=epoch)
+        if self.problem:
+            node = replace(node, unavailable=tuple(range(node.gpus)), unavailable_why=(self.problem,) * node.gpus)
+        before, self._reported = self._reported, node
         return None if before == self._reported else self._reported
 
 
@@ -251,7 +255,6 @@ class Machine:
         reclaim_us: the time at which the cloud takes it; None if it has not said so.
         clock: its clocks.
         ranks: those of the whole world.
-        deaths: number of agents that died of an error of the disk.
         lease_kills: number of rank groups that an agent killed since its lease had ended.
         unproven_us: when something last kept agent and server apart other than a refused connection.
         troubled_us: when anything did.
@@ -270,7 +273,6 @@ class Machine:
     full: bool = False
     reclaim_us: int | None = None
     table: ProcessTable = field(init=False)
-    deaths: int = 0
     lease_kills: int = 0
     unproven_us: int = 0
     troubled_us: int = 0
@@ -390,17 +392,14 @@ class Machine:
         self._run(self.agent.step)
 
     def _run(self, call: Callable[..., object], *args: object) -> None:
-        """Do something in the agent's process, which may end by that, and come back for its next turn."""
+        """Do something in the agent's process, which may end by that, and come back for its next turn.
+
+        An error of the disk goes on to the world, and fails its seed: no agent may die of a full disk.
+        """
         agent = self.agent
         assert agent is not None, "it runs"
-        try:
-            with self.disk():
-                call(*args)
-        except OSError as error:
-            self.deaths += 1
-            self.note(f"the agent of {self.name} dies of {error}")
-            self._restart()
-            return
+        with self.disk():
+            call(*args)
         if agent.ended:
             self.note(f"the agent of {self.name} ends")
             self._restart()

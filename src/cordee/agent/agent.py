@@ -99,7 +99,7 @@ class NodeAgent:
         self._wakeup = Wakeup(self._selector)
         self._connection = connect(folder, self._wakeup.wake)
         self._link, self.lease = Link(), Lease()
-        self._stream = NodeStream(folder, settings.node, self._link)
+        self._stream = NodeStream(folder, settings.node, self._link, self._clock)
         journal = Journal(settings.attempts(folder), settings.node)
         spools = Spools(self._link, self._stream.append, self._clock)
         self._groups = RankGroups(
@@ -188,6 +188,7 @@ class NodeAgent:
     def due_s(self) -> float:
         """The monotonic time of the next `step`; infinite if nothing is due."""
         due = [*self._groups.due_s, self.lease.next_beat_s, self._groups.transfers.hold_until_s or math.inf]
+        due.append(self._stream.retry_s)
         if self._groups:
             ends = [self.lease.notice_s(group.order.grace_s) for group in self._groups] + [self.lease.ends_s]
             due += [each_s for each_s in ends if each_s > self._clock.now_s()]
@@ -204,6 +205,7 @@ class NodeAgent:
             self._terminated(now_s)
         self._keep_lease(now_s)
         self._groups.step(now_s)
+        self._keep_disk(now_s)
         if self._facts.devices.real and now_s >= self._facts.devices.next_s:
             self._report_node()
         self._link.forward(hold=self._groups.transfers.hold_until_s is not None)
@@ -237,6 +239,14 @@ class NodeAgent:
                 group.notice(now_s)  # no uploader is spared either
             self._end_all(f"its node had no contact to a server for {lease.lease_s:g} s", Outcome.LOST)
             self._hang_up()
+
+    def _keep_disk(self, now_s: float) -> None:
+        """Write what a full disk has not taken; while there is such a thing, offer no GPU for new work."""
+        if now_s >= self._stream.retry_s:
+            self._stream.write()
+        if self._facts.problem != self._stream.problem:
+            self._facts.problem = self._stream.problem
+            self._report_node()
 
     def _hang_up(self) -> None:
         self._link.hang_up()
@@ -393,6 +403,7 @@ class NodeAgent:
         except OSError as error:
             # An order that is not on disk is not confirmed, so the server sends it again over the next connection.
             _log.error("command %d cannot be kept: %s", order.number, error)
+            self._stream.failed(error)
             self._hang_up()
 
     def _obey(self, event: Event, order: Order) -> None:

@@ -34,10 +34,11 @@ class Facts:
 
     Attributes:
         devices: its GPUs or slots.
+        problem: why none of them can be leased, whatever their own state; "" if nothing is in the way.
     """
 
     def __init__(self, node: str, devices: Devices, labels: Mapping[str, str]) -> None:
-        self.devices = devices
+        self.devices, self.problem = devices, ""
         self._labels = _file_labels() | _checked(labels, "the agent's settings")
         self._cloud: Mapping[str, str] = {}
         self._cpu_milli, self._memory_bytes = host.cpu_milli(), host.memory_bytes()
@@ -59,6 +60,8 @@ class Facts:
         fabric = {"island": self.devices.fabric} if self.devices.fabric else {}
         labels = {**fabric, **self._cloud, **self._labels}
         unavailable = self.devices.look(ours)
+        if self.problem:
+            unavailable = dict.fromkeys(range(self.devices.count), self.problem) | unavailable
         price = labels.get("price")
         return replace(
             self._bare,

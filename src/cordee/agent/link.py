@@ -5,6 +5,7 @@ Rank streams go before the node's own streams, so that a RanksEnded never overta
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -36,10 +37,26 @@ class Line(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """A reader of a stream while it grows (`StreamReader`, or one that reads memory too)."""
+
+    def read(self, limit: int) -> list[StreamRecord]:
+        """Return the next records, `limit` at most; none at the current end."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
+Opens = Callable[[int], Reader]
+"""Return a reader of the records after a seq."""
+
+
 @dataclass(slots=True)
 class _Source:
-    path: Path
-    reader: StreamReader
+    opens: Opens
+    reader: Reader
     convert: Convert
     sent: int = 0
     seen: int = 0
@@ -67,11 +84,12 @@ class Link:
 
     def add_rank_source(self, name: str, path: Path, convert: Convert) -> None:
         """Forward a rank's spool, except records for which `convert` returns None."""
-        self._ranks[name] = _Source(path, StreamReader(path), convert)
+        opens = partial(StreamReader, path)
+        self._ranks[name] = _Source(opens, opens(0), convert)
 
-    def add_node_source(self, name: str, path: Path) -> None:
+    def add_node_source(self, name: str, opens: Opens) -> None:
         """Forward a stream of this node's agents, after those added before it."""
-        self._nodes[name] = _Source(path, StreamReader(path), lambda record: record.event)
+        self._nodes[name] = _Source(opens, opens(0), lambda record: record.event)
 
     def drop(self, name: str) -> None:
         """Stop forwarding a stream, since the server has all of it."""
@@ -113,7 +131,7 @@ class Link:
         for name, source in (self._ranks | self._nodes).items():
             source.reader.close()
             source.sent = source.seen = marks.get(name, 0)
-            source.reader = StreamReader(source.path, after=source.seen)
+            source.reader = source.opens(source.seen)
         self.welcomed = True
 
     def seen(self, name: str, seq: int) -> None:

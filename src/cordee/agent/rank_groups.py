@@ -157,12 +157,13 @@ class RankGroups:
         except Exception as error:  # an error in one job's spec must not end the node's other rank groups
             why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"
             self._running.pop(order.tag, None)
-            self._refuse(order, Outcome.FAILED, why)
+            self._refuse(order, Outcome.FAILED, why, kept)
             return
         self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
+        kept()
         self._running[order.tag] = group
         group.start(launch, secrets)
-        self._journal.keep_ranks(order, group.known)
+        self._keep(lambda: self._journal.keep_ranks(order, group.known))
         for log in group.logs:
             self._selector.register(log.read_fd, selectors.EVENT_READ, partial(self._pump, log))
         self.transfers.started(order.job_id, order.epoch, group.folder)
@@ -219,9 +220,16 @@ class RankGroups:
 
     def settle(self, ended: RanksEnded) -> None:
         """Forget a rank group, since the server has committed its end."""
-        self._journal.settle(ended)
+        self._keep(lambda: self._journal.settle(ended))
         self._spools.drop(ended.job_id, ended.epoch)
         self.transfers.copies.remove(f"{ended.job_id}.{ended.epoch}", self._journal.folder(ended.job_id, ended.epoch))
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write what only spares a later agent some work; a full disk must not end this one."""
+        try:
+            write()
+        except OSError as error:
+            _log.warning("the folder of a rank group is not up to date: %s (hint: free space on this disk)", error)
 
     def get(self, job_id: str, epoch: int) -> RankGroup | None:
         """Return a rank group that runs."""
