@@ -193,12 +193,17 @@ def test_the_detail_says_where_a_node_is_and_what_is_wrong_with_it() -> None:
     assert "  place       rack r7, islands of 4 GPUs" in list(detail(SICK.model_copy(update={"domain": ["r7"]})))
 
 
-def test_the_list_fits_80_columns_with_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["gpu-3", "ip-10-24-133-207.us-west-2.compute.internal"])
+def test_the_list_fits_80_columns_with_all_columns(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     screen = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
     monkeypatch.setattr("cordee.cli.terminal.stdout", lambda: screen)
-    show([SICK.model_copy(update={"micro_usd_per_gpu_hour": 2_990_000, "gpu_name": "NVIDIA H100 80GB HBM3"})])
+    node = {"name": name, "micro_usd_per_gpu_hour": 2_990_000, "gpu_name": "NVIDIA H100 80GB HBM3"}
+    show([SICK.model_copy(update=node)])
     lines = screen.file.getvalue().splitlines()
     assert max(map(len, lines[:8])) <= 80
+    end = next(line.index("STATE") for line in lines if "STATE" in line)
+    first = next(number for number, line in enumerate(lines) if line.startswith(name[:3]))
+    assert "".join(line[:end].strip() for line in lines[first : first + 5]).startswith(name), "folded, not cut"
     text = "\n".join(lines)
     assert all(part in text for part in ("b1/r7", "gpt.1 (2),", "95.5 CPU", "$2.99/GPU-h", "others (3)"))
-    assert "gpu-3: GPUs 4,7 in use; GPU 5 too hot" in text
+    assert f"{name}: GPUs 4,7 in use; GPU 5 too hot" in " ".join(text.split())

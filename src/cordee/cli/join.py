@@ -55,9 +55,9 @@ def token(
 
 def join(
     url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="URL of the server, from `cordee nodes token`.")
+        str | None, typer.Argument(metavar="URL", help="URL of the server, from `cordee nodes token`.")
     ] = None,
-    join_token: Annotated[str | None, typer.Argument(metavar="[TOKEN]", help="The join token printed there.")] = None,
+    join_token: Annotated[str | None, typer.Argument(metavar="TOKEN", help="The join token printed there.")] = None,
     *,
     name: Annotated[str | None, typer.Option(help="Name of the node.", show_default="the host's")] = None,
     slots: Annotated[int | None, typer.Option(help="Number of CPU slots to offer in place of GPUs.", min=1)] = None,
@@ -118,7 +118,7 @@ def join(
 
 
 def leave(
-    node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Name of a node that joined.")] = None,
+    node: Annotated[str | None, typer.Argument(metavar="NODE", help="Name of a node that joined.")] = None,
     *,
     here: Annotated[bool, typer.Option("--here", help="The node of this machine; needs no user's token.")] = False,
     folder: Folder = None,

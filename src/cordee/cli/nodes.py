@@ -37,7 +37,7 @@ Note = Annotated[str, typer.Option(help="A remark for the log.", show_default=Fa
 
 @nodes.command("list")
 def show_nodes(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NODE]", help="Show this node.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Show this node.")] = None,
     *,
     home: Home = None,
     as_json: Json = False,
@@ -142,7 +142,7 @@ def show(found: list[NodeView]) -> None:
     placed, priced = any(node.domain for node in found), any(node.micro_usd_per_gpu_hour for node in found)
     heads = ["NODE", "STATE", "GPUS", "FREE", "HELD BY", "HOST"]
     heads += [head for head, shown in (("IN", placed), ("PRICE", priced)) if shown]
-    rows = terminal.table(*heads, right=("FREE",), folds=("STATE", "GPUS", "HELD BY", "HOST", "IN"))
+    rows = terminal.table(*heads, right=("FREE",), folds=("NODE", "STATE", "GPUS", "HELD BY", "HOST", "IN"))
     for node in found:
         others = [f"others ({len(node.unavailable)})"] if node.unavailable else []
         cells: list[str | Text] = [
