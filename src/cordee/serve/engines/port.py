@@ -1,0 +1,150 @@
+"""The two faces of an engine: `Engine` starts and probes it beside its wrapper, `Dialect` is its HTTP for the gateway.
+
+Neither does I/O here: they say what to start, what to send, and what an answer means. A `Stream` is one request of a
+client across all replicas that ever work on it.
+"""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Body = dict[str, object]
+"""The JSON object of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """One request to a replica: POST with a JSON body, GET without; `stream`: its answer goes to `Stream.feed`."""
+
+    path: str
+    body: Body | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request as its client is charged for them; cached tokens are among the input tokens."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class Stream(Protocol):
+    """One streamed request, on whichever replica works on it: passes events on, and remembers what a resume needs.
+
+    Attributes:
+        first: the request to the first replica.
+        usage: what the client is charged for; None before the last events.
+        finish: the reason for which the text ends (`stop`, `length`); None before.
+        done: the last event was passed on: the connection to the replica is of no more use.
+        error: what the replica said instead of an answer, as its JSON text; "": nothing. The client has not got it.
+    """
+
+    first: Upstream
+    usage: Usage | None
+    finish: str | None
+    done: bool
+    error: str
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of output tokens that the client has got."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes of the answer as they come, and return the bytes that the client gets."""
+
+    def resume(self) -> Generator[Upstream, bytes, None] | None:
+        """Return the requests by which another replica of the same model goes on; None: it cannot be done.
+
+        Send each request, and the answer's body back into the generator, until one with `stream` comes: its answer goes
+        to `feed`; if none comes, `closing` has the rest. Half an event of the replica before is forgotten.
+        """
+
+    def closing(self) -> bytes | None:
+        """Return the events that the client still lacks, if all of the text has come; None: call `resume`."""
+
+
+class Dialect(Protocol):
+    """The wire half of an engine."""
+
+    @property
+    def name(self) -> str:
+        """Return the engine's name."""
+
+    def open(self, path: str, body: Mapping[str, object]) -> Stream:
+        """Return the stream of a request to /v1/chat/completions or /v1/completions that has `"stream": true`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLaunch:
+    """The settings of an engine, by names of ours.
+
+    Attributes:
+        model: a folder, a .gguf file, or a name that the engine itself resolves.
+        served_name: the model's name in the API.
+        port: a free port of `host`.
+        context: longest prompt and answer of one request, in tokens; None: the model's.
+        slots: requests in one batch; None: the engine's default.
+        gpus: GPUs that the replica holds; 0: none, it runs on the CPU.
+        threads: CPU threads; None: the engine's default.
+        session_folder: where KV of paused sessions is kept; None: nowhere.
+        flags: settings by their names, over all others; a value of "" is a switch, None takes a setting out.
+    """
+
+    model: str
+    served_name: str
+    host: str
+    port: int
+    context: int | None = None
+    slots: int | None = None
+    gpus: int = 0
+    threads: int | None = None
+    session_folder: str | None = None
+    flags: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """The words of a command, and variables over those of the wrapper."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapacity:
+    """The size of an engine, as it says; None: it does not say. `kv_tokens` is over all slots."""
+
+    kv_tokens: int | None = None
+    slots: int | None = None
+    context: int | None = None
+
+
+class Engine(Protocol):
+    """The process half of an engine.
+
+    Attributes:
+        health: the path that answers with 200 once the engine accepts requests.
+        reports: paths whose answers `capacity` and `open_requests` read.
+    """
+
+    name: str
+    health: str
+    reports: tuple[str, ...]
+
+    def command(self, launch: EngineLaunch) -> EngineCommand:
+        """Return how to start the engine.
+
+        Raises:
+            MissingExtraError: it is not installed.
+        """
+
+    def probe(self, served_name: str) -> Upstream:
+        """Return a real request for one token."""
+
+    def capacity(self, reports: Mapping[str, bytes], log: str) -> EngineCapacity:
+        """Return what the engine says of its size, in its reports and in its log."""
+
+    def open_requests(self, reports: Mapping[str, bytes]) -> int | None:
+        """Return the number of requests that run or wait inside the engine; None: it does not say."""
