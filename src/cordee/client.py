@@ -59,6 +59,7 @@ from cordee.servers import (
     read_join_token,
     write_private,
 )
+from cordee.service_answers import CostLinesView, KeyView, NewKeyView, TenantView, UsageView
 from cordee.tls import client_context
 
 if TYPE_CHECKING:
@@ -317,6 +318,40 @@ class Client:
     def cost(self, by: str = "job") -> CostView:
         """Return GPU time and cost by `job`, `user`, `queue` or `epoch`."""
         return self._ask(CostView, "GET", "/v1/cost", params={"by": by})
+
+    def usage(self, by: str = "service") -> UsageView:
+        """Return tokens and cost of services by `service`, `tenant`, `key` or `model`, beside all other jobs."""
+        return self._ask(UsageView, "GET", "/v1/usage", params={"by": by})
+
+    def usage_lines(self, from_us: int = 0, to_us: int | None = None) -> CostLinesView:
+        """Return tokens and cost by day, service, tenant, key and model: lines that begin within a stretch of time."""
+        params = {"from_us": from_us} | ({} if to_us is None else {"to_us": to_us})
+        return self._ask(CostLinesView, "GET", "/v1/usage/lines", params=params)
+
+    def create_key(self, tenant: str, *, name: str = "", models: Sequence[str] = ()) -> NewKeyView:
+        """Make a key of a tenant, for the models that it names or for all; only this answer has its secret.
+
+        Raises:
+            ForbiddenError: only the user who runs the server may.
+        """
+        sent = {"tenant": tenant, "name": name, "models": list(models)}
+        return self._ask(NewKeyView, "POST", "/v1/keys", json=sent)
+
+    def keys(self) -> list[KeyView]:
+        """Return all keys without their secrets, oldest first, revoked ones as well."""
+        return self._ask(list[KeyView], "GET", "/v1/keys")
+
+    def revoke_key(self, key: str) -> KeyView:
+        """Make a key void, by its id or by a name that only one key has."""
+        return self._ask(KeyView, "DELETE", f"/v1/keys/{quote(key, safe='')}")
+
+    def tenants(self) -> list[TenantView]:
+        """Return all tenants by name, with what each has spent."""
+        return self._ask(list[TenantView], "GET", "/v1/tenants")
+
+    def set_tenant(self, name: str, **rules: Any) -> TenantView:
+        """Add a tenant, or replace its rules: the fields of `TenantRules`."""
+        return self._ask(TenantView, "PUT", f"/v1/tenants/{quote(name, safe='')}", json=rules)
 
     def events(self, after: int = 0, *, follow: bool = False) -> Iterator[tuple[int, Event]]:
         """Yield the log after a number; with `follow`, as it grows."""

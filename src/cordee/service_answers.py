@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cordee.answers import View
+from cordee.answers import SplitView, View
 from cordee.events import Estimate
 
 ReplicaState = Literal["waiting", "loading", "ready", "standby", "unready", "draining"]
@@ -12,6 +12,8 @@ ServiceState = Literal["starting", "ready", "degraded", "updating", "idle", "end
 
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 Word = Annotated[str, Field(max_length=300)]
+Printable = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
+TENANT = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$"
 
 
 class ServiceSubmission(View):
@@ -113,15 +115,50 @@ class RouteView(View):
     endpoints: list[EndpointView]
 
 
-class TenantView(View):
-    """A tenant of the gateways: its weight, priority and limits, and what it has spent; null: no limit."""
+class TenantRules(View):
+    """A tenant's weight against the others, its priority, and its limits; null: no limit.
+
+    The budget is of a day or a month of UTC, and `rate_per_s` counts requests.
+    """
+
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    rate_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    budget_micro_usd: Count | None = None
+    per: Literal["day", "month"] = "month"
+
+
+class TenantView(TenantRules):
+    """A tenant of the gateways: its rules, and what it has spent in this day or month."""
 
     name: str
-    weight: float = 1.0
-    priority: int = 0
-    rate_per_s: float | None = None
-    budget_micro_usd: int | None = None
     spent_micro_usd: int = 0
+
+
+class KeyRequest(View):
+    """A request for a key of a tenant. It is good for the models that it names; none: for all."""
+
+    tenant: Annotated[str, Field(pattern=TENANT)]
+    name: Printable = ""
+    models: Annotated[list[Printable], Field(max_length=100)] = Field(default_factory=list)
+
+
+class KeyView(View):
+    """A key without its secret; `revoked_us` is null while it is valid."""
+
+    id: str
+    tenant: str
+    name: str
+    models: list[str]
+    created_us: int
+    by: str
+    revoked_us: int | None
+
+
+class NewKeyView(KeyView):
+    """A key that was just made. Its `secret` is shown in this answer only."""
+
+    secret: Annotated[str, Field(repr=False)]
 
 
 class KeyHashView(View):
@@ -209,3 +246,78 @@ class GatewayAcknowledged(View):
     """The highest seq of this gateway whose usage is in the log."""
 
     seq: int
+
+
+class TokenCountsView(View):
+    """Requests, and tokens by kind; `input` has the cached ones as well, `failed` are of the requests."""
+
+    requests: int
+    failed: int
+    input: int
+    cached: int
+    output: int
+
+
+class TokenCostView(View):
+    """Micro-dollars by kind of token: computed input, cached input, output; `unused` is of days without a token."""
+
+    total: int
+    computed: int
+    cached: int
+    output: int
+    unused: int
+
+
+class TokenPrices(View):
+    """Micro-dollars of a million tokens by kind; null without such tokens. `blended`: of input and output together."""
+
+    computed: int | None
+    cached: int | None
+    output: int | None
+    blended: int | None
+
+
+class UsageRowView(View):
+    """The tokens and cost of one service, tenant, key or model; `tenant` is that of a key.
+
+    `gpu_us` and `micro_usd_by_class` are of a service only.
+    """
+
+    key: str
+    tenant: str | None
+    tokens: TokenCountsView
+    micro_usd: TokenCostView
+    micro_usd_per_million: TokenPrices
+    gpu_us: SplitView | None
+    micro_usd_by_class: SplitView | None
+
+
+class UsageView(View):
+    """Tokens and cost of all services by row, beside all other jobs (`training`); both sum to what was held."""
+
+    by: Literal["service", "tenant", "key", "model"]
+    at_us: int
+    rows: list[UsageRowView]
+    training_gpu_us: SplitView
+    training_micro_usd: SplitView
+    micro_usd: int
+
+
+class CostLineView(View):
+    """Tokens and micro-dollars of one key in one day, or in one month of UTC that is more than two months ago."""
+
+    from_us: int
+    to_us: int
+    service: str
+    tenant: str
+    key: str
+    model: str
+    tokens: TokenCountsView
+    micro_usd: TokenCostView
+
+
+class CostLinesView(View):
+    """The cost lines of services, oldest first; those of the day that is not over hold until `at_us`."""
+
+    at_us: int
+    lines: list[CostLineView]

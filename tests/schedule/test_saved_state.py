@@ -6,7 +6,7 @@ import random_worlds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cordee.account.ledger import summed
+from cordee.account.sums import summed
 from cordee.control.fold import Fold
 from cordee.control.snapshot import decoded_jobs, encoded_jobs, loaded, taken
 from cordee.events import Event

@@ -9,15 +9,14 @@ own, by their node's clock, and do not move the ledger's. Useful time is provisi
 none covers is lost if the attempt ends otherwise than finished, and the job that gained by the notice is charged.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from cordee.account.attempt import AttemptRow, Charged, OpenAttempt
+from cordee.account.attempt import AttemptRow, OpenAttempt
 from cordee.account.idle import IdleGpus
 from cordee.account.replica import ReplicaTimeline
 from cordee.account.split import Split
+from cordee.account.sums import RETIRED_BY, By, CostRow, Totals, sum_rows, summed
 from cordee.account.timeline import Segment
 from cordee.account.usage import DAY_US, CostLine, Usage
 from cordee.events import (
@@ -38,47 +37,14 @@ from cordee.events import (
     Restored,
     StopRequested,
     TokensServed,
+    TokenWeights,
 )
-from cordee.ids import JobId, attempt_name
+from cordee.ids import JobId
 from cordee.reports import RANK_REPORTS
 from cordee.units import US_PER_S
 
-By = Literal["job", "user", "queue", "service", "epoch"]
-
 SETTLE_US = 600 * US_PER_S
 """A replica's account stays open for so long after its end: a gateway reports its last requests later."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostRow:
-    """The sum of the accounts of a job, user, queue, service or attempt; of jobs that are no replicas, service ""."""
-
-    key: str
-    attempts: int
-    gpu_us: Split
-    micro_usd: Split
-    lost_by_cause: tuple[tuple[str, int, int], ...]  # cause, GPU-microseconds, micro-dollars
-    charged_gpu_us: int  # what others lost for it
-    charged_micro_usd: int
-    steps: int
-    steps_repeated: int
-    tokens: int
-    price_sources: tuple[str, ...]
-
-    @property
-    def micro_usd_per_million_tokens(self) -> int | None:
-        """Return micro-dollars paid per million tokens kept; None if no tokens were reported."""
-        return self.micro_usd.held * 1_000_000 // self.tokens if self.tokens else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Held and idle time of the whole cluster."""
-
-    gpu_us: Split
-    micro_usd: Split
-    idle_gpu_us: int
-    idle_micro_usd: int
 
 
 class SavedLedger(NamedTuple):
@@ -185,7 +151,7 @@ class Ledger:
                 by_key.setdefault(row.charged[1:], ([], []))[1].append(row)
         self._closed = [row for row in self._closed if row.job_id not in gone]
         for key, (rows, charged) in by_key.items():
-            self._retired[key] = _sum("", rows, charged, [self._retired[key]] if key in self._retired else [])
+            self._retired[key] = sum_rows("", rows, charged, [self._retired[key]] if key in self._retired else [])
         for job_id in gone:
             for known in (self._jobs, self._high, self._epochs):
                 known.pop(job_id, None)
@@ -214,14 +180,18 @@ class Ledger:
         Sums by job and by attempt are without retired jobs.
         """
         retired: dict[str, list[CostRow]] = {}
-        if by in _RETIRED_BY:
+        if by in RETIRED_BY:
             for key, sums in self._retired.items():
-                retired.setdefault(key[_RETIRED_BY.index(by)], []).append(sums)
+                retired.setdefault(key[RETIRED_BY.index(by)], []).append(sums)
         return summed(by, self.rows(now_us), retired)
 
     def usage(self, now_us: int) -> list[CostLine]:
         """Return tokens and dollars of services by day, tenant, key and model, until now, oldest first."""
         return self._usage.lines(self._service_micro_usd(max(now_us, self.at_us)))
+
+    def prices(self, now_us: int) -> dict[str, TokenWeights]:
+        """Return micro-dollars of a million tokens of each service, until now."""
+        return self._usage.prices(self._service_micro_usd(max(now_us, self.at_us)))
 
     def spent(self, from_us: int, now_us: int) -> dict[str, int]:
         """Return the micro-dollars of each tenant since the start of a day of the last two months, until now."""
@@ -360,22 +330,6 @@ class Ledger:
             self._segments[attempt.job.job_id, attempt.epoch] = attempt.segments(self.at_us)
 
 
-_KEYS: Mapping[By, Callable[[AttemptRow], str]] = {
-    "job": lambda row: row.job_id,
-    "user": lambda row: row.owner,
-    "queue": lambda row: row.queue,
-    "service": lambda row: row.service,
-    "epoch": lambda row: attempt_name(row.job_id, row.epoch),
-}
-
-
-_RETIRED_BY: tuple[By, ...] = ("user", "queue", "service")
-
-
-def _payer(by: By, charged: Charged) -> str:
-    return {"user": charged.owner, "queue": charged.queue, "service": charged.service}.get(by, charged.job_id)
-
-
 def attempt_segments(events: Iterable[Event]) -> dict[tuple[JobId, int], tuple[Segment, ...]]:
     """Return the segments of each attempt in a log, by job and epoch; live ones until the log's last time."""
     ledger, last_us = Ledger(detailed=True), 0
@@ -383,41 +337,3 @@ def attempt_segments(events: Iterable[Event]) -> dict[tuple[JobId, int], tuple[S
         ledger.apply(event)
         last_us = max(last_us, event.at_us)
     return ledger.segments(last_us)
-
-
-def summed(
-    by: By, rows: Iterable[AttemptRow], sums: Mapping[str, Sequence[CostRow]] = MappingProxyType({})
-) -> tuple[CostRow, ...]:
-    """Return these rows, and earlier sums by key, summed in the order of their keys."""
-    key = _KEYS[by]
-    groups: dict[str, list[AttemptRow]] = {}
-    charged: dict[str, list[AttemptRow]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-        if row.charged is not None and by != "epoch":
-            charged.setdefault(_payer(by, row.charged), []).append(row)
-    keys = sorted(groups.keys() | charged.keys() | sums.keys())
-    return tuple(_sum(key, groups.get(key, ()), charged.get(key, ()), sums.get(key, ())) for key in keys)
-
-
-def _sum(key: str, rows: Sequence[AttemptRow], charged: Sequence[AttemptRow], sums: Sequence[CostRow] = ()) -> CostRow:
-    """Sum rows, rows that are charged to this key, and earlier sums."""
-    by_cause: dict[str, tuple[int, int]] = {}
-    lost = [(row.cause, row.gpu_us.lost, row.micro_usd.lost) for row in rows if row.cause is not None]
-    for cause, gpu_us, micro_usd in (*lost, *(each for row in sums for each in row.lost_by_cause)):
-        before_us, before_usd = by_cause.get(cause, (0, 0))
-        by_cause[cause] = (before_us + gpu_us, before_usd + micro_usd)
-    every: Sequence[AttemptRow | CostRow] = (*rows, *sums)
-    return CostRow(
-        key=key,
-        attempts=len(rows) + sum(row.attempts for row in sums),
-        gpu_us=sum((row.gpu_us for row in every), Split()),
-        micro_usd=sum((row.micro_usd for row in every), Split()),
-        lost_by_cause=tuple((cause, *amounts) for cause, amounts in sorted(by_cause.items())),
-        charged_gpu_us=sum(row.gpu_us.lost for row in charged) + sum(row.charged_gpu_us for row in sums),
-        charged_micro_usd=sum(row.micro_usd.lost for row in charged) + sum(row.charged_micro_usd for row in sums),
-        steps=sum(row.steps for row in every),
-        steps_repeated=sum(row.steps_repeated for row in every),
-        tokens=sum(row.tokens for row in every),
-        price_sources=tuple(sorted({source for row in every for source in row.price_sources})),
-    )

@@ -154,6 +154,28 @@ class Usage:
             spent[line.key.tenant] = spent.get(line.key.tenant, 0) + line.micro_usd.total
         return spent
 
+    def prices(self, held: Mapping[str, int]) -> dict[str, TokenWeights]:
+        """Return micro-dollars of a million tokens of each service, in proportion to its weights.
+
+        The average of the last week; without dollars or tokens yet, its weights as they are.
+        """
+        time = dict[str, int]()
+        cost = dict[str, int]()
+        recent = takewhile(lambda line: line.from_us >= self.day_us - 7 * DAY_US, reversed(self._closed))
+        for line in (*recent, *self._allocated(held)):
+            service = line.key.service
+            time[service] = time.get(service, 0) + sum(_times(line.tokens, self._weights(service)))
+            cost[service] = cost.get(service, 0) + line.micro_usd.total
+        prices = {}
+        for service in sorted(cost.keys() | held.keys() | self.weights.keys()):
+            weights, usd, whole = self._weights(service), cost.get(service, 0), time.get(service, 0)
+            if usd and whole:
+                each = (weights.input, weights.cached, weights.output)
+                computed, cached, output = (weight * usd * 1_000_000 // whole for weight in each)
+                weights = TokenWeights(input=computed, cached=cached, output=output)
+            prices[service] = weights
+        return prices
+
     def _allocated(self, held: Mapping[str, int]) -> Iterator[CostLine]:
         """Divide the dollars of the open day over its tokens, service by service."""
         to_us = self.day_us + DAY_US

@@ -17,7 +17,7 @@ from starlette.routing import Match, Route
 
 import cordee
 from cordee import errors
-from cordee.account.ledger import By
+from cordee.account.sums import By
 from cordee.answers import (
     CostView,
     FileDigests,
@@ -39,10 +39,10 @@ from cordee.answers import (
     Submitted,
     WhyView,
 )
-from cordee.control import logs
+from cordee.control import logs, tenants_api
 from cordee.control.agents import link, transfers
 from cordee.control.agents.executor import AgentsExecutor
-from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, owner_of
+from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, user_router
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.operations import Operations
 from cordee.errors import CordeeError, InputError, NotFoundError, as_body
@@ -74,12 +74,9 @@ def local_owner() -> str:
 
 Draws = Annotated[int, Query(ge=0, le=DRAWS_MAX)]
 Count = Annotated[int, Query(ge=0, le=COUNT_MAX)]
-_bearer = HTTPBearer(auto_error=False, description="A token of the server's home.")
 _agents_bearer = HTTPBearer(auto_error=False, scheme_name="Node", description="A node's token, or a join token.")
 
-router = APIRouter(
-    prefix="/v1", dependencies=[Security(_bearer), Depends(owner_of), Depends(known_query)], responses=REFUSALS
-)
+router = user_router("/v1")
 agents_router = APIRouter(
     prefix="/v1/agents", dependencies=[Security(_agents_bearer), Depends(known_query)], responses=REFUSALS
 )
@@ -341,8 +338,8 @@ def create_app(operations: Operations, agents: AgentsExecutor | None = None) -> 
     """Create the application around the operations and, for the agents' links, its executor."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.operations = operations
-    app.include_router(router)
-    app.include_router(agents_router)
+    for each in (router, tenants_api.router, tenants_api.metrics_router, agents_router):
+        app.include_router(each)
     app.include_router(transfers.router)
     if agents is not None:
         app.state.agents = agents

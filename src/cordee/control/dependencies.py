@@ -4,8 +4,9 @@ import difflib
 import hmac
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request, Security
 from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 
 from cordee.answers import ErrorView
 from cordee.control.operations import Operations
@@ -97,3 +98,12 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
         if length > bytes_max:
             raise InputError(f"the body has more than {bytes_max:,} bytes", hint="send it in parts")
     return b"".join(parts)
+
+
+_bearer = HTTPBearer(auto_error=False, description="A token of the server's home.")
+
+
+def user_router(prefix: str) -> APIRouter:
+    """Return a router for requests of users, by their tokens."""
+    needs = [Security(_bearer), Depends(owner_of), Depends(known_query)]
+    return APIRouter(prefix=prefix, dependencies=needs, responses=REFUSALS)

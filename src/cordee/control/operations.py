@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 import cordee
-from cordee.account.ledger import By, CostRow, summed
 from cordee.account.measured import Measurement, StepsLeft
+from cordee.account.sums import By, CostRow, summed
 from cordee.answers import (
     AttemptView,
     ComparisonView,

@@ -17,6 +17,8 @@ from cordee.events import (
     Event,
     Job,
     JobSubmitted,
+    KeyCreated,
+    KeyRevoked,
     NodeCordoned,
     NodeUncordoned,
     Queue,
@@ -29,6 +31,7 @@ from cordee.events import (
     ServiceEnded,
     ServiceScaled,
     StopRequested,
+    TenantSet,
 )
 from cordee.ids import JobId
 from cordee.points import point
@@ -145,6 +148,10 @@ class Control:
     def end_service(self, name: str, *, by: str, why: str) -> None:
         """End a service; its controller gives the replicas notice."""
         self._append(ServiceEnded(at_us=self._clock.now_us(), service=name, by=by, why=why))
+
+    def note(self, event: TenantSet | KeyCreated | KeyRevoked) -> None:
+        """Note a change of tenants or keys, which have tables of their own."""
+        self._append(event)
 
     def take_in(self, source: str, seq: int, events: Sequence[Event]) -> int:
         """Commit what a stream reports, unless its mark shows that it is in the log; return the mark.

@@ -13,6 +13,8 @@ from cordee.events.kinds import (
     Event,
     JobEnded,
     JobSubmitted,
+    KeyCreated,
+    KeyRevoked,
     KillOrdered,
     Measured,
     NodeCordoned,
@@ -40,6 +42,7 @@ from cordee.events.kinds import (
     ServiceEnded,
     ServiceScaled,
     StopRequested,
+    TenantSet,
     TokensServed,
 )
 from cordee.events.values import (
@@ -74,6 +77,8 @@ __all__ = [
     "Job",
     "JobEnded",
     "JobSubmitted",
+    "KeyCreated",
+    "KeyRevoked",
     "KillOrdered",
     "Lease",
     "Measured",
@@ -107,6 +112,7 @@ __all__ = [
     "ServiceScaled",
     "SpanClass",
     "StopRequested",
+    "TenantSet",
     "Tier",
     "TokenWeights",
     "TokensServed",

@@ -178,6 +178,43 @@ class ServiceEnded:
     why: str
 
 
+# -- tenants of the gateways -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSet:
+    """A tenant was added, or its rules were replaced."""
+
+    at_us: int
+    tenant: str
+    by: str
+    weight: float
+    priority: int
+    rate_per_s: float | None
+    budget_micro_usd: int | None
+    per: str  # the budget's period: day or month
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyCreated:
+    """A tenant has a new key. Neither the key nor its hash is in the log."""
+
+    at_us: int
+    key: str  # its id
+    tenant: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRevoked:
+    """A key is void from now on."""
+
+    at_us: int
+    key: str  # its id
+    tenant: str
+    by: str
+
+
 # -- attempts: decisions ---------------------------------------------------------------------------------
 
 
@@ -404,6 +441,9 @@ Event = (
     | ServiceDeclared
     | ServiceScaled
     | ServiceEnded
+    | TenantSet
+    | KeyCreated
+    | KeyRevoked
     | AttemptPlaced
     | NoticeGiven
     | KillOrdered

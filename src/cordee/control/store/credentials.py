@@ -25,7 +25,7 @@ class Credentials:
 
     def add_join_token(self, token_hash: str, *, uses: int, now_us: int, expires_us: int, by: str) -> None:
         """Add a token, and remove those that expired long ago."""
-        with self._changing() as connection:
+        with changing(self._store) as connection:
             connection.execute(join_tokens.delete().where(join_tokens.c.expires_us < now_us - _KEPT_US))
             row = {"hash": token_hash, "expires_us": expires_us, "uses": uses, "used": 0, "by": by}
             connection.execute(join_tokens.insert().values(row))
@@ -44,7 +44,7 @@ class Credentials:
 
     def add_agent(self, row: Mapping[str, Any], *, join_hash: str) -> bool:
         """Let a node in, and count the use of its join token; return False if that was used up, and change nothing."""
-        with self._changing() as connection:
+        with changing(self._store) as connection:
             free = (join_tokens.c.hash == join_hash) & (join_tokens.c.used < join_tokens.c.uses)
             if not connection.execute(join_tokens.update().where(free).values(used=join_tokens.c.used + 1)).rowcount:
                 return False
@@ -54,7 +54,7 @@ class Credentials:
 
     def close_agent(self, node: str, now_us: int) -> None:
         """Make the token of a node void."""
-        with self._changing() as connection:
+        with changing(self._store) as connection:
             present = (agents.c.node == node) & agents.c.left_us.is_(None)
             connection.execute(agents.update().where(present).values(left_us=now_us))
 
@@ -67,7 +67,7 @@ class Credentials:
     def keep_secrets(self, job_id: str, sealed: Mapping[str, str]) -> None:
         """Keep the encrypted secrets of a job, in place of its earlier ones."""
         rows = [{"job_id": job_id, "name": name, "sealed": value} for name, value in sealed.items()]
-        with self._changing() as connection:
+        with changing(self._store) as connection:
             connection.execute(secrets.delete().where(secrets.c.job_id == job_id))
             if rows:
                 connection.execute(secrets.insert(), rows)
@@ -80,10 +80,16 @@ class Credentials:
     def _one(self, query: sa.Select[Any]) -> Mapping[str, Any] | None:
         return next(iter(self._store.read(query)), None)
 
-    @contextmanager
-    def _changing(self) -> Iterator[sa.Connection]:
-        try:
-            with self._store.writing() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise StoreError(f"nothing was changed: {reason(error)}") from error
+
+@contextmanager
+def changing(store: SqlStore) -> Iterator[sa.Connection]:
+    """Open a transaction.
+
+    Raises:
+        StoreError: the database refuses, and nothing was changed.
+    """
+    try:
+        with store.writing() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        raise StoreError(f"nothing was changed: {reason(error)}") from error

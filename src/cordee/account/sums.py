@@ -1,0 +1,100 @@
+"""Sums of attempts' accounts: by job, user, queue, service or attempt, and of the whole cluster."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from cordee.account.attempt import AttemptRow, Charged
+from cordee.account.split import Split
+from cordee.ids import attempt_name
+
+By = Literal["job", "user", "queue", "service", "epoch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRow:
+    """The sum of the accounts of a job, user, queue, service or attempt; of jobs that are no replicas, service ""."""
+
+    key: str
+    attempts: int
+    gpu_us: Split
+    micro_usd: Split
+    lost_by_cause: tuple[tuple[str, int, int], ...]  # cause, GPU-microseconds, micro-dollars
+    charged_gpu_us: int  # what others lost for it
+    charged_micro_usd: int
+    steps: int
+    steps_repeated: int
+    tokens: int
+    price_sources: tuple[str, ...]
+
+    @property
+    def micro_usd_per_million_tokens(self) -> int | None:
+        """Return micro-dollars paid per million tokens kept; None if no tokens were reported."""
+        return self.micro_usd.held * 1_000_000 // self.tokens if self.tokens else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Held and idle time of the whole cluster."""
+
+    gpu_us: Split
+    micro_usd: Split
+    idle_gpu_us: int
+    idle_micro_usd: int
+
+
+_KEYS: Mapping[By, Callable[[AttemptRow], str]] = {
+    "job": lambda row: row.job_id,
+    "user": lambda row: row.owner,
+    "queue": lambda row: row.queue,
+    "service": lambda row: row.service,
+    "epoch": lambda row: attempt_name(row.job_id, row.epoch),
+}
+
+
+RETIRED_BY: tuple[By, ...] = ("user", "queue", "service")
+
+
+def _payer(by: By, charged: Charged) -> str:
+    return {"user": charged.owner, "queue": charged.queue, "service": charged.service}.get(by, charged.job_id)
+
+
+def summed(
+    by: By, rows: Iterable[AttemptRow], sums: Mapping[str, Sequence[CostRow]] = MappingProxyType({})
+) -> tuple[CostRow, ...]:
+    """Return these rows, and earlier sums by key, summed in the order of their keys."""
+    key = _KEYS[by]
+    groups: dict[str, list[AttemptRow]] = {}
+    charged: dict[str, list[AttemptRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+        if row.charged is not None and by != "epoch":
+            charged.setdefault(_payer(by, row.charged), []).append(row)
+    keys = sorted(groups.keys() | charged.keys() | sums.keys())
+    return tuple(sum_rows(key, groups.get(key, ()), charged.get(key, ()), sums.get(key, ())) for key in keys)
+
+
+def sum_rows(
+    key: str, rows: Sequence[AttemptRow], charged: Sequence[AttemptRow], sums: Sequence[CostRow] = ()
+) -> CostRow:
+    """Sum rows, rows that are charged to this key, and earlier sums."""
+    by_cause: dict[str, tuple[int, int]] = {}
+    lost = [(row.cause, row.gpu_us.lost, row.micro_usd.lost) for row in rows if row.cause is not None]
+    for cause, gpu_us, micro_usd in (*lost, *(each for row in sums for each in row.lost_by_cause)):
+        before_us, before_usd = by_cause.get(cause, (0, 0))
+        by_cause[cause] = (before_us + gpu_us, before_usd + micro_usd)
+    every: Sequence[AttemptRow | CostRow] = (*rows, *sums)
+    return CostRow(
+        key=key,
+        attempts=len(rows) + sum(row.attempts for row in sums),
+        gpu_us=sum((row.gpu_us for row in every), Split()),
+        micro_usd=sum((row.micro_usd for row in every), Split()),
+        lost_by_cause=tuple((cause, *amounts) for cause, amounts in sorted(by_cause.items())),
+        charged_gpu_us=sum(row.gpu_us.lost for row in charged) + sum(row.charged_gpu_us for row in sums),
+        charged_micro_usd=sum(row.micro_usd.lost for row in charged) + sum(row.charged_micro_usd for row in sums),
+        steps=sum(row.steps for row in every),
+        steps_repeated=sum(row.steps_repeated for row in every),
+        tokens=sum(row.tokens for row in every),
+        price_sources=tuple(sorted({source for row in every for source in row.price_sources})),
+    )

@@ -1,0 +1,130 @@
+"""The server's metrics in the text format of Prometheus; names of tokens and requests are as vLLM's.
+
+Latencies are those that the gateways report of the last 30 seconds; their own /metrics has them as histograms.
+Tokens only grow. Dollars by tenant and GPU time by class are gauges: those of a day may move until it is over.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cordee.account.sums import CostRow, Totals
+from cordee.account.usage import CostLine, TokenCost, Tokens
+from cordee.service_answers import ServiceView, TenantView
+from cordee.units import MICRO_USD, US_PER_S
+from cordee.view.markup import CLASSES
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """The values that the metrics are made of, all of one time.
+
+    Attributes:
+        jobs: sums of replicas by service; "" are jobs that are no replicas.
+        totals: held and idle time.
+        lines: tokens and dollars of services.
+        services: as the API answers them.
+        tenants: as the API answers them.
+    """
+
+    jobs: Sequence[CostRow]
+    totals: Totals
+    lines: Sequence[CostLine]
+    services: Sequence[ServiceView]
+    tenants: Sequence[TenantView]
+
+
+def metrics_text(measures: Measures) -> str:
+    """Return the metrics, one value a line."""
+    parts = (_tokens(measures.lines), _services(measures.services), _money(measures))
+    return "".join(line for part in parts for line in part)
+
+
+def _tokens(lines: Iterable[CostLine]) -> Iterator[str]:
+    sums: dict[tuple[str, str, str], tuple[Tokens, TokenCost]] = {}
+    for line in lines:
+        key = (line.key.service, line.key.tenant, line.key.model)
+        tokens, cost = sums.get(key, (Tokens(), TokenCost()))
+        sums[key] = tokens + line.tokens, cost + line.micro_usd
+    found = [(dict(zip(("service", "tenant", "model"), key, strict=True)), *sums[key]) for key in sorted(sums)]
+    served = [(labels, tokens) for labels, tokens, _ in found if tokens.requests]
+    for name, about, field in (
+        ("requests_total", "Requests that ended.", "requests"),
+        ("requests_failed_total", "Requests without a whole answer.", "failed"),
+        ("prompt_tokens_total", "Input tokens, cached ones as well.", "input"),
+        ("prompt_tokens_cached_total", "Input tokens that were found in a prefix cache.", "cached"),
+        ("generation_tokens_total", "Output tokens.", "output"),
+    ):
+        yield from _family(name, about, "counter", [(labels, getattr(tokens, field)) for labels, tokens in served])
+    kinds = ("computed", "cached", "output", "unused")
+    costs = [({**labels, "kind": kind}, getattr(cost, kind) / MICRO_USD) for labels, _, cost in found for kind in kinds]
+    about = "Dollars of replicas by the tokens that they served; unused: of days without any."
+    yield from _family("token_cost_dollars", about, "gauge", [each for each in costs if each[1]])
+
+
+def _services(services: Sequence[ServiceView]) -> Iterator[str]:
+    states: dict[tuple[str, str], int] = {}
+    for service in services:
+        for replica in service.replicas:
+            key = (service.name, replica.state)
+            states[key] = states.get(key, 0) + 1
+    counts = [({"service": service, "state": state}, count) for (service, state), count in sorted(states.items())]
+    yield from _family("replicas", "Replicas by state.", "gauge", counts)
+    wanted = [({"service": each.name}, each.wanted) for each in services]
+    yield from _family("replicas_wanted", "Replicas that the service wants.", "gauge", wanted)
+    for name, about, field, unit in (
+        ("num_requests_running", "Requests at a replica.", "running", 1),
+        ("num_requests_waiting", "Requests without a replica.", "queued", 1),
+        ("request_rate", "Requests a second.", "requests_per_s", 1),
+        ("token_rate", "Tokens a second.", "tokens_per_s", 1),
+        ("kv_cache_usage_perc", "Fraction of the KV cache in use; 1 is all of it.", "kv_fraction", 1),
+        ("time_to_first_token_p99_seconds", "Time to first token, the worst gateway's p99.", "ttft_p99_us", US_PER_S),
+        ("time_per_output_token_p99_seconds", "Time per output token, so too.", "tpot_p99_us", US_PER_S),
+    ):
+        values = [({"service": each.name}, getattr(each.measured, field)) for each in services]
+        yield from _family(
+            name, about, "gauge", [(labels, value / unit) for labels, value in values if value is not None]
+        )
+
+
+def _money(measures: Measures) -> Iterator[str]:
+    by_class = [
+        ({"service": row.key, "class": cls}, getattr(row.gpu_us, cls) / US_PER_S)
+        for row in measures.jobs
+        for cls in CLASSES
+        if getattr(row.gpu_us, cls)
+    ]
+    yield from _family(
+        "gpu_seconds", 'GPU time held, by class; service "": jobs that are no replicas.', "gauge", by_class
+    )
+    dollars = [({"service": row.key}, row.micro_usd.held / MICRO_USD) for row in measures.jobs]
+    yield from _family("cost_dollars_total", "Dollars of GPU time held.", "counter", dollars)
+    totals = measures.totals
+    yield from _family(
+        "idle_gpu_seconds_total", "GPU time that no job held.", "counter", [({}, totals.idle_gpu_us / US_PER_S)]
+    )
+    yield from _family("idle_cost_dollars_total", "Its dollars.", "counter", [({}, totals.idle_micro_usd / MICRO_USD)])
+    spent = [({"tenant": each.name}, each.spent_micro_usd / MICRO_USD) for each in measures.tenants]
+    yield from _family("tenant_spent_dollars", "Dollars of this day or month of its budget.", "gauge", spent)
+    budgets = [
+        ({"tenant": each.name}, each.budget_micro_usd / MICRO_USD)
+        for each in measures.tenants
+        if each.budget_micro_usd is not None
+    ]
+    yield from _family("tenant_budget_dollars", "Budget of a day or month.", "gauge", budgets)
+
+
+def _family(name: str, about: str, kind: str, values: Sequence[tuple[Labels, float]]) -> Iterator[str]:
+    """Yield the lines of one metric; none without values."""
+    if values:
+        yield f"# HELP cordee_{name} {about}\n# TYPE cordee_{name} {kind}\n"
+    for labels, value in values:
+        inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        yield f"cordee_{name}{{{inner}}} {value:.15g}\n" if inner else f"cordee_{name} {value:.15g}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
