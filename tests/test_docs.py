@@ -46,6 +46,21 @@ def test_files_that_docs_name_exist(page: Path) -> None:
     assert not missing, f"{page.relative_to(ROOT)} names {', '.join(sorted(missing))}"
 
 
+@pytest.mark.parametrize(
+    ("folder", "pages"),
+    [
+        ("agent", ["agent", "files"]),
+        ("control/agents", ["control", "files"]),
+        ("control/engines", ["control", "ray", "slurm"]),
+        ("control/store", ["control"]),
+    ],
+)
+def test_every_file_stands_in_a_page_of_its_room(folder: str, pages: list[str]) -> None:
+    text = "".join((DOCS / "design" / f"{page}.md").read_text() for page in pages)
+    files = [path.name for path in (ROOT / "src" / "cordee" / folder).glob("*.py") if path.name != "__init__.py"]
+    assert [name for name in files if not re.search(rf"(?<!\w){name}", text)] == []
+
+
 def test_the_index_links_every_page_of_how_to_and_reference() -> None:
     linked = set(re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text()))
     pages = {
