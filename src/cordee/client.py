@@ -211,6 +211,20 @@ class Client:
         kind = {"Content-Type": "application/octet-stream"}
         return self._ask(FilesReceived, "PUT", "/v1/files", content=packed, headers=kind).received
 
+    def job_files(self, job_id: str, digests: Iterable[str]) -> bytes:
+        """Return a pack of contents of a job's files; for a server that stands by.
+
+        Raises:
+            ForbiddenError: only the operator's token is good for it.
+            NotFoundError: the server lacks them.
+        """
+        body = FileDigests(digests=list(digests)).model_dump()
+        with _transport(self.url):
+            answer = self._http.post(f"{self.url}/v1/jobs/{quote(job_id)}/files", json=body)
+        if answer.is_error:
+            raise _error(answer)
+        return answer.content
+
     @staticmethod
     def check_secrets(names: Iterable[str], environ: Mapping[str, str]) -> None:
         """Raise SpecError if a secret is not in the environment."""

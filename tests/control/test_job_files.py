@@ -5,12 +5,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_scene import SPEC, TOKEN, Api
+from api_scene import OTHER, SPEC, TOKEN, Api
 
 from cordee.cli.ship import send_files, ships
+from cordee.client import Client
 from cordee.control import files as job_files
-from cordee.errors import InputError, SpecError, StoreError
-from cordee.storage.content import pack
+from cordee.control.mirror import Mirror
+from cordee.errors import ForbiddenError, InputError, NotFoundError, SpecError, StoreError
+from cordee.storage.content import pack, unpack
 from cordee.storage.tree import Tree, TreeFile, digest_of
 from cordee.workload.spec import JobSpec
 
@@ -131,14 +133,14 @@ def test_contents_stay_while_a_job_needs_them(api: Api, project: Path) -> None:
         for path in (api.operations.home / "files").glob("??/*"):
             os.utime(path, (0, 0))
         api.operations.files._next_collect_s = 0.0
-        return api.operations.files.collect(api.operations.store.jobs())
+        return api.operations.files.collect(api.operations.store.unfinished())
 
     assert collect() == 1, "the content that no job names"
     api.client.stop(made.job.job_id, now=True)
     api.scene.control.tick()
     assert api.client.job(made.job.job_id).state == "stopped"
     assert collect() == 3
-    assert api.operations.files.collect(api.operations.store.jobs()) == 0, "once an hour"
+    assert api.operations.files.collect(api.operations.store.unfinished()) == 0, "once an hour"
 
 
 def test_a_full_disk_refuses_files_and_keeps_a_reserve_for_the_log(small_disk: Path) -> None:
@@ -177,3 +179,47 @@ def test_a_range_of_one_log(api: Api) -> None:
     assert get(1, "bytes=100-").status_code == 416
     for refused in (get(None, "bytes=0-"), get(1, "bytes=0-", follow="true"), get(1, "bytes=0-", tail="3")):
         assert refused.status_code == 422 and "Range needs one log" in refused.text
+
+
+def test_only_the_operator_reads_the_files_of_all_jobs(api: Api, project: Path) -> None:
+    """As a standby does, with the token that it shares."""
+    spec = send_files(api.client, spec_in(project), remote=True)
+    job_id = api.client.submit(spec.model_dump(mode="json")).job.job_id
+    assert [digest for digest, _ in unpack(api.client.job_files(job_id, [str(spec.files)]))] == [spec.files]
+    with pytest.raises(NotFoundError, match="the job's files have no content"):
+        api.client.job_files(job_id, ["ab" * 32])
+    with Client(url=api.url, token=OTHER) as bob, pytest.raises(ForbiddenError, match="bob may not read the files"):
+        bob.job_files(job_id, [str(spec.files)])
+    plain = api.client.submit(SPEC).job.job_id
+    with pytest.raises(NotFoundError, match="was submitted without its files"):
+        api.client.job_files(plain, [str(spec.files)])
+
+
+def test_a_standby_copies_the_files_of_unfinished_jobs(api: Api, project: Path, tmp_path: Path) -> None:
+    jobs, trees = [], []
+    for number in range(3):
+        (project / "train.py").write_text(f"print({number})")
+        spec = send_files(api.client, spec_in(project), remote=True)
+        jobs.append(api.client.submit(spec.model_dump(mode="json")).job.job_id)
+        trees.append(str(spec.files))
+    lost = digest_of(b"print(0)")
+    (api.operations.home / "files" / lost[:2] / lost).unlink()
+    api.client.stop(jobs[2], now=True)
+    api.scene.control.tick()
+    copies = job_files.JobFiles(tmp_path / "standby")
+    mirror = Mirror(
+        copies,
+        unfinished=api.operations.store.unfinished,
+        number=lambda: api.scene.control.number,
+        leader=lambda: Client(url=api.url, token=TOKEN),
+    )
+    with pytest.raises(NotFoundError, match=f"{lost} is missing"):
+        mirror.step()
+    held = {path.name for path in (tmp_path / "standby" / "files").glob("??/*")}
+    assert held == {*trees[:2], digest_of(b"print(1)"), digest_of(b"layers = 2")}
+    mirror.step()  # nothing has changed: nobody is asked
+    (project / "train.py").write_text("print(0)")
+    again = send_files(api.client, spec_in(project), remote=True)
+    api.client.submit(again.model_dump(mode="json"))
+    mirror.step()
+    assert copies.missing([lost]) == []

@@ -38,7 +38,12 @@ while not Path(os.environ["STAGE"], "release").exists():
     time.sleep(0.02)
 print(f"{NAME} after", flush=True)
 """
-HASHES = "import hashlib, os; print(hashlib.sha256(os.environ['HF_TOKEN'].encode()).hexdigest())"
+HASHES = """
+import hashlib, os
+from lib import NAME
+
+print(NAME, hashlib.sha256(os.environ["HF_TOKEN"].encode()).hexdigest())
+"""
 
 
 class TlsPair:
@@ -68,12 +73,12 @@ class TlsPair:
         others = tuple(url for url in health.servers if url != health.listens)
         keep_remote(self.far, ServerAddress(health.listens, token, health.fingerprint, others=others))
 
-    def project(self, name: str) -> JobSpec:
+    def project(self, name: str, script: str = SCRIPT) -> JobSpec:
         """Send a folder with a script, which is then gone, and return its job."""
         folder, stage = self.folder / name, self.folder / "stage"
         folder.mkdir()
         stage.mkdir(exist_ok=True)
-        (folder / "train.py").write_text(SCRIPT)
+        (folder / "train.py").write_text(script)
         (folder / "lib.py").write_text(f"NAME = {name!r}")
         run = (sys.executable, str(folder / "train.py"))
         env = {"PATH": os.environ["PATH"], "STAGE": str(stage)}
@@ -132,9 +137,11 @@ def test_agents_and_clients_turn_to_the_other_server_over_tls(pair: TlsPair, pos
 
     runs = submit(pair.far, pair.project("runs"))
     until(lambda: pair.log_of(runs) == ["runs before"])
-    hashes = JobSpec(name="waits", run=(sys.executable, "-c", HASHES), gpus=2, cwd="/", secrets=("HF_TOKEN",))
+    hashes = pair.project("waits", HASHES).model_copy(update={"gpus": 2, "secrets": ("HF_TOKEN",)})
     waits = submit(pair.a, hashes, {"HF_TOKEN": SECRET})
     assert not (pair.a / "secrets").exists(), "the other server would not see it"
+    held = [path.relative_to(pair.a) for path in (pair.a / "files").glob("??/*")]
+    until(lambda: all((pair.b / path).exists() for path in held))  # the files of jobs, which no node has yet
 
     os.kill(int(str(pair.first["pid"])), signal.SIGKILL)
     until(lambda: not is_owned(pair.a))
@@ -150,8 +157,8 @@ def test_agents_and_clients_turn_to_the_other_server_over_tls(pair: TlsPair, pos
         log = [event for _, event in client.events()]
     assert pair.log_of(runs) == ["runs before", "runs after"]
     assert pair.log_of(after) == ["after before", "after after"]
-    digest = hashlib.sha256(SECRET.encode()).hexdigest()
-    assert sum(line.endswith(digest) for line in pair.log_of(waits)) == 2
+    said = f"waits {hashlib.sha256(SECRET.encode()).hexdigest()}"
+    assert sum(line.endswith(said) for line in pair.log_of(waits)) == 2
     assert sorted(event.job_id for event in log if isinstance(event, RanksStarted)) == sorted([runs, after, waits])
     assert len([event for event in log if isinstance(event, NodeUp)]) == 1
     assert not [event for event in log if isinstance(event, NodeDown)]

@@ -119,6 +119,12 @@ async def add_files(request: Request, operations: Asked) -> FilesReceived:
     return FilesReceived(received=await asyncio.to_thread(operations.add_files, packed))
 
 
+@router.post("/jobs/{job_id}/files", include_in_schema=False)
+def job_files(job_id: str, files: FileDigests, operations: Asked, owner: Owner) -> Response:
+    """Return a pack of contents of a job's files, for a server that stands by."""
+    return Response(operations.job_files(job_id, files.digests, owner), media_type="application/octet-stream")
+
+
 @router.get("/jobs")
 def jobs(operations: Asked) -> list[JobView]:
     """Return every job, newest first."""

@@ -142,12 +142,12 @@ class JobFiles:
         """Remove the contents that no unfinished job needs and nobody used for a week; look once an hour.
 
         Args:
-            rows: of all jobs.
+            rows: of all unfinished jobs.
         """
         if time.monotonic() < self._next_collect_s:
             return 0
         self._next_collect_s = time.monotonic() + _COLLECT_EVERY_S
-        trees = {JobSpec.model_validate_json(row["spec"]).files for row in rows if row["ended_us"] is None}
+        trees = {JobSpec.model_validate_json(row["spec"]).files for row in rows}
         with self._lock:
             needed = set[str]()
             for digest in filter(None, trees):

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,7 +46,7 @@ from cordee.control.snapshot import decoded_jobs
 from cordee.control.standby import Standby
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
-from cordee.errors import NotFoundError, SpecError, StoreError
+from cordee.errors import ForbiddenError, NotFoundError, SpecError, StoreError
 from cordee.events import Lease, Node, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId, attempt_name
@@ -156,8 +156,22 @@ class Operations:
 
     def add_files(self, packed: bytes) -> int:
         """Store submitted files for jobs to come, and remove those that no job needs; return their number."""
-        self.files.collect(self.store.jobs())
+        self.files.collect(self.store.unfinished())
         return self.files.add(packed)
+
+    def job_files(self, job_id: str, digests: Sequence[str], by: str) -> bytes:
+        """Return a pack of contents of a job's files.
+
+        Raises:
+            ForbiddenError: the user is not the operator.
+            NotFoundError: there is no such job, or its files are not here.
+        """
+        if by != self.members.operator:
+            raise ForbiddenError(f"{by} may not read the files of all jobs", hint=f"ask {self.members.operator}")
+        files = json.loads(self._row(job_id)["spec"]).get("files")
+        if files is None:
+            raise NotFoundError(f"{job_id} was submitted without its files")
+        return self.files.pack(str(files), digests)
 
     def _check_secrets(self, spec: JobSpec, submission: Submission) -> None:
         for name in spec.secrets:

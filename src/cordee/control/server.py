@@ -23,6 +23,7 @@ from types import FrameType
 import structlog
 
 from cordee.answers import JoinTokenRequest
+from cordee.client import Client
 from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
@@ -34,6 +35,7 @@ from cordee.control.engines.slurm import SlurmRequest
 from cordee.control.home import SQLITE, Home
 from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress, hash_of
+from cordee.control.mirror import Mirror
 from cordee.control.node_tokens import DerivedTokens, NodeTokens
 from cordee.control.operations import Operations
 from cordee.control.prices import Priced
@@ -231,12 +233,23 @@ class Server:
         """Return whether this server leads now; False after a signal."""
         if not stand_by:
             standby.check_alone()
-        elif not standby.wait(self.control.catch_up, lambda: self._signal is not None):
-            return False
+        else:
+            with self._mirror(standby):
+                if not standby.wait(self.control.catch_up, lambda: self._signal is not None):
+                    return False
         standby.begin()
         self._until_stored(self.control.catch_up)
         self._log.info("this server leads", log_number=self.control.number)
         return True
+
+    def _mirror(self, standby: Standby) -> Mirror:
+        token, fingerprint = self._home.token(), None if self._public is None else self._public.fingerprint
+        return Mirror(
+            self.operations.files,
+            unfinished=self._store.unfinished,
+            number=lambda: self.control.number,
+            leader=lambda: Client(url=standby.servers[0], token=token, fingerprint=fingerprint),
+        )
 
     def _until_stored(self, action: Callable[[], None]) -> None:
         """Do this; repeat it while the database of a pair is away, since a standby must not end by that."""

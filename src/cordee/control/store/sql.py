@@ -138,6 +138,11 @@ class SqlStore:
             query = query.where(jobs.c.name == name)
         return self.read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id))
 
+    def unfinished(self) -> list[Mapping[str, Any]]:
+        """Return the ids and specs of all jobs that have not ended."""
+        jobs = tables.jobs
+        return self.read(sa.select(jobs.c.job_id, jobs.c.spec).where(jobs.c.ended_us.is_(None)))
+
     def attempts(self, job_id: str) -> list[Mapping[str, Any]]:
         """Return the rows of the job's attempts, oldest first."""
         attempts = tables.attempts
