@@ -190,6 +190,9 @@ class OpenAIStream(ABC):
         if not event.startswith(b"data:"):
             return event  # A comment, by which the engine keeps the connection open.
         if event.startswith(b"data: [DONE]"):
+            if self.finish is None:
+                self.error = '"[DONE] without a finish reason"'
+                return b""
             self.done = True
             return event
         try:
