@@ -107,6 +107,9 @@ _CALLED_BY_OTHERS |= {
     "ServiceView",
     "RoutesView",
 }
+# asyncio and httptools call a connection.
+_CALLED_BY_OTHERS |= {"connection_made", "connection_lost", "data_received"}
+_CALLED_BY_OTHERS |= {"on_header", "on_headers_complete", "on_body", "on_message_complete"}
 _CALLED_BY_OTHERS |= {"GatewayReport", "GatewayAcknowledged", "ServedView"}
 """Names that alembic or the user's own code looks up."""
 _FRAMEWORKS = ("Callback", "TrainerCallback", "Sampler", "BaseModel", "NodeVisitor")

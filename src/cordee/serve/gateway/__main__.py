@@ -1,0 +1,138 @@
+"""`python -m cordee.serve.gateway`: a gateway as a process of its own."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cordee.errors import CordeeError, InputError, MissingExtraError
+from cordee.servers import ServerAddress, check_url, default_home, find_server, fingerprint_of_environment
+
+if TYPE_CHECKING:
+    from cordee.serve.gateway.gateway import Gateway
+
+GRACE_S = 30.0
+"""Time that open requests have after SIGTERM."""
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run a gateway until SIGTERM or SIGINT."""
+    given = _parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        return _run(given)
+    except CordeeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cordee.serve.gateway", description=__doc__)
+    parser.add_argument("--listen", default="127.0.0.1:8480", metavar="HOST:PORT")
+    parser.add_argument("--server", metavar="URL", help="of the server; its token is in CORDEE_TOKEN")
+    parser.add_argument("--home", type=Path, help="of the server (default: ~/.cordee)")
+    parser.add_argument("--routes", type=Path, metavar="FILE", help="routes as JSON in place of a server")
+    parser.add_argument("--name", help="unique among the gateways of a server (default: HOST-PORT)")
+    parser.add_argument(
+        "--spool", type=Path, metavar="DIR", help="usage that is not reported yet (default: in the home)"
+    )
+    parser.add_argument(
+        "--hold", type=float, default=600.0, metavar="S", help="wait for a first replica (default: 600)"
+    )
+    parser.add_argument("--resume", type=float, default=60.0, metavar="S", help="wait for another one (default: 60)")
+    parser.add_argument("--log-requests", action="store_true", help="a line for each request, without its prompt")
+    parser.add_argument("--log-prompts", action="store_true", help="with its prompt")
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    try:
+        from cordee.serve.gateway.gateway import Gateway, Settings
+    except ImportError as error:
+        raise MissingExtraError(f"{error.name} is not installed", hint="pip install 'cordee[serve]'") from error
+    host, _, port = given.listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"{given.listen!r} is not an address", hint="write --listen HOST:PORT")
+    address = None if given.routes else _address(given)
+    name = given.name or f"{socket.gethostname()}-{port}"
+    home = given.home or (address.home if address else None) or default_home()
+    settings = Settings(
+        name, given.spool or home / "gateways" / name, hold_s=given.hold, resume_s=given.resume,
+        log_requests=given.log_requests or given.log_prompts, log_prompts=given.log_prompts,
+    )  # fmt: skip
+    _raise_file_limit()
+
+    async def work() -> None:
+        await _serve(Gateway(settings), host.strip("[]"), int(port), given.routes, address)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            import uvloop
+        except ImportError:  # Windows has none.
+            asyncio.run(work())
+        else:
+            uvloop.run(work())
+    return 0
+
+
+async def _serve(gateway: "Gateway", host: str, port: int, routes: Path | None, address: ServerAddress | None) -> None:
+    from cordee.serve.gateway.app import App
+    from cordee.serve.gateway.link import ServerLink, follow_file
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    link = ServerLink(gateway, address) if address is not None else None
+    work = [gateway.health.watch(), gateway.tick()]
+    work.append(link.run() if link is not None else follow_file(gateway, routes or Path()))
+    tasks = [asyncio.create_task(each) for each in work]
+    protocol = App(gateway).server()
+    server = await loop.create_server(protocol, host, port, backlog=4096, reuse_address=True)
+    url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
+    if link is not None:
+        link.url = url
+    sys.stdout.write(url + "\n")
+    sys.stdout.flush()
+    waiting = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    server.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(GRACE_S):
+            while gateway.open:
+                await asyncio.sleep(0.05)
+    await protocol.shutdown(1.0)
+    if link is not None:
+        with contextlib.suppress(Exception):
+            await link.report_once(final=True)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    gateway.usage.close()
+    for each in done - {waiting}:
+        each.result()
+
+
+def _address(given: argparse.Namespace) -> ServerAddress:
+    if given.server:
+        token = os.environ.get("CORDEE_TOKEN", "")
+        return ServerAddress(check_url(given.server), token, fingerprint_of_environment())
+    return find_server(given.home)
+
+
+def _raise_file_limit() -> None:
+    """Allow as many connections as the system lets this process have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The HTTP face of the gateway: paths, keys, errors."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http import RawRequestMessage
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestHandler
+
+from cordee.serve.gateway.calls import PATHS, Call, read_call
+from cordee.serve.gateway.exchange import Exchange, StreamExchange, WholeExchange
+from cordee.serve.gateway.gateway import Gateway
+from cordee.serve.gateway.metrics import labels
+from cordee.serve.gateway.replies import ApiError
+
+HEADER_BYTES = 16 << 10
+"""Of one header, and of the request line."""
+HEADERS_MAX = 64
+BODY_S = 30.0
+"""Time within which a body has to come."""
+KEEP_ALIVE_S = 120.0
+
+log = logging.getLogger(__name__)
+
+
+class App:
+    """Answers requests."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._limit_bytes = gateway.settings.body_bytes
+
+    def server(self) -> web.Server:
+        """Return the protocol factory for `create_server`."""
+        return web.Server(
+            self.handle,
+            request_factory=self._request,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=KEEP_ALIVE_S,
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
+            max_headers=HEADERS_MAX,
+        )
+
+    def _request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: RequestHandler,
+        writer: Any,
+        task: "asyncio.Task[None]",
+    ) -> web.BaseRequest:
+        loop = asyncio.get_running_loop()
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self._limit_bytes)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request."""
+        try:
+            if request.path in PATHS:
+                if request.method != "POST":
+                    raise ApiError(405, f"{request.path} takes POST, not {request.method}")
+                return await self._call(request)
+            return self._read(request)
+        except ApiError as error:
+            return _refusal(error)
+        except web.HTTPRequestEntityTooLarge:
+            return _refusal(self._too_large("more"))
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("a request to %s failed", request.path)
+            return _refusal(ApiError(500, "the gateway failed; its log says why"))
+
+    # The API's requests.
+
+    async def _call(self, request: web.BaseRequest) -> web.StreamResponse:
+        gateway = self._gateway
+        key = gateway.directory.keys.find(request.headers.get("Authorization"))
+        call = read_call(request.path, await self._body(request), request.headers)
+        service = gateway.directory.find(call.model)
+        gateway.directory.keys.check_model(key, call.model, service.name)
+        kind = StreamExchange if call.stream and call.path != "/v1/embeddings" else WholeExchange
+        exchange = kind(gateway, gateway.desk(service), call, key)
+        gateway.open.add(exchange)
+        gateway.moving.set()
+        status, used = 499, 0
+        try:
+            response = await exchange.run(request)
+            status, used = 200, exchange.progress()
+            return response
+        except ApiError as error:
+            status = error.status
+            gateway.metrics.refused.add(1, labels(service=service.name, why=error.code or str(status)))
+            if isinstance(exchange, StreamExchange) and exchange.response is not None:
+                exchange.relay.write(error.frame())
+                await exchange.response.write_eof()
+                return exchange.response
+            raise
+        finally:
+            gateway.open.discard(exchange)
+            gateway.ended(exchange, status, used)
+            if gateway.settings.log_requests:
+                self._log(exchange, call, status, used)
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        if (request.content_length or 0) > self._limit_bytes:
+            raise self._too_large(f"{request.content_length:,}")
+        if request.content.is_eof():
+            return await request.read()
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await request.read()
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within {BODY_S:g} s") from None
+
+    def _too_large(self, bytes_: str) -> ApiError:
+        return ApiError(413, f"the body has {bytes_} bytes than the {self._limit_bytes:,} that are taken"
+                        if bytes_ == "more" else f"the body has {bytes_} bytes, and {self._limit_bytes:,} are taken",
+                        code="request_too_large")  # fmt: skip
+
+    # What is read.
+
+    def _read(self, request: web.BaseRequest) -> web.StreamResponse:
+        path, gateway = request.path.rstrip("/"), self._gateway
+        if request.method not in ("GET", "HEAD"):
+            raise ApiError(404, f"there is no POST {request.path}; there are {', '.join(PATHS)}")
+        if path == "/health":
+            return _json({"status": "ok" if gateway.directory.version is not None else "starting"},
+                         200 if gateway.directory.version is not None else 503)  # fmt: skip
+        if path == "/metrics":
+            return web.Response(text=gateway.metrics_text(), content_type="text/plain", charset="utf-8")
+        if path == "/v1/models" or path.startswith("/v1/models/"):
+            key = gateway.directory.keys.find(request.headers.get("Authorization"))
+            models = [
+                {"id": name, "object": "model", "created": 0, "owned_by": service.name, "root": service.name}
+                | ({"max_model_len": service.context} if service.context else {})
+                for name, service in gateway.directory.model_names()
+                if not key.models or {name, service.name} & set(key.models)
+            ]
+            if path == "/v1/models":
+                return _json({"object": "list", "data": models})
+            name = path.removeprefix("/v1/models/")
+            gateway.directory.find(name)
+            return _json(next((each for each in models if each["id"] == name), {}))
+        raise ApiError(404, f"there is no {request.path}; there are {', '.join(PATHS)}, /v1/models, /health, /metrics")
+
+    def _log(self, exchange: Exchange, call: Call, status: int, used: int) -> None:
+        log.info(
+            "%s %s tenant=%s key=%s status=%d output_tokens=%d%s", call.path, call.model, exchange.key.tenant,
+            exchange.key.id or "-", status, used,
+            f" prompt={call.prompt.decode(errors='replace')}" if self._gateway.settings.log_prompts else "",
+        )  # fmt: skip
+
+
+def _refusal(error: ApiError) -> web.Response:
+    return web.Response(
+        body=error.body(), status=error.status, content_type="application/json", headers=error.headers()
+    )
+
+
+def _json(document: Any, status: int = 200) -> web.Response:
+    return web.Response(body=json.dumps(document).encode(), status=status, content_type="application/json")

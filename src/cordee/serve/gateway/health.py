@@ -1,0 +1,130 @@
+"""Replicas that fail or hang, and their way back into rotation.
+
+An error takes a replica out at once, and a probe each half second brings it back. A replica with open requests that
+sends nothing for a time that adapts to its own pace is probed too: if it does not answer, its requests go elsewhere.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+from cordee.serve.gateway.directory import Directory, Endpoint, Service
+from cordee.serve.gateway.wire import Pool, UpstreamError
+
+TICK_S = 0.1
+PROBE_S = 0.5
+"""Time between two probes of a replica that fails."""
+ANSWER_S = 1.0
+"""Time within which a probe has to be answered."""
+INTERVALS = 25.0
+"""Times the usual interval between two tokens, after which silence is looked into."""
+SILENCE_S = (0.5, 5.0)
+"""The least and the longest silence before a probe."""
+STUCK = 10.0
+"""Silences after which one stream moves although its replica answers probes."""
+STRIKES = 3
+"""Failed requests in a row after which an answered probe alone brings no replica back at once."""
+BACKOFF_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Health:
+    """Watches all replicas of a directory. `changed` is called with a service whose usable replicas changed."""
+
+    def __init__(
+        self, directory: Directory, pool: Pool, clock: Callable[[], float], changed: Callable[[Service], None]
+    ) -> None:
+        self._directory, self._pool, self._clock, self._changed = directory, pool, clock, changed
+        self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
+        self._late_s = 0.0
+        """When the gateway itself was last held up, so that silence proves nothing."""
+
+    def silence_s(self, endpoint: Endpoint) -> float:
+        """Return the silence of a replica that is normal."""
+        return min(SILENCE_S[1], max(SILENCE_S[0], INTERVALS * endpoint.interval_s))
+
+    def failed(self, service: Service, endpoint: Endpoint, why: str) -> None:
+        """Take a replica out of rotation until it answers a probe."""
+        endpoint.strikes += 1
+        self._suspect(service, endpoint, why)
+
+    def succeeded(self, endpoint: Endpoint) -> None:
+        """Note a whole answer."""
+        endpoint.strikes = 0
+
+    async def watch(self) -> None:
+        """Look at all replicas, for ever."""
+        expected = self._clock() + TICK_S
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._clock()
+            if now - expected > 2 * TICK_S:
+                self._late_s = now
+            expected = now + TICK_S
+            for service, endpoint in self._directory.endpoints():
+                if endpoint.open and endpoint not in self._tasks:
+                    self._look(service, endpoint, now)
+
+    def _look(self, service: Service, endpoint: Endpoint, now: float) -> None:
+        silence = self.silence_s(endpoint)
+        endpoint.heard_s = max(endpoint.heard_s, self._late_s)
+        if now - endpoint.heard_s > silence:
+            self._start(service, endpoint, self._check(service, endpoint))
+        for request in list(endpoint.open):
+            if now - request.silent_since(self._late_s) > STUCK * silence * request.patience:
+                request.leave(f"sent nothing for {now - request.silent_since(0.0):.1f} s")
+
+    async def _check(self, service: Service, endpoint: Endpoint) -> None:
+        """Probe a silent replica once; one that does not answer loses its requests."""
+        began = self._clock()
+        error = await self._probe(endpoint)
+        if error is None or self._late_s > began or endpoint.heard_s > began:
+            endpoint.heard_s = max(endpoint.heard_s, self._clock())
+            return
+        self._tasks.pop(endpoint, None)
+        self._suspect(service, endpoint, f"it sends nothing, and a probe says: {error}")
+        for request in list(endpoint.open):
+            request.leave("sends nothing and answers no probe")
+
+    def _suspect(self, service: Service, endpoint: Endpoint, why: str) -> None:
+        if endpoint.failing is None:
+            endpoint.failing = why
+            log.warning("replica %s of %s is out of rotation: %s", endpoint.id, service.name, why)
+            self._pool.close(endpoint.address)
+            self._changed(service)
+        if endpoint not in self._tasks:
+            self._start(service, endpoint, self._until_it_answers(service, endpoint))
+
+    async def _until_it_answers(self, service: Service, endpoint: Endpoint) -> None:
+        while service.endpoints.get(endpoint.id) is endpoint and self._directory.services.get(service.name) is service:
+            began = self._clock()
+            if await self._probe(endpoint) is None:
+                over = endpoint.strikes - STRIKES
+                if over >= 0:
+                    await asyncio.sleep(min(BACKOFF_S, PROBE_S * 2 ** min(over, 10)))
+                endpoint.failing = None
+                log.warning("replica %s of %s is back in rotation", endpoint.id, service.name)
+                self._changed(service)
+                return
+            await asyncio.sleep(max(0.0, PROBE_S - (self._clock() - began)))
+
+    async def _probe(self, endpoint: Endpoint) -> str | None:
+        """Return why a replica is not well; None: it answers."""
+        try:
+            answer = await self._pool.fetch(endpoint.address, "GET", "/health", deadline_s=ANSWER_S)
+        except UpstreamError as error:
+            return str(error)
+        return None if answer.status < 500 else f"/health says {answer.status}"
+
+    def _start(self, service: Service, endpoint: Endpoint, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[endpoint] = task
+
+        def ended(done: asyncio.Task[None]) -> None:
+            if self._tasks.get(endpoint) is done:
+                del self._tasks[endpoint]
+            if not done.cancelled() and done.exception() is not None:
+                log.error("the probe of %s ended: %r", endpoint.id, done.exception())
+
+        task.add_done_callback(ended)

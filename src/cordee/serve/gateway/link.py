@@ -1,0 +1,130 @@
+"""The link to the server: routes by long poll, status and usage as reports. Without it the gateway serves on."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from cordee.serve.gateway.gateway import REPORT_S, Gateway
+from cordee.servers import ServerAddress, write_private
+from cordee.tls import client_context
+
+POLL_S = 20.0
+STATUS_S = 1.0
+RETRY_S = (0.5, 5.0)
+FILE_S = 0.2
+"""Between two looks at a file of routes."""
+
+log = logging.getLogger(__name__)
+
+
+class ServerLink:
+    """Fetches routes from the server and reports to it, over whichever of its addresses answers."""
+
+    def __init__(self, gateway: Gateway, address: ServerAddress) -> None:
+        self.url = ""
+        """Where clients reach the gateway."""
+        self._gateway, self._address = gateway, address
+        self._urls = [address.url, *address.others]
+        self._session: aiohttp.ClientSession | None = None
+        self._kept = gateway.settings.spool / "routes.json"
+        self._last: list[dict[str, Any]] = []
+        self._acknowledged = 0
+        self._reported_s = 0.0
+
+    async def run(self) -> None:
+        """Follow the server, for ever."""
+        context = client_context(self._address.fingerprint) if self._address.url.startswith("https") else None
+        headers = {"Authorization": f"Bearer {self._address.token}"}
+        connector = aiohttp.TCPConnector(ssl=context) if context else None
+        session = aiohttp.ClientSession(headers=headers, connector=connector)
+        async with session as self._session, asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._report())
+
+    async def _follow(self) -> None:
+        """Keep the routes as the server has them; until it answers, those that it had last."""
+        if self._kept.exists():
+            self._gateway.apply(json.loads(self._kept.read_text()))
+        version, wait_s = None, RETRY_S[0]
+        while True:
+            after = "" if version is None else f"after={version}&"
+            routes = await self._ask("GET", f"/v1/gateway/routes?{after}wait_s={POLL_S:g}", None, POLL_S + 10)
+            if routes is None:
+                await asyncio.sleep(wait_s)
+                wait_s, version = min(RETRY_S[1], 2 * wait_s), None
+                continue
+            wait_s = RETRY_S[0]
+            if routes.get("version") != version:
+                version = routes.get("version")
+                self._gateway.apply(routes)
+                write_private(self._kept, json.dumps(routes).encode())
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(STATUS_S)
+            await self.report_once()
+
+    async def report_once(self, *, final: bool = False) -> None:
+        """Report the status if something has changed, and the usage if it is time."""
+        gateway, now = self._gateway, time.monotonic()
+        if final or now - self._reported_s >= REPORT_S:
+            self._reported_s = now
+            gateway.note_busy()
+            gateway.usage.close_journal()
+        for number, rows in list(gateway.usage.unreported()):
+            if await self._send(number, rows):
+                gateway.usage.acknowledge(number)
+            else:
+                return
+        status = gateway.status()
+        changes = status != self._last or any(row["queued"] or row["running"] for row in status)
+        if changes and await self._send(self._acknowledged, []):
+            self._last = status
+
+    async def _send(self, number: int, usage: list[dict[str, Any]]) -> bool:
+        gateway, at_us = self._gateway, time.time_ns() // 1_000
+        body = {"seq": number, "at_us": at_us, "url": self.url, "status": gateway.status(), "usage": usage}
+        answer = await self._ask("POST", f"/v1/gateways/{self._gateway.settings.name}/reports", body, 10.0)
+        if answer is None or int(answer.get("seq", -1)) < number:
+            return False
+        self._acknowledged = number
+        return True
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float
+    ) -> dict[str, Any] | None:
+        """Return the answer of the server; None: none came."""
+        assert self._session is not None, "it runs"
+        for url in list(self._urls):
+            try:
+                async with self._session.request(
+                    method, url + path, json=body, timeout=aiohttp.ClientTimeout(total=deadline_s)
+                ) as answer:
+                    if answer.status == 200:
+                        found = await answer.json()
+                        return found if isinstance(found, dict) else None
+                    log.warning("%s%s answered with status %d: %.300s", url, path, answer.status, await answer.text())
+            except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+                log.warning("%s does not answer: %s", url, error or type(error).__name__)
+            self._urls.append(self._urls.pop(0))
+        return None
+
+
+async def follow_file(gateway: Gateway, path: Path) -> None:
+    """Keep the routes as they are in a file, for ever: a gateway without a server."""
+    seen: tuple[int, int] | None = None
+    while True:
+        try:
+            stat = path.stat()
+            if (stat.st_mtime_ns, stat.st_size) != seen:
+                seen = (stat.st_mtime_ns, stat.st_size)
+                gateway.apply(json.loads(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s cannot be read: %s", path, error)
+        await asyncio.sleep(FILE_S)
