@@ -1,0 +1,211 @@
+"""Streams survive their replicas. The engines here are `fake_engine.py`: an answer that lost, doubled or changed one
+token differs from `expected`. `test_gateway_llama.py` has the same with llama.cpp."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fake_engine import expected, template
+from gateway_rig import Answer, FakeEngine, Rig, chat, get, post, rig, run, stream, until
+
+PROMPT = "Count words."
+
+
+def engines(of: Rig) -> list[FakeEngine]:
+    return [each for each in of.processes if isinstance(each, FakeEngine)]
+
+
+async def working(session: aiohttp.ClientSession, of: Rig) -> FakeEngine:
+    """Return the engine that works on the one open request."""
+    for each in engines(of):
+        if (await get(session, f"{each.address}/stats"))["open"]:
+            return each
+    raise AssertionError("no engine works")
+
+
+def check_whole(answer: Answer, limit: int, prompt: str = PROMPT) -> None:
+    text, finish, tokens = expected(template([{"role": "user", "content": prompt}]), limit)
+    assert answer.status == 200 and answer.error is None and answer.done
+    assert answer.text == text
+    assert answer.finish == finish
+    assert answer.usage is not None and answer.usage["completion_tokens"] == tokens
+    assert len(answer.ids) == 1, "one stream has one id"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"cut": True}, {"error_after": 70}, {"done_after": 70}, {"cut_after": 70}],
+    ids=lambda fault: next(iter(fault)),
+)
+def test_a_stream_goes_on_elsewhere(two: Rig, fault: dict[str, Any]) -> None:
+    async def work(session: aiohttp.ClientSession) -> Answer:
+        async def at(answer: Answer) -> None:
+            if answer.events == 60:
+                await post(session, f"{(await working(session, two)).address}/fault", fault)
+
+        return await stream(session, two.url, chat(PROMPT, 150), on_event=at)
+
+    check_whole(run(work), 150)
+
+
+def test_a_stream_of_completions_goes_on_elsewhere(two: Rig) -> None:
+    async def work(session: aiohttp.ClientSession) -> Answer:
+        async def at(answer: Answer) -> None:
+            if answer.events == 20:
+                await post(session, f"{(await working(session, two)).address}/fault", {"cut": True})
+
+        body = {"model": "chat", "prompt": "abc", "max_tokens": 60, "stream": True}
+        return await stream(session, two.url, body, path="/v1/completions", on_event=at)
+
+    answer = run(work)
+    assert (answer.text, answer.finish) == expected("abc", 60)[:2] and answer.done and len(answer.ids) == 1
+    assert answer.usage is None, "nobody asked for it"
+
+
+def test_a_draining_replica_hands_its_stream_over(two: Rig) -> None:
+    async def work(session: aiohttp.ClientSession) -> Answer:
+        async def at(answer: Answer) -> None:
+            if answer.events == 30:
+                left = await working(session, two)
+                two.routes.endpoint(f"{left.name}.1", left.address, slots=32, state="draining")
+                two.routes.write()
+
+                async def handed_over() -> bool:
+                    return not (await get(session, f"{left.address}/stats"))["open"]
+
+                await until(handed_over, "the end of the request on the draining replica")
+
+        return await stream(session, two.url, chat(PROMPT, 400), on_event=at)
+
+    check_whole(run(work), 400)
+
+
+def test_another_revision_takes_no_stream_of_a_draining_replica(two: Rig) -> None:
+    async def work(session: aiohttp.ClientSession) -> tuple[Answer, FakeEngine]:
+        first: list[FakeEngine] = []
+
+        async def at(answer: Answer) -> None:
+            if answer.events == 20:
+                first.append(await working(session, two))
+                other = next(each for each in engines(two) if each is not first[0])
+                two.routes.endpoint(f"{first[0].name}.1", first[0].address, slots=32, state="draining", revision=1)
+                two.routes.endpoint(f"{other.name}.1", other.address, slots=32, revision=2)
+                two.routes.write()
+            elif answer.events == 150:
+                assert await working(session, two) is first[0]
+
+        return await stream(session, two.url, chat(PROMPT, 200), on_event=at), first[0]
+
+    answer, _ = run(work)
+    check_whole(answer, 200)
+
+
+def test_an_answer_that_is_no_stream_is_computed_again(two: Rig) -> None:
+    async def work(session: aiohttp.ClientSession) -> Any:
+        asked = asyncio.create_task(post(session, f"{two.url}/v1/chat/completions", chat(PROMPT, 100, stream=False)))
+
+        async def begun() -> bool:
+            return any([(await get(session, f"{each.address}/stats"))["open"] for each in engines(two)])
+
+        await until(begun, "an engine at work")
+        await post(session, f"{(await working(session, two)).address}/fault", {"cut": True})
+        return await asked
+
+    answer = run(work)
+    text, finish, _ = expected(template([{"role": "user", "content": PROMPT}]), 100)
+    assert answer["choices"][0]["message"]["content"] == text
+    assert answer["choices"][0]["finish_reason"] == finish
+
+
+@pytest.mark.parametrize(
+    "fault", [{"lie": True}, {"garbage": True}, {"silent": True}], ids=lambda each: next(iter(each))
+)
+def test_a_replica_that_lies_about_its_health_gets_no_requests_for_long(two: Rig, fault: dict[str, Any]) -> None:
+    """Its /health says 200 and its answers are errors, no HTTP, or none at all."""
+
+    async def work(session: aiohttp.ClientSession) -> list[Answer]:
+        await post(session, f"{engines(two)[0].address}/fault", fault)
+        if fault.get("silent"):  # It answers nothing at all, so only one stream waits for it.
+            return [await stream(session, two.url, chat(PROMPT, 10)) for _ in range(2)]
+        return [await stream(session, two.url, chat(PROMPT, 10)) for _ in range(8)]
+
+    for answer in run(work):
+        check_whole(answer, 10)
+
+
+def test_a_killed_and_a_frozen_replica(tmp_path: Path) -> None:
+    """kill -9 and SIGSTOP in mid-stream; both replicas come back, and none is left out of rotation."""
+
+    async def work(session: aiohttp.ClientSession) -> tuple[Answer, Answer]:
+        async def kill(answer: Answer) -> None:
+            if answer.events == 50:
+                (await working(session, made)).kill()
+
+        killed = await stream(session, made.url, chat(PROMPT, 120), on_event=kill)
+        dead = next(each for each in engines(made) if each.process.poll() is not None)
+        dead.start()
+        frozen: list[FakeEngine] = []
+
+        async def freeze(answer: Answer) -> None:
+            if answer.events == 50:
+                frozen.append(await working(session, made))
+                frozen[0].signal(signal.SIGSTOP)
+
+        stopped = await stream(session, made.url, chat(PROMPT, 150), on_event=freeze)
+        frozen[0].signal(signal.SIGCONT)
+
+        async def both_back() -> bool:
+            async with session.get(f"{made.url}/metrics") as response:
+                lines = [each for each in (await response.text()).splitlines() if "replica_usable{" in each]
+            return all(each.endswith(" 1") for each in lines)
+
+        await until(both_back, "both replicas in rotation")
+        return killed, stopped
+
+    with rig(tmp_path) as made:
+        made.fake("a", interval_ms=2)
+        made.fake("b", interval_ms=2)
+        made.start()
+        killed, stopped = run(work)
+    check_whole(killed, 120)
+    check_whole(stopped, 150)
+    moved = [row for row in made.usage() if row["tenant"] and not row["requests"]]
+    assert len(moved) == 2 and all(40 <= row["output_tokens"] <= 140 for row in moved)
+    served = sum(row["output_tokens"] for row in made.usage())
+    assert served == 270, "each token is counted once, for the replica that made it"
+
+
+def test_an_answer_that_nobody_can_finish_ends_with_an_error(tmp_path: Path) -> None:
+    async def work(session: aiohttp.ClientSession) -> tuple[Answer, Answer]:
+        async def kill(answer: Answer) -> None:
+            if answer.events == 20:
+                engines(made)[0].kill()
+
+        broken = await stream(session, made.url, chat(PROMPT, 100), on_event=kill)
+        return broken, await stream(session, made.url, chat(PROMPT, 100))
+
+    with rig(tmp_path) as made:
+        made.fake("a", interval_ms=2)
+        made.start("--resume", "0.5", "--hold", "0.5")
+        broken, refused = run(work)
+    assert broken.error is not None and broken.error["code"] == "upstream_failed"
+    assert not broken.done and broken.finish is None, "a broken answer has no clean end"
+    assert expected(template([{"role": "user", "content": PROMPT}]), 100)[0].startswith(broken.text)
+    assert refused.status == 503 and refused.error is not None and refused.error["code"] == "no_replica"
+
+
+def test_a_request_that_kills_each_replica_is_given_up(tmp_path: Path) -> None:
+    async def work(session: aiohttp.ClientSession) -> Answer:
+        for each in engines(made):
+            await post(session, f"{each.address}/fault", {"cut_after": 1, "interval_ms": 1})
+        return await stream(session, made.url, chat("one token", 1, stop=["x"]))
+
+    with rig(tmp_path) as made:
+        made.fake("a")
+        made.fake("b")
+        made.start("--resume", "20")
+        answer = run(work)
+    assert answer.text and (answer.error is not None) != answer.done
