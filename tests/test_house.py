@@ -89,28 +89,10 @@ def test_no_class_wants_to_be_two(path: Path) -> None:
 
 
 _CALLED_BY_OTHERS = {"down_revision", "Protect", "protect"}
-_CALLED_BY_OTHERS |= {
-    "ReplicaReports",
-    "ready",
-    "unready",
-    "ReplicaSettings",
-    "SETTINGS_ENV",
-    "FROM_JOB",
-    "usage_events",
-}
-_CALLED_BY_OTHERS |= {
-    "declare",
-    "end_service",
-    "take_in",
-    "ServiceSubmission",
-    "ScaleOrder",
-    "ServiceView",
-    "RoutesView",
-}
+_CALLED_BY_OTHERS |= {"ReplicaReports", "ready", "unready"}
 # asyncio and httptools call a connection.
 _CALLED_BY_OTHERS |= {"connection_made", "connection_lost", "data_received"}
 _CALLED_BY_OTHERS |= {"on_header", "on_headers_complete", "on_body", "on_message_complete"}
-_CALLED_BY_OTHERS |= {"GatewayReport", "GatewayAcknowledged", "ServedView"}
 """Names that alembic or the user's own code looks up."""
 _FRAMEWORKS = ("Callback", "TrainerCallback", "Sampler", "BaseModel", "NodeVisitor")
 _PLAIN_DECORATORS = {"property", "cached_property", "staticmethod", "classmethod", "cache", "contextmanager"}

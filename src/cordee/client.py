@@ -59,7 +59,19 @@ from cordee.servers import (
     read_join_token,
     write_private,
 )
-from cordee.service_answers import CostLinesView, KeyView, NewKeyView, TenantView, UsageView
+from cordee.service_answers import (
+    CostLinesView,
+    GatewayAcknowledged,
+    GatewayReport,
+    KeyView,
+    NewKeyView,
+    RoutesView,
+    ScaleOrder,
+    ServiceSubmission,
+    ServiceView,
+    TenantView,
+    UsageView,
+)
 from cordee.tls import client_context
 
 if TYPE_CHECKING:
@@ -171,8 +183,12 @@ class Client:
         """
         job_id = job_id or new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
         sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
-        self.check_secrets(sent.spec.get("secrets") or (), environ)
+        return self._submit(Submitted, "/v1/jobs", sent, environ)
+
+    def _submit(self, shape: type[T], path: str, sent: Submission | ServiceSubmission, environ: Mapping[str, str]) -> T:
+        """Send a spec with its secrets: over TLS, or through the home on this machine."""
         names = sent.spec.get("secrets") or ()
+        self.check_secrets(names, environ)
         folder = self.address.secrets
         if folder is None:
             exposed = [each for each in (self.url, *self.address.others) if not is_private(each)]
@@ -181,10 +197,10 @@ class Client:
                     f"the secret {names[0]} would cross the network unencrypted, to {exposed[0]}",
                     hint="use the server's https URL, which `cordee up --listen` prints",
                 )
-            sent = sent.model_copy(update={"secrets": {name: environ[name] for name in names}})
-            return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json"))
+            body = sent.model_dump(mode="json") | {"secrets": {name: environ[name] for name in names}}
+            return self._ask(shape, "POST", path, json=body)
         with _secrets_kept(folder, names, environ):
-            return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json", exclude={"secrets"}))
+            return self._ask(shape, "POST", path, json=sent.model_dump(mode="json", exclude={"secrets"}))
 
     def rehearse(self, spec: Mapping[str, Any], *, unprotected: bool = False, draws: int = 0) -> RehearsalView:
         """Return the consequences of submitting a job now; with draws, also forecast its start and end. Queue nothing.
@@ -265,6 +281,41 @@ class Client:
         params = {name: value for name, value in asked.items() if value is not None}
         with self._stream(f"/v1/jobs/{job_id}/logs", params) as lines:
             yield from lines
+
+    def declare(self, spec: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> ServiceView:
+        """Create a service, or update it; `spec` is a JobSpec with a `service` as JSON-ready data.
+
+        Raises:
+            AdmissionError: no replica of it would be admitted, and nothing has changed.
+            SpecError: a secret is not in the environment.
+        """
+        return self._submit(ServiceView, "/v1/services", ServiceSubmission(spec=dict(spec)), environ)
+
+    def services(self) -> list[ServiceView]:
+        """Return all services, those that have ended last."""
+        return self._ask(list[ServiceView], "GET", "/v1/services")
+
+    def service(self, name: str) -> ServiceView:
+        """Return one service with its replicas."""
+        return self._ask(ServiceView, "GET", f"/v1/services/{quote(name, safe='')}")
+
+    def scale(self, name: str, replicas: str) -> ServiceView:
+        """Set the number of replicas of a service, `2`, or its bounds, `1..4`."""
+        body = ScaleOrder(replicas=replicas).model_dump()
+        return self._ask(ServiceView, "POST", f"/v1/services/{quote(name, safe='')}/scale", json=body)
+
+    def end_service(self, name: str) -> ServiceView:
+        """End a service: its replicas answer their open requests and leave."""
+        return self._ask(ServiceView, "DELETE", f"/v1/services/{quote(name, safe='')}")
+
+    def routes(self, *, after: int = 0, wait_s: float = 0.0) -> RoutesView:
+        """Return what a gateway needs to know, when its version is above `after`, or after the wait."""
+        return self._ask(RoutesView, "GET", "/v1/gateway/routes", params={"after": after, "wait_s": wait_s})
+
+    def report(self, gateway: str, report: GatewayReport) -> GatewayAcknowledged:
+        """Send a gateway's status and usage; usage of a seq that is acknowledged counts once."""
+        path = f"/v1/gateways/{quote(gateway, safe='')}/reports"
+        return self._ask(GatewayAcknowledged, "POST", path, json=report.model_dump(mode="json"))
 
     def nodes(self) -> list[NodeView]:
         """Return every node that was ever up."""

@@ -7,7 +7,8 @@ from pydantic import Field
 from cordee.answers import SplitView, View
 from cordee.events import Estimate
 
-ReplicaState = Literal["waiting", "loading", "ready", "standby", "unready", "draining"]
+EndpointState = Literal["ready", "standby", "unready", "draining"]
+ReplicaState = Literal["waiting", "loading"] | EndpointState
 ServiceState = Literal["starting", "ready", "degraded", "updating", "idle", "ended"]
 
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
@@ -17,15 +18,19 @@ TENANT = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$"
 
 
 class ServiceSubmission(View):
-    """A request to create a service or to update it. Sending the same spec again changes nothing."""
+    """A request to create a service or to update it. Sending the same spec again changes nothing.
+
+    `secrets` are the values of the spec's secrets, which a client on another machine sends over TLS.
+    """
 
     spec: dict[str, Any]
+    secrets: dict[str, Annotated[str, Field(max_length=65_536)]] = Field(default_factory=dict, repr=False)
 
 
 class ScaleOrder(View):
     """The number of replicas that a service shall have: `2`, or between a fewest and a most `1..4`."""
 
-    replicas: Annotated[str, Field(max_length=40)]
+    replicas: Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.\.[0-9]{1,6})?$")]
 
 
 class ReplicaView(View):
@@ -93,7 +98,7 @@ class EndpointView(View):
     address: str
     engine: str
     model: str
-    state: Literal["ready", "standby", "unready", "draining"]
+    state: EndpointState
     kv_tokens: int | None
     slots: int | None
     revision: int
@@ -213,12 +218,12 @@ class UsageLine(View):
     The line with neither tenant nor key has the time in which the attempt had a request open, and no requests.
     """
 
-    service: Word
-    job_id: Word
+    service: Printable
+    job_id: Printable
     epoch: Annotated[int, Field(ge=1, le=2**31)]
-    tenant: Word = ""
-    key: Word = ""
-    model: Word = ""
+    tenant: Printable = ""
+    key: Printable = ""
+    model: Printable = ""
     from_us: Count
     until_us: Count
     busy_us: Count = 0

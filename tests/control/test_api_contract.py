@@ -17,13 +17,14 @@ from cordee.control.api import create_app
 from cordee.control.members import PublicAddress
 from cordee.control.operations import Operations
 from cordee.control.secret_store import SecretStore
+from cordee.control.services.operations import ServiceOperations
 from cordee.control.store.credentials import Credentials
 from cordee.hardware.load import load_catalogue
 
 TOKEN = "the-token-of-this-home"
 TOKEN_HEADER = {"Authorization": f"Bearer {TOKEN}"}
-DOCUMENTS = ("/v1/jobs", "/v1/rehearse", "/v1/queues")
-"""A job's spec and a tree of queues have rules that no JSON schema states; breaking one is answered with 422."""
+DOCUMENTS = ("/v1/jobs", "/v1/rehearse", "/v1/queues", "/v1/services", "/v1/services/{name}/scale")
+"""Specs, numbers of replicas and trees of queues have rules that no JSON schema states; breaking one gives 422."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,9 @@ def app_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesi
 
 OPERATIONS = [
     (method.upper(), path)
-    for path, methods in create_app(cast(Operations, None)).openapi()["paths"].items()
+    for path, methods in create_app(cast(Operations, None), services=cast(ServiceOperations, object()))
+    .openapi()["paths"]
+    .items()
     for method in methods
 ]
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from cordee.agent.process import NODE, TAG
 from cordee.events import Lease
 from cordee.reports import ReportScope
-from cordee.storage.destination import below, moved
+from cordee.storage.destination import absolute, below
 from cordee.workload.launcher import PYTHON, commands_of, launcher_of
 
 DEFAULT_GRACE_S = 30.0
@@ -185,6 +186,7 @@ def _group_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
         "CORDEE_EPOCH": str(order.epoch),
         "CORDEE_SPOOL": str(folder / "spool"),
         "CORDEE_GRACE_S": f"{order.grace_s:g}",
+        "CORDEE_PYTHON": sys.executable,  # it has this package, whatever the job's own interpreter is
         "CORDEE_CLOUD": "none",  # the agent polls the metadata service for all ranks
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(order.grace_s)),
         "MASTER_ADDR": order.master_addr,
@@ -202,21 +204,16 @@ def _group_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
             env[name] = f"{on_hang[key]:g}"
     checkpoint = order.spec.get("checkpoint") or {}
     if checkpoint.get("to"):
-        env["CORDEE_CHECKPOINT_TO"] = below(_absolute(str(checkpoint["to"]), cwd), order.job_id)
+        env["CORDEE_CHECKPOINT_TO"] = below(absolute(str(checkpoint["to"]), cwd), order.job_id)
         every = checkpoint.get("every_s") or "auto"
         env["CORDEE_CHECKPOINT_EVERY"] = every if isinstance(every, str) else f"{every:g}"
         ram = checkpoint.get("ram_s") or "auto"
         env["CORDEE_CHECKPOINT_RAM"] = ram if isinstance(ram, str) else f"{ram:g}"
         if checkpoint.get("base"):
-            env["CORDEE_CHECKPOINT_BASE"] = _absolute(str(checkpoint["base"]), cwd)
+            env["CORDEE_CHECKPOINT_BASE"] = absolute(str(checkpoint["base"]), cwd)
         if checkpoint.get("keep") is not None:
             env["CORDEE_CHECKPOINT_KEEP"] = str(checkpoint["keep"])
     return env
-
-
-def _absolute(to: str, cwd: str) -> str:
-    """Return a destination whose path does not depend on the working directory."""
-    return moved(to, lambda place: place if "://" in place else str(Path(cwd) / Path(place).expanduser()))
 
 
 def _rank(order: Assignment, argv: tuple[str, ...], env: Mapping[str, str], local: int) -> RankLaunch:

@@ -45,6 +45,8 @@ from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, user_router
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.operations import Operations
+from cordee.control.services import routes as services_routes
+from cordee.control.services.operations import ServiceOperations
 from cordee.errors import CordeeError, InputError, NotFoundError, as_body
 from cordee.event_json import encode
 from cordee.events import Event
@@ -340,11 +342,14 @@ def _methods(request: Request) -> str:
     return ", ".join(sorted(found))
 
 
-def create_app(operations: Operations, agents: AgentsExecutor | None = None) -> FastAPI:
+def create_app(
+    operations: Operations, agents: AgentsExecutor | None = None, services: ServiceOperations | None = None
+) -> FastAPI:
     """Create the application around the operations and, for the agents' links, its executor."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.operations = operations
-    for each in (router, tenants_api.router, tenants_api.metrics_router, agents_router):
+    app.state.services = services or ServiceOperations.over(operations)
+    for each in (router, services_routes.router, tenants_api.router, tenants_api.metrics_router, agents_router):
         app.include_router(each)
     app.include_router(transfers.router)
     if agents is not None:

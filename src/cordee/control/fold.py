@@ -1,4 +1,4 @@
-"""The fold of the log: state, ledger and measurements at one number, from the first event or from a saved form."""
+"""The fold of the log: state, ledger, measurements and services at one number; from its start, or from a saved form."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 from cordee.account.attempt import AttemptRow
 from cordee.account.ledger import Ledger, SavedLedger
 from cordee.account.measured import Measurement, Measurements, SavedMeasurements
+from cordee.control.directory import Directory, SavedDirectory
 from cordee.events import Event
 from cordee.ids import JobId
 from cordee.reports import RANK_REPORTS, is_rank_report
@@ -27,6 +28,7 @@ class SavedFold(NamedTuple):
     state: SavedState
     ledger: SavedLedger
     measurements: SavedMeasurements
+    directory: SavedDirectory
 
 
 class EndedJob(NamedTuple):
@@ -45,6 +47,7 @@ class Fold:
         state: what the scheduler knows.
         ledger: GPU time held, by class, and its cost.
         measurements: measured values of attempts beside their estimates.
+        directory: services and their replicas.
         number: the log's number up to which they are folded.
         last_us: the newest time of the log, rank reports not counted.
     """
@@ -53,17 +56,24 @@ class Fold:
         """Start before the first event, or with what was saved under this policy."""
         if saved is None:
             self.state, self.ledger, self.measurements = State(policy), Ledger(), Measurements()
+            self.directory = Directory()
             self.number = self.last_us = 0
         else:
             self.state = restored_state(saved.state, policy)
             self.ledger = Ledger.restored(saved.ledger)
             self.measurements = Measurements.restored(saved.measurements)
+            self.directory = Directory.restored(saved.directory)
             self.number, self.last_us = saved.number, saved.last_us
 
     def saved(self) -> SavedFold:
         """Return the saved form; it shares this fold's values, so encode it before the next change."""
         return SavedFold(
-            self.number, self.last_us, saved_state(self.state), self.ledger.saved(), self.measurements.saved()
+            self.number,
+            self.last_us,
+            saved_state(self.state),
+            self.ledger.saved(),
+            self.measurements.saved(),
+            self.directory.saved(),
         )
 
     def apply(self, numbered: Iterable[tuple[int, Event]]) -> Failed:
@@ -77,6 +87,7 @@ class Fold:
                 ledger(event)
                 if (measure := measures(kind)) is not None:
                     measure(event)
+                self.directory.apply(number, event)
             except Exception as error:
                 # A rank's report, now or in an old log, must not keep the server from running.
                 if not is_rank_report(event):
@@ -89,9 +100,10 @@ class Fold:
 
     def follow(self, events: Sequence[Event]) -> None:
         """Count committed decisions, which the state holds already, in the ledger and the measurements."""
-        for event in events:
+        for number, event in enumerate(events, start=self.number + 1):
             self.ledger.apply(event)
             self.measurements.apply(event)
+            self.directory.apply(number, event)
         self.state.quotas.forget()
         self.number += len(events)
         self.last_us = events[-1].at_us

@@ -132,14 +132,14 @@ class Operations:
 
     def submit(self, submission: Submission, owner: str) -> Submitted:
         """Admit and queue a job. Submitting it again changes nothing."""
-        spec = _spec(submission)
-        self._check_secrets(spec, submission)
+        spec = spec_of(submission)
+        self.check_secrets(spec, submission.secrets)
         self.files.check(spec)
         job_id = JobId(submission.job_id)
         with self.control.changed:
             admitted = None
             if job_id not in self.control.state.jobs and not self.store.archive.retired(job_id):
-                admitted = self._admitted(spec, submission, owner, self.control.state)
+                admitted = self.admitted(spec, job_id, owner, unprotected=submission.unprotected)
                 self.secrets.keep(job_id, submission.secrets)
                 try:
                     self.control.submit(admitted.job, spec.model_dump_json())
@@ -156,7 +156,7 @@ class Operations:
 
     def add_files(self, packed: bytes) -> int:
         """Store submitted files for jobs to come, and remove those that no job needs; return their number."""
-        self.files.collect(self.store.unfinished())
+        self.files.collect([*self.store.unfinished(), *self._service_specs()])
         return self.files.add(packed)
 
     def job_files(self, job_id: str, digests: Sequence[str], by: str) -> bytes:
@@ -173,18 +173,30 @@ class Operations:
             raise NotFoundError(f"{job_id} was submitted without its files")
         return self.files.pack(str(files), digests)
 
-    def _check_secrets(self, spec: JobSpec, submission: Submission) -> None:
+    def _service_specs(self) -> list[Mapping[str, Any]]:
+        """Return the specs of services that want replicas, as rows of unfinished jobs."""
+        with self.control.changed:
+            services = self.control.fold.directory.services.values()
+            return [{"spec": each.spec} for each in services if not each.ended]
+
+    def check_secrets(self, spec: JobSpec, sent: Mapping[str, str]) -> None:
+        """Check that each secret was sent or is in the home, and that no other one was sent.
+
+        Raises:
+            SpecError: it is not so.
+        """
         for name in spec.secrets:
-            if name not in submission.secrets and not self.secrets.has(name):
+            if name not in sent and not self.secrets.has(name):
                 raise SpecError(f"the secret {name} is not in the server's home", hint="submit with `cordee run`")
-        for name in submission.secrets:
+        for name in sent:
             if name not in spec.secrets:
                 raise SpecError(f"the secret {name} was sent, but the job does not name it", hint=f"secrets: [{name}]")
 
     def rehearse(self, submission: Submission, owner: str, draws: int) -> RehearsalView:
         """Return the consequences of `submit`, or raise its error, and queue nothing."""
         state, now_us = self._copy()
-        admitted = self._admitted(_spec(submission), submission, owner, state)
+        job_id, unprotected = JobId(submission.job_id), submission.unprotected
+        admitted = self.admitted(spec_of(submission), job_id, owner, unprotected=unprotected, state=state)
         steps_left = self._steps_left(state) if draws else {}
         with self.forecasting:
             return rehearse(state, now_us, admitted, draws, steps_left)
@@ -214,15 +226,19 @@ class Operations:
         largest = max(nodes, key=lambda node: node.gpus)
         return nodes + [replace(largest, name=f"{largest.name}+{number}") for number in range(1, spare + 1)]
 
-    def _admitted(self, spec: JobSpec, submission: Submission, owner: str, state: State) -> Admitted:
+    def admitted(
+        self, spec: JobSpec, job_id: JobId, owner: str, *, unprotected: bool = False, state: State | None = None
+    ) -> Admitted:
+        """Return the job of a spec, or refuse it with the numbers; hold the control's `changed`, or pass a state."""
+        state = self.control.state if state is None else state
         return admit(
             spec,
-            job_id=JobId(submission.job_id),
+            job_id=job_id,
             owner=owner,
             nodes=self._possible_nodes(state),
             catalogue=self.catalogue,
             quotas=state.quotas,
-            unprotected=submission.unprotected,
+            unprotected=unprotected,
         )
 
     def stop(self, ref: str, *, by: str, now: bool) -> JobView:
@@ -431,15 +447,31 @@ class Operations:
         return (newest["epoch"], newest["ended_us"] is not None, over) if newest else (0, True, over)
 
 
-def _spec(submission: Submission) -> JobSpec:
-    try:
-        spec = JobSpec.model_validate(submission.spec)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise SpecError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+def spec_of(submission: Submission) -> JobSpec:
+    """Return the spec of a job that may be submitted.
+
+    Raises:
+        SpecError: it is none, its id is not of its name, or it is a service.
+    """
+    spec = read_spec(submission.spec)
+    if spec.service is not None:
+        raise SpecError(f"{spec.name} is a service, not a job", hint="send it to /v1/services, as `cordee serve run`")
     if not re.fullmatch(re.escape(spec.name) + f"-[{ALPHABET}]{{6}}", submission.job_id):
         raise SpecError(f"{submission.job_id!r} is not an id of a job named {spec.name!r}", hint="use cordee.client")
     return spec
+
+
+def read_spec(data: Mapping[str, Any]) -> JobSpec:
+    """Return the spec that a client sent.
+
+    Raises:
+        SpecError: it is none.
+    """
+    try:
+        return JobSpec.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SpecError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def _compared(measurement: Measurement | None) -> list[ComparisonView]:

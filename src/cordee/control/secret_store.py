@@ -34,6 +34,12 @@ class SecretStore:
         sealed = {name: self._key.encrypt(value.encode()).decode() for name, value in values.items()}
         self._credentials.keep_secrets(job_id, sealed)
 
+    def pass_on(self, source: str, job_id: str) -> None:
+        """Give a job the encrypted secrets that are kept under another name, such as its service's."""
+        sealed = self._credentials.sealed_secrets(source)
+        if sealed:
+            self._credentials.keep_secrets(job_id, sealed)
+
     def of(self, job_id: str, names: Iterable[str]) -> dict[str, str]:
         """Return the named secrets of a job, those that came with it before the home's; absent ones are left out.
 

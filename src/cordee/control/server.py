@@ -40,6 +40,7 @@ from cordee.control.node_tokens import DerivedTokens, NodeTokens
 from cordee.control.operations import Operations
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
+from cordee.control.services.operations import ServiceOperations
 from cordee.control.snapshots import Snapshots, newest_fold
 from cordee.control.standby import LOOPBACK, LeaderOnly, Standby
 from cordee.control.store.credentials import Credentials
@@ -150,7 +151,7 @@ class Server:
         self._snapshots = Snapshots(self._store, url, fold)
         self.control = Control(clock=clock, store=self._store, executor=priced, fold=fold)
         self._cluster.control = self.control
-        self.operations = Operations(
+        operations = Operations(
             control=self.control,
             store=self._store,
             clock=clock,
@@ -172,6 +173,12 @@ class Server:
             secrets=job_secrets,
             machines=self._executor,
         )
+        self._services = ServiceOperations.over(operations)
+
+    @property
+    def operations(self) -> Operations:
+        """Return the requests about jobs, nodes and queues."""
+        return self._services.operations
 
     def run(self, on_ready: Callable[[str], None], *, stand_by: bool = False) -> None:
         """Serve until a signal or until a shutdown has ended every attempt; call `on_ready` with the URL.
@@ -186,7 +193,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = _loopback(self._home)
-        app = create_app(self.operations, self._executor)
+        app = create_app(self.operations, self._executor, self._services)
         if self._standby is not None:
             app.add_middleware(LeaderOnly, standby=self._standby)
         http = WebServer(app, listener, self._public)
@@ -307,6 +314,7 @@ class Server:
     def _tick(self) -> int | None:
         try:
             wake_at_us = self.control.tick()
+            services_us = self._services.controller.step()
         except ReplacedError as error:
             assert self._standby is not None, "only a lead can be lost"
             self._standby.replaced = error
@@ -322,7 +330,7 @@ class Server:
             if key not in self._logged:
                 self._log.error("a decision about one job failed", job_id=key[0], exc_info=failure)
         self._logged = set(failures)
-        return wake_at_us
+        return min((at_us for at_us in (wake_at_us, services_us) if at_us is not None), default=None)
 
     def _wait(self, until_us: int | None) -> None:
         """Wait for a change, a signal or the given time; several changes cause one tick."""

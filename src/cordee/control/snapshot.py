@@ -19,7 +19,16 @@ from cordee.ids import JobId
 from cordee.schedule.policy import Policy
 
 _LEVEL = 1  # of compression: a snapshot is written more often than read, and level 6 saves a tenth more
-_FOLDING = ("account", "schedule", "control/codec.py", "control/fold.py", "event_json.py", "events", "reports.py")
+_FOLDING = (
+    "account",
+    "schedule",
+    "control/codec.py",
+    "control/fold.py",
+    "control/directory.py",
+    "event_json.py",
+    "events",
+    "reports.py",
+)
 
 
 class Snapshot(NamedTuple):

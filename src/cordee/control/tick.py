@@ -127,7 +127,9 @@ class Control:
             check(queues, sum(node.gpus for node in nodes) if nodes else None)
             self._append(QueuesSet(at_us=self._clock.now_us(), queues=tuple(queues)))
 
-    def declare(self, name: str, revision: int, *, by: str, spec: str, replicas: tuple[int, int]) -> None:
+    def declare(
+        self, name: str, revision: int, *, by: str, spec: str, replicas: tuple[int, int], standby: int = 0
+    ) -> None:
         """Create a service, or update it with this revision; `replicas` are the fewest and the most."""
         self._append(
             ServiceDeclared(
@@ -138,6 +140,7 @@ class Control:
                 spec=spec,
                 min_replicas=replicas[0],
                 max_replicas=replicas[1],
+                standby=standby,
             )
         )
 

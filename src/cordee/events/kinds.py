@@ -156,6 +156,7 @@ class ServiceDeclared:
     spec: str
     min_replicas: int
     max_replicas: int
+    standby: int = 0  # replicas in reserve beyond those wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ A farther level may get fewer checkpoints: `/local/run, s3://bucket/run every 10
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cordee.errors import DestinationError, InputError
 from cordee.storage.files import Blobs, FileBlobs, folder_of
@@ -111,6 +112,11 @@ def below(to: str, name: str) -> str:
     '/a/job-1,s3://b/c/job-1'
     """
     return moved(to, lambda url: f"{url.rstrip('/')}/{name}")
+
+
+def absolute(to: str, cwd: str) -> str:
+    """Return the same destination, independent of the working directory."""
+    return moved(to, lambda place: place if "://" in place else str(Path(cwd) / Path(place).expanduser()))
 
 
 def open_blobs(to: str) -> Blobs:

@@ -13,7 +13,8 @@ from cordee.errors import UnitError
 from cordee.units import parse_duration_s, parse_latency_s
 from cordee.workload.written import Where, check_keys, mapping, plain, quantity
 
-EngineName = Literal["auto", "llama.cpp", "vllm", "transformers", "command"]
+EngineKind = Literal["llama.cpp", "vllm", "transformers", "command"]
+EngineName = Literal["auto"] | EngineKind
 REPLICAS_MAX = 10_000
 FROM_JOB = "job:"
 """The prefix of a model that is a training job's newest verified checkpoint."""
@@ -61,6 +62,8 @@ class ServiceSpec(_Part):
         replicas: the fewest and the most.
         standby: ready replicas beyond those wanted, which take over at once.
         slo: the latencies to meet.
+        window_s: fewer replicas only when no moment of this time wanted more.
+        idle_s: time without a request after which a service whose fewest are 0 has none.
         context: tokens of the longest prompt with its answer; None: the engine's own.
         drain_s: seconds that a replica has for its open requests before it leaves.
         health: the path that the engine `command` answers with 200 when it is ready.
@@ -73,6 +76,8 @@ class ServiceSpec(_Part):
     replicas: Replicas = Replicas()
     standby: Annotated[int, Field(ge=0, le=100)] = 0
     slo: Slo = Slo()
+    window_s: Annotated[float, Field(gt=0)] = 300.0
+    idle_s: Annotated[float, Field(gt=0)] = 300.0
     context: Annotated[int, Field(ge=1)] | None = None
     drain_s: Annotated[float, Field(ge=0)] = 30.0
     health: Annotated[str, Field(pattern=r"^/[!-~]*$")] = "/health"
@@ -93,6 +98,7 @@ class ReplicaSettings(_Part):
         service: the service's name, by which requests name its model as well.
         revision: that of the declaration.
         engine: never `auto`.
+        checkpoint: the destination of the training job whose newest checkpoint is the model, if it is `job:NAME`.
         run: the command of the engine `command`, which listens on $CORDEE_PORT.
         port: the port of the engine; 0: a free one.
         others: as in `ServiceSpec`.
@@ -100,8 +106,9 @@ class ReplicaSettings(_Part):
 
     service: str
     revision: int
-    engine: Literal["llama.cpp", "vllm", "transformers", "command"]
+    engine: EngineKind
     model: str | None = None
+    checkpoint: str | None = None
     models: tuple[str, ...] = ()
     run: str | tuple[str, ...] = ()
     port: int = 0
@@ -150,7 +157,7 @@ def _plain_section(section: Any) -> dict[str, Any]:
     return dict(section) if isinstance(section, Mapping) else {}
 
 
-_UNITS = {"drain": ("drain_s", parse_duration_s)}
+_UNITS = {key: (f"{key}_s", parse_duration_s) for key in ("drain", "window", "idle")}
 _LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s"}
 
 

@@ -295,7 +295,9 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSpec,
     "service": ServiceSpec,
 }
-_WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()} | {"drain_s": "drain", "ttft_s": "ttft"}
+_WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()} | {
+    f"{key}_s": key for key in ("drain", "window", "idle", "ttft", "tpot")
+}
 _NOT_WRITTEN = ("gpu", "gpu_milli", "files")  # `gpus: 64xH100` and `gpus: 0.5` say the first two; `--ship` the third
 
 

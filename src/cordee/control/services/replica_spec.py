@@ -1,0 +1,65 @@
+"""A replica's JobSpec from that of its service. Pure."""
+
+from cordee.control.prices import SLOT
+from cordee.workload.service import FROM_JOB, SETTINGS_ENV, EngineKind, ReplicaSettings, ServiceSpec
+from cordee.workload.spec import JobSpec
+
+RUN = 'exec "$CORDEE_PYTHON" -m cordee.serve.replica'
+"""The command of a replica: the wrapper around its engine, in the interpreter of the node's agent."""
+
+
+def engine_of(spec: JobSpec, service: ServiceSpec, gpu_names: set[str]) -> EngineKind:
+    """Return the engine of a service: the one that it names, or the one that fits its model and the nodes."""
+    if service.engine != "auto":
+        return service.engine
+    if spec.run:
+        return "command"
+    on_slots = spec.gpu == SLOT or (spec.gpu is None and gpu_names == {SLOT})
+    return "llama.cpp" if on_slots or (service.model or "").endswith(".gguf") else "vllm"
+
+
+def replica_of(spec: JobSpec, *, revision: int, engine: EngineKind, checkpoint: str | None = None) -> JobSpec:
+    """Return the job of one replica.
+
+    Args:
+        spec: the service's.
+        revision: of the declaration.
+        engine: the engine; never auto.
+        checkpoint: the destination of the training job that the model names.
+    """
+    service = spec.service
+    assert service is not None, "only services have replicas"
+    settings = ReplicaSettings(
+        service=spec.name,
+        revision=revision,
+        engine=engine,
+        model=service.model,
+        checkpoint=checkpoint,
+        models=service.models,
+        run=spec.run,
+        context=service.context,
+        slo=service.slo,
+        drain_s=service.drain_s,
+        health=service.health,
+        flags=service.flags,
+    )
+    env = spec.env | {SETTINGS_ENV: settings.model_dump_json()}
+    return spec.model_copy(update={"run": RUN, "service": None, "env": env})
+
+
+def trained_by(service: ServiceSpec) -> str | None:
+    """Return the training job whose newest checkpoint is the model; None: the model is something else."""
+    model = service.model or ""
+    return model.removeprefix(FROM_JOB) if model.startswith(FROM_JOB) else None
+
+
+def same_replicas(one: JobSpec, other: JobSpec) -> bool:
+    """Return whether two declarations differ in the number of replicas and its rules only."""
+    return _without_numbers(one) == _without_numbers(other)
+
+
+def _without_numbers(spec: JobSpec) -> JobSpec:
+    assert spec.service is not None, "only services have replicas"
+    fixed = ServiceSpec(model=spec.service.model, engine=spec.service.engine)
+    numbers = {name: getattr(fixed, name) for name in ("replicas", "standby", "window_s", "idle_s", "slo")}
+    return spec.model_copy(update={"service": spec.service.model_copy(update=numbers)})

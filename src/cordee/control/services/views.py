@@ -1,0 +1,153 @@
+"""Services as people and gateways see them: the directory's records as answers of the API. Pure."""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from cordee.control.directory import Replica, Service
+from cordee.control.services.gateways import served
+from cordee.control.services.rollout import in_reserve
+from cordee.events import Estimate
+from cordee.ids import JobId, attempt_name
+from cordee.service_answers import (
+    EndpointState,
+    EndpointView,
+    GatewayStatus,
+    ReplicaState,
+    ReplicaView,
+    RouteView,
+    ServiceState,
+    ServiceView,
+)
+from cordee.units import US_PER_S
+from cordee.workload.service import ServiceSpec
+from cordee.workload.spec import JobSpec
+
+
+def replica_view(replica: Replica, *, reserve: bool) -> ReplicaView:
+    """Return one replica; `reserve`: it is ready, and gets no requests as long as others do."""
+    ready = replica.ready
+    return ReplicaView(
+        job_id=replica.job_id,
+        epoch=replica.epoch,
+        revision=replica.revision,
+        state=_state(replica, reserve),
+        address=None if ready is None else ready.address,
+        node=replica.node,
+        engine=None if ready is None else ready.engine,
+        model=None if ready is None else ready.model,
+        kv_tokens=None if ready is None else ready.kv_tokens,
+        slots=None if ready is None else ready.slots,
+        since_us=replica.since_us,
+        why=replica.unready or replica.why,
+    )
+
+
+def _state(replica: Replica, reserve: bool) -> ReplicaState:
+    if replica.ready is not None or replica.draining:
+        return _reported_state(replica, reserve)
+    return "waiting" if replica.node is None else "loading"
+
+
+def _reported_state(replica: Replica, reserve: bool) -> EndpointState:
+    if replica.draining:
+        return "draining"
+    if replica.unready is not None:
+        return "unready"
+    return "standby" if reserve else "ready"
+
+
+def service_view(
+    service: Service,
+    *,
+    statuses: Sequence[GatewayStatus],
+    urls: Sequence[str],
+    estimate: Estimate | None,
+    problem: str,
+    notes: Sequence[str] = (),
+) -> ServiceView:
+    """Return a service with its replicas; `problem` is the refusal of its next one."""
+    reserve = in_reserve(service)
+    replicas = [replica_view(each, reserve=each.job_id in reserve) for each in service.replicas.values()]
+    return ServiceView(
+        name=service.name,
+        owner=service.owner,
+        revision=service.revision,
+        state=_service_state(service),
+        wanted=service.wanted,
+        min=service.fewest,
+        max=service.most,
+        standby=service.standby,
+        why=problem or _failing(service) or service.why,
+        replicas=replicas,
+        estimate=estimate,
+        measured=served(service, statuses),
+        urls=list(urls),
+        spec=json.loads(service.spec),
+        declared_us=service.declared_us,
+        notes=list(notes),
+    )
+
+
+def _failing(service: Service) -> str:
+    if not service.failures or any(each.is_ready for each in service.staying if each.revision == service.revision):
+        return ""
+    times = "" if service.failures == 1 else f" ({service.failures} replicas in a row)"
+    return f"its last replica failed{times}: {service.failure}"
+
+
+def _service_state(service: Service) -> ServiceState:
+    if service.ended:
+        return "ended"
+    staying = service.staying
+    ready = sum(each.is_ready for each in staying)
+    if any(each.revision != service.revision for each in staying):
+        return "updating"
+    if service.wanted == 0:
+        return "idle"
+    if ready >= service.wanted:
+        return "ready"
+    return "degraded" if any(each.was_ready for each in service.replicas.values()) else "starting"
+
+
+def route_view(service: Service) -> RouteView:
+    """Return a service as a gateway sees it."""
+    spec = JobSpec.model_validate_json(service.spec).service
+    assert spec is not None, "the directory holds services only"
+    reserve = in_reserve(service)
+    return RouteView(
+        name=service.name,
+        models=model_names(service.name, spec),
+        context=spec.context,
+        ttft_us=_us(spec.slo.ttft_s),
+        tpot_us=_us(spec.slo.tpot_s),
+        drain_us=round(spec.drain_s * US_PER_S),
+        wanted=service.wanted,
+        endpoints=[*_endpoints(service.replicas.values(), reserve)],
+    )
+
+
+def _endpoints(replicas: Iterable[Replica], reserve: set[JobId]) -> Iterable[EndpointView]:
+    for each in replicas:
+        if each.ready is None:
+            continue
+        yield EndpointView(
+            id=attempt_name(each.job_id, each.epoch),
+            address=each.ready.address,
+            engine=each.ready.engine,
+            model=each.ready.model,
+            state=_reported_state(each, each.job_id in reserve),
+            kv_tokens=each.ready.kv_tokens,
+            slots=each.ready.slots,
+            revision=each.revision,
+        )
+
+
+def model_names(name: str, spec: ServiceSpec) -> list[str]:
+    """Return the names by which requests may ask for a service's models: its own first."""
+    written = [each for each in (spec.model, *spec.models) if each is not None]
+    short = [each.rstrip("/").rpartition("/")[2].removesuffix(".gguf") for each in written]
+    return list(dict.fromkeys([name, *short, *written]))
+
+
+def _us(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * US_PER_S)

@@ -1,0 +1,424 @@
+"""Services over the API, with agents that a test plays: declared, ready, scaled, updated, restarted, ended."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from api_scene import Api
+from stage import JOB
+
+from cordee.control.fold import Fold
+from cordee.control.services.operations import ServiceOperations
+from cordee.control.services.rollout import NO_ROOM_US
+from cordee.control.snapshot import loaded, taken
+from cordee.errors import InputError, NotFoundError, SpecError, TooLargeError
+from cordee.events import (
+    JobSubmitted,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    Queue,
+    RanksEnded,
+    ReplicaReady,
+    ReplicaUnready,
+    ServiceScaled,
+    TokensServed,
+)
+from cordee.ids import JobId
+from cordee.schedule.policy import Policy
+from cordee.service_answers import GatewayReport, GatewayStatus, ReplicaView, ServiceView, UsageLine
+from cordee.workload.service import SETTINGS_ENV, ReplicaSettings
+
+S = 1_000_000
+CHAT: dict[str, Any] = {
+    "name": "chat",
+    "gpus": 1,
+    "service": {"model": "./tiny", "engine": "llama.cpp", "replicas": {"min": 2, "max": 2}},
+}
+
+
+def chat(fewest: int = 2, most: int | None = None, **section: Any) -> dict[str, Any]:
+    replicas = {"min": fewest, "max": fewest if most is None else most}
+    return CHAT | {"service": CHAT["service"] | {"replicas": replicas} | section}
+
+
+@dataclass
+class World:
+    """A server whose replicas a test plays, on one node of four slots."""
+
+    api: Api
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """Let time pass; then turn the loop until nothing more follows."""
+        self.api.scene.time.us += round(seconds * S)
+        for _ in range(4):
+            self.api.scene.control.tick()
+            self.api.services.controller.step()
+        self.api.scene.control.tick()
+
+    def view(self) -> ServiceView:
+        return self.api.client.service("chat")
+
+    def states(self) -> list[str]:
+        return [each.state for each in self.view().replicas]
+
+    def of(self, state: str) -> list[ReplicaView]:
+        return [each for each in self.view().replicas if each.state == state]
+
+    def report(self, kind: Callable[..., Any], replica: ReplicaView, **fields: Any) -> None:
+        event = kind(at_us=self.api.scene.time.us, job_id=replica.job_id, epoch=replica.epoch, **fields)
+        self.api.scene.agents.report(event, source=f"{replica.job_id}.{replica.epoch}/rank0")
+
+    def get_ready(self, *replicas: ReplicaView) -> None:
+        """Answer for these replicas, by default all that load, that their engine is ready."""
+        for at, each in enumerate(replicas or self.of("loading")):
+            address = f"http://127.0.0.1:{9000 + at}"
+            self.report(
+                ReplicaReady, each, rank=0, address=address, engine="llama.cpp", model="tiny", kv_tokens=1000, slots=4
+            )
+        self.turn()
+
+    def leave(self, *replicas: ReplicaView, outcome: Outcome = Outcome.CHECKPOINTED) -> None:
+        """End the processes of these replicas, by default of all that drain."""
+        for each in replicas or self.of("draining"):
+            now = self.api.scene.time.us
+            ended = RanksEnded(at_us=now, job_id=JobId(each.job_id), epoch=each.epoch, node="local", outcome=outcome)
+            self.api.scene.agents.report(ended)
+        self.turn()
+
+    def say(self, seq: int = 0, usage: list[UsageLine] | None = None, **status: Any) -> int:
+        """Report as a gateway does."""
+        found = [GatewayStatus(service="chat", **status)] if status else []
+        sent = GatewayReport(seq=seq, at_us=1, url="http://127.0.0.1:8000", status=found, usage=usage or [])
+        return self.api.client.report("edge", sent).seq
+
+
+@pytest.fixture
+def world(api: Api) -> World:
+    return World(api)
+
+
+def test_a_service_gets_its_replicas_and_is_ready_when_they_are(world: World) -> None:
+    made = world.api.client.declare(CHAT)
+    assert (made.state, made.revision, made.wanted, made.replicas) == ("starting", 1, 2, [])
+    world.turn()
+    assert world.states() == ["loading", "loading"]
+    world.get_ready(world.of("loading")[0])
+    assert (world.view().state, world.states()) == ("degraded", ["ready", "loading"])
+    world.get_ready()
+    assert (world.view().state, world.view().replicas[0].address) == ("ready", "http://127.0.0.1:9000")
+    assert world.api.client.services() == [world.view()]
+
+
+def test_a_replica_is_an_ordinary_job_of_the_service_and_its_revision(world: World) -> None:
+    world.api.client.declare(CHAT | {"service": CHAT["service"] | {"drain_s": 7.0, "flags": {"parallel": 4}}})
+    world.turn()
+    [first, _] = world.api.scene.of(JobSubmitted)
+    assert isinstance(first, JobSubmitted)
+    job, spec = first.job, json.loads(first.spec)
+    assert (job.service, job.revision, job.name, job.owner, job.tier) == ("chat", 1, "chat", "ada", "production")
+    assert job.grace_us == 7 * S
+    settings = ReplicaSettings.model_validate_json(spec["env"][SETTINGS_ENV])
+    assert (settings.engine, settings.model, settings.flags) == ("llama.cpp", "./tiny", {"parallel": 4})
+    assert spec["service"] is None and "cordee.serve.replica" in spec["run"]
+
+
+def test_the_same_declaration_changes_nothing_and_numbers_alone_start_no_update(world: World) -> None:
+    world.api.client.declare(CHAT)
+    world.turn()
+    world.get_ready()
+    before = world.view()
+    number = world.api.scene.control.number
+    assert world.api.client.declare(CHAT) == before.model_copy(update={"notes": world.api.client.declare(CHAT).notes})
+    assert world.api.scene.control.number == number
+    world.api.client.declare(chat(1, 3))
+    world.turn()
+    assert (world.view().revision, world.view().min, world.view().max) == (1, 1, 3)
+    assert {each.job_id for each in world.view().replicas} == {each.job_id for each in before.replicas}
+
+
+def test_scaling_starts_the_missing_and_drains_the_newest(world: World) -> None:
+    world.api.client.declare(CHAT)
+    world.turn()
+    world.get_ready()
+    first, second = world.view().replicas
+    scaled = world.api.client.scale("chat", "3")
+    assert (scaled.wanted, scaled.why) == (3, "ada set it to 3")
+    world.turn()
+    assert world.states() == ["ready", "ready", "loading"]
+    world.get_ready()
+    world.api.client.scale("chat", "1")
+    world.turn()
+    assert world.states() == ["ready", "draining", "draining"]
+    assert world.view().replicas[0].job_id == first.job_id != second.job_id
+    world.leave()
+    assert world.states() == ["ready"]
+    with pytest.raises(InputError, match=r"'0': the most must be 1 to 10,000"):
+        world.api.client.scale("chat", "0")
+
+
+def test_an_update_replaces_one_replica_after_the_other_and_never_has_fewer_ready(world: World) -> None:
+    world.api.client.declare(CHAT)
+    world.turn()
+    world.get_ready()
+    world.api.client.declare(chat(context=2048))
+    world.turn()
+    assert (world.view().state, world.view().revision) == ("updating", 2)
+    for _ in range(2):
+        assert world.states().count("ready") == 2 and world.states().count("loading") == 1
+        world.get_ready()
+        assert world.states().count("ready") == 2 and world.states().count("draining") == 1
+        world.leave()
+    assert world.view().state == "ready"
+    assert [(each.revision, each.state) for each in world.view().replicas] == [(2, "ready"), (2, "ready")]
+
+
+def test_an_update_without_a_free_gpu_ends_an_old_replica_first_if_enough_stay(world: World) -> None:
+    world.api.client.declare(chat(2, 4))
+    world.turn()
+    world.say(queued=40)
+    for _ in range(2):  # the slots of a replica are known when one is ready
+        world.turn()
+        world.get_ready()
+    assert world.states() == ["ready"] * 4, "all four slots of the node"
+    world.api.client.declare(chat(2, 4, context=2048))
+    world.turn()
+    assert world.states() == ["ready"] * 4 + ["waiting"]
+    world.say(queued=40)
+    world.turn(NO_ROOM_US / S + 1)
+    assert sorted(world.states()) == ["draining", "ready", "ready", "ready", "waiting"]
+    world.say(queued=40)
+    world.turn(NO_ROOM_US / S + 1)
+    assert world.states().count("draining") == 1, "one after the other"
+    world.leave()
+    assert world.states().count("loading") == 1
+
+
+def test_a_replica_that_fails_soon_is_started_again_ever_later(world: World) -> None:
+    world.api.client.declare(chat(1))
+    world.turn()
+    for failures in (1, 2):
+        for _ in range(3):  # attempts that the scheduler makes of one job
+            world.leave(*world.of("loading"), outcome=Outcome.FAILED)
+        if failures == 1:
+            assert world.states() == ["loading"], "the first restart is at once"
+            assert "its last replica failed: 3 attempts in a row" in world.view().why
+    assert world.states() == []
+    assert "its last replica failed (2 replicas in a row)" in world.view().why
+    world.turn(9)
+    assert world.states() == []
+    world.turn(2)
+    assert world.states() == ["loading"]
+    world.get_ready()
+    assert (world.view().state, world.view().why) == ("ready", "")
+
+
+def test_a_ready_replica_that_is_killed_starts_again_at_once(world: World) -> None:
+    world.api.client.declare(chat(1))
+    world.turn()
+    world.get_ready()
+    [before] = world.of("ready")
+    world.leave(before, outcome=Outcome.LOST)
+    [after] = world.of("loading")
+    assert (after.job_id, after.epoch) == (before.job_id, 2)
+    assert world.view().state == "degraded"
+
+
+def test_an_engine_that_does_not_answer_is_unready_until_it_does(world: World) -> None:
+    world.api.client.declare(chat(1))
+    world.turn()
+    world.get_ready()
+    [replica] = world.of("ready")
+    world.report(ReplicaUnready, replica, rank=0, why="no answer for 5 s")
+    world.turn()
+    assert [(each.state, each.why) for each in world.view().replicas] == [("unready", "no answer for 5 s")]
+    world.get_ready(replica)
+    assert world.states() == ["ready"]
+
+
+def test_a_replica_that_must_leave_is_replaced_before_it_is_gone(world: World) -> None:
+    world.api.client.declare(chat(1))
+    world.turn()
+    world.get_ready()
+    world.api.scene.control._append(
+        NoticeGiven(
+            at_us=world.api.scene.time.us,
+            job_id=JobId(world.of("ready")[0].job_id),
+            epoch=1,
+            reason=NoticeReason.DRAIN,
+            deadline_us=world.api.scene.time.us + 30 * S,
+        )
+    )
+    world.turn()
+    assert world.states() == ["draining", "loading"]
+    world.leave()
+    assert world.states() == ["loading"], "it does not come back beside its successor"
+
+
+def test_standby_replicas_are_ready_and_take_over_at_once(world: World) -> None:
+    world.api.client.declare(chat(1, standby=1))
+    world.turn()
+    world.get_ready()
+    assert world.states() == ["ready", "standby"]
+    assert [each.state for each in world.api.client.routes().services[0].endpoints] == ["ready", "standby"]
+    world.leave(world.of("ready")[0], outcome=Outcome.LOST)
+    assert world.states() == ["loading", "ready"]
+
+
+def test_a_backlog_starts_replicas_and_a_quiet_window_ends_them(world: World) -> None:
+    world.api.client.declare(chat(1, 3, window_s=60.0))
+    world.turn()
+    world.get_ready()
+    world.say(queued=20, running=4)
+    world.turn()
+    assert (world.view().wanted, len(world.view().replicas)) == (3, 3)
+    assert world.api.scene.of(ServiceScaled)[-1].why == "24 requests are open"  # type: ignore[attr-defined]
+    world.get_ready()
+    for _ in range(8):
+        world.say(queued=0, running=1)
+        world.turn(10)
+    assert world.view().wanted == 1
+    assert world.states() == ["ready", "draining", "draining"]
+
+
+def test_scale_to_zero_and_back_with_a_held_request(world: World) -> None:
+    world.api.client.declare(chat(0, 2, idle_s=30.0))
+    world.turn()
+    assert (world.view().state, world.view().replicas) == ("idle", [])
+    world.say(queued=1)
+    world.turn()
+    assert (world.view().wanted, world.states()) == (1, ["loading"])
+    world.get_ready()
+    world.say(running=1)
+    world.turn(5)
+    for _ in range(4):
+        world.say(running=0)
+        world.turn(10)
+    assert (world.view().wanted, world.states()) == (0, ["draining"])
+    world.leave()
+    assert world.view().state == "idle"
+
+
+def test_an_ended_service_ends_its_replicas_and_may_be_declared_again(world: World) -> None:
+    world.api.client.declare(CHAT)
+    world.turn()
+    world.get_ready()
+    assert world.api.client.end_service("chat").state == "ended"
+    world.turn()
+    assert world.states() == ["draining", "draining"]
+    with pytest.raises(SpecError, match="2 of its replicas are leaving"):
+        world.api.client.declare(CHAT)
+    world.leave()
+    assert world.view().replicas == []
+    assert world.api.client.end_service("chat").why == "stopped by ada"
+    again = world.api.client.declare(CHAT)
+    assert (again.revision, again.state) == (2, "starting")
+
+
+def test_a_server_that_was_killed_goes_on_where_it_was(world: World) -> None:
+    world.api.client.declare(CHAT)
+    world.turn()
+    world.get_ready(world.of("loading")[0])
+    before = world.view()
+    world.api.scene.restart()
+    world.api.operations.control, world.api.operations.store = world.api.scene.control, world.api.scene.store
+    world.api.services.controller = ServiceOperations.over(world.api.operations).controller
+    assert world.view() == before
+    world.turn()
+    assert world.states() == ["ready", "loading"]
+
+
+def test_services_survive_a_snapshot(world: World) -> None:
+    world.api.client.declare(CHAT)
+    world.turn()
+    world.get_ready(world.of("loading")[0])
+    fold = world.api.scene.control.fold
+    again: Fold = loaded(taken(fold), Policy(), fold.number)
+    assert again.directory.services == fold.directory.services
+    assert again.directory.version == fold.directory.version
+    assert again.directory.of(JobId(world.view().replicas[0].job_id)) is not None
+
+
+def test_gateways_learn_of_changes_and_only_of_those(world: World) -> None:
+    world.api.client.declare(chat(1))
+    world.turn()
+    first = world.api.client.routes()
+    assert [(each.name, each.models, each.endpoints) for each in first.services] == [
+        ("chat", ["chat", "tiny", "./tiny"], [])
+    ]
+    assert world.api.client.routes(after=first.version, wait_s=0.2).version == first.version
+    world.get_ready()
+    second = world.api.client.routes(after=first.version, wait_s=20)
+    assert second.version > first.version
+    [endpoint] = second.services[0].endpoints
+    assert (endpoint.state, endpoint.kv_tokens, endpoint.slots) == ("ready", 1000, 4)
+    assert endpoint.id == world.view().replicas[0].job_id + ".1"
+
+
+def test_usage_is_counted_once_however_often_it_is_sent(world: World) -> None:
+    world.api.client.declare(chat(1))
+    world.turn()
+    world.get_ready()
+    [replica] = world.view().replicas
+    line = UsageLine(
+        service="chat", job_id=replica.job_id, epoch=1, tenant="a", from_us=1, until_us=2, requests=3, output_tokens=50
+    )
+    assert world.say(seq=1, usage=[line]) == 1
+    assert world.say(seq=1, usage=[line]) == 1
+    assert world.say(seq=1) == 1, "status alone"
+    assert world.say(seq=2, usage=[line]) == 2
+    served = world.api.scene.of(TokensServed)
+    assert [(each.gateway, each.tenant, each.output_tokens) for each in served] == [("edge", "a", 50)] * 2  # type: ignore[attr-defined]
+    with pytest.raises(NotFoundError, match="of 'chta', which is no service"):
+        world.say(seq=3, usage=[line.model_copy(update={"service": "chta"})])
+
+
+def test_what_gateways_say_is_in_the_view_until_they_are_silent(world: World) -> None:
+    world.api.client.declare(chat(1))
+    world.turn()
+    world.get_ready()
+    [replica] = world.view().replicas
+    world.say(running=2, kv_used={f"{replica.job_id}.1": 250}, ttft_p99_us=90_000, requests_per_s=1.5)
+    measured = world.view().measured
+    assert (measured.running, measured.kv_fraction, measured.ttft_p99_us) == (2, 0.25, 90_000)
+    assert world.view().urls == ["http://127.0.0.1:8000"]
+    world.turn(20)
+    assert (world.view().measured.running, world.view().urls) == (0, [])
+
+
+def test_refusals_change_nothing(world: World) -> None:
+    number = world.api.scene.control.number
+    with pytest.raises(TooLargeError, match="the job needs 9 GPUs at once, but the whole cluster has 4"):
+        world.api.client.declare(CHAT | {"gpus": 9})
+    with pytest.raises(SpecError, match="has no section `service`"):
+        world.api.client.declare({"run": ["true"], "gpus": 1})
+    with pytest.raises(SpecError, match=r"chat is a service, not a job\n.*/v1/services"):
+        world.api.client.submit(CHAT)
+    with pytest.raises(SpecError, match=r"there is no job 'gpt'\n"):
+        world.api.client.declare(CHAT | {"service": {"model": "job:gpt"}})
+    with pytest.raises(NotFoundError, match="there is no service 'chta'"):
+        world.api.client.service("chta")
+    assert world.api.scene.control.number == number
+
+
+def test_a_model_may_be_what_a_job_has_trained(world: World) -> None:
+    world.api.scene.control.submit(JOB, json.dumps({"run": "true", "gpus": 4, "name": "gpt", "cwd": "/work"}))
+    with pytest.raises(SpecError, match=r"the job gpt-abcdef has no checkpoint.to\n.*--checkpoint-to"):
+        world.api.client.declare(CHAT | {"service": {"model": "job:gpt"}})
+
+
+def test_a_replica_that_is_refused_is_tried_again_and_its_reason_is_said(world: World) -> None:
+    control = world.api.scene.control
+    control.set_queues([Queue(name="web", quota_gpus=2)])
+    world.api.client.declare(chat(1) | {"queue": "web"})
+    control.set_queues([])
+    control.set_queues([Queue(name="other")])
+    world.turn()
+    assert world.view().why == "there is no queue 'web'"
+    control.set_queues([Queue(name="web", quota_gpus=2)])
+    world.turn(5)
+    assert world.states() == [], "not at each turn"
+    world.turn(6)
+    assert (world.view().why, world.states()) == ("", ["loading"])
