@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import GPT, JOB, NODE, PROD, URGENT, Scene
+from stage import GPT, JOB, NODE, PROD, URGENT, Agents, Scene
 
 from cordee.control.ports import Pending
 from cordee.control.tick import Control
@@ -129,6 +129,17 @@ def test_an_order_is_repeated_until_it_is_confirmed(scene: Scene) -> None:
     scene.control.tick()
     assert len(scene.agents.orders) == 4
     assert len(scene.of(AttemptPlaced)) == 1
+
+
+def test_the_orders_of_another_server_are_not_given(scene: Scene) -> None:
+    """A leader that was frozen wakes up in its tick, and reads what its successor has written."""
+    successor = Control(clock=scene.time, store=scene.store, executor=(agents := Agents()))
+    agents.answers = False
+    successor.submit(JOB, "{}")
+    successor.tick()
+    assert [order.command.job_id for order in agents.orders] == [GPT]
+    scene.control.tick()
+    assert scene.agents.orders == [] and len(scene.store.pending()) == 1
 
 
 def test_an_agent_that_hangs_keeps_nobody_waiting(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

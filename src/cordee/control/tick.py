@@ -223,6 +223,8 @@ class Control:
         # Without the lock, so that an agent that hangs blocks no client. Only ticks write and end commands.
         delivered = []
         for pending in self._store.pending():
+            if pending.number > self.number:
+                break  # of a server that has replaced this one while it was frozen, as its next write will say
             point("command.before_carry_out")
             if executor.carry_out(self._with_estimate(pending)):
                 point("command.before_confirm")
