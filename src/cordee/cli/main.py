@@ -41,7 +41,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "admin": ("cordee.cli.admin", "Back a server up, restore it, or check its log."),
     },
     "After a run": {
-        "cost": ("cordee.cli.operate", "Show GPU time by class, and its cost."),
+        "cost": ("cordee.cli.cost", "Show GPU time by class, tokens, and their cost."),
         "profile": ("cordee.cli.profile", "Break down GPU time from profiles."),
         "checkpoint": ("cordee.cli.checkpoint", "List, verify, compare, pin, export or import checkpoints."),
         "replay": ("cordee.cli.simulate", "Replay a server's log under another policy."),
@@ -69,7 +69,7 @@ EXAMPLES = {
     "nodes": "cordee nodes drain node7 --why 'disk errors'",
     "queues": "cordee queues set queues.yaml",
     "admin": "cordee admin backup cordee.tar.gz",
-    "cost": "cordee cost --by user",
+    "cost": "cordee cost --by tenant",
     "up": "cordee up --listen 0.0.0.0:8470",
     "connect": "cordee connect https://head:8470 TOKEN --fingerprint SHA256",
     "down": "cordee down --yes",

@@ -1,23 +1,20 @@
-"""The verbs of the server: up, down, cost."""
+"""The verbs of the server: up, down."""
 
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from cordee.answers import CostRowView, CostView, HealthView, NodeView, SplitView
-from cordee.cli import measured, terminal
+from cordee.answers import HealthView, NodeView
+from cordee.cli import terminal
 from cordee.cli.nodes import price
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NoServerError
-from cordee.units import format_micro_usd, parse_duration_s, plural
-from cordee.view.money import CLASSES, gpu_time
+from cordee.units import parse_duration_s, plural
 
 _LOOK_S = 0.05
-BY = ("job", "user", "queue", "epoch")
 
 Lease = Annotated[
     str | None,
@@ -210,85 +207,3 @@ def _leaving(health: HealthView) -> str:
         return "no job runs: the server is ending"
     jobs = plural(health.live_attempts, "job is", "jobs are")
     return f"{jobs} leaving, with the grace period to checkpoint"
-
-
-def cost(
-    *,
-    by: Annotated[str, typer.Option(help="Group by job, user, queue or epoch (attempt).")] = "job",
-    chrome_trace: Annotated[
-        Path | None, typer.Option(help="Write GPU time as a Chrome trace, for Perfetto and `cordee profile`.")
-    ] = None,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Show GPU time by class, and its cost."""
-    if by not in BY:
-        raise InputError(f"unknown --by {by!r}", hint=f"use one of: {', '.join(BY)}")
-    with terminal.connect(home) as client:
-        found = client.cost(by)
-        events = [event for _, event in client.events()] if chrome_trace is not None else []
-    if chrome_trace is not None:
-        from cordee.account.ledger import attempt_segments
-        from cordee.cli.plan_more import write_page
-        from cordee.view.chrome import chrome_trace_text
-        from cordee.view.chrome_log import log_slices
-
-        slices, flows = log_slices(events, attempt_segments(events))
-        write_page(chrome_trace, chrome_trace_text(slices, flows, {"traceName": chrome_trace.name}))
-    if as_json:
-        terminal.print_json(found)
-        return
-    if not found.rows:
-        print("no job has run yet")
-        return
-    console = terminal.stdout()
-    console.print(_table(found))
-    for line in _remarks(found):
-        console.print(line, highlight=False, markup=False)
-    both = [(row.key, each) for row in found.rows for each in row.measured if each.off_by is not None]
-    if both:
-        console.print(measured.comparisons_by_key(by, both))
-
-
-def _table(found: CostView) -> Table:
-    """Return the table of costs; classes without any time are left out, so that 80 columns are enough."""
-    shown = [name for name in CLASSES if getattr(found.gpu_us, name)]
-    heads = [name.upper() for name in shown]
-    tokens = any(row.tokens for row in found.rows)
-    ends = ["HELD", "COST", *(["$/1M TOKENS"] if tokens else [])]
-    table = terminal.table(found.by.upper(), *heads, *ends, right=(*heads, *ends))
-    for row in found.rows:
-        table.add_row(row.key, *_cells(row.gpu_us, shown), *_money(row.micro_usd), *([_tokens(row)] if tokens else []))
-    if len(found.rows) > 1:
-        table.add_section()
-        table.add_row("all", *_cells(found.gpu_us, shown), *_money(found.micro_usd), *([""] if tokens else []))
-    return table
-
-
-def _cells(split: SplitView, shown: list[str]) -> list[str]:
-    return [*(gpu_time(getattr(split, name)) for name in shown), gpu_time(split.held)]
-
-
-def _money(split: SplitView) -> list[str]:
-    return [format_micro_usd(split.held)]
-
-
-def _tokens(row: CostRowView) -> str:
-    price = row.micro_usd_per_million_tokens
-    return "–" if price is None else format_micro_usd(price)
-
-
-def _remarks(found: CostView) -> list[str]:
-    """Return one line for each loss, for idle time, and for each source of prices."""
-    remarks = []
-    for row in found.rows:
-        causes = [f"{gpu_time(lost.gpu_us)} by {lost.cause}" for lost in row.lost_by_cause]
-        if causes:
-            remarks.append(f"{row.key} lost {', '.join(causes)}")
-        if row.charged_gpu_us:
-            amount = f"{gpu_time(row.charged_gpu_us)} ({format_micro_usd(row.charged_micro_usd)})"
-            remarks.append(f"{row.key} made others lose {amount}")
-    if found.idle_gpu_us:
-        remarks.append(f"idle: {gpu_time(found.idle_gpu_us)} ({format_micro_usd(found.idle_micro_usd)})")
-    sources = sorted({source for row in found.rows for source in row.price_sources})
-    return remarks + [f"price: {source}" for source in sources]

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cordee.cli import terminal
+from cordee.cli.keys import keys
 from cordee.cli.plan_more import write_page
 from cordee.cli.serve_text import print_serving, print_settings
 from cordee.errors import DoesNotFitError
@@ -17,6 +18,7 @@ from cordee.planning import serving_request
 from cordee.workload.load import model_path
 
 serve = typer.Typer(no_args_is_help=True, add_completion=False)
+serve.add_typer(keys, name="keys", help="Make, list and revoke keys of the gateways; set a tenant's limits.")
 
 Model = Annotated[str, typer.Argument(help="Name of a catalogued model, a config.json, or a folder with one.")]
 Gpus = Annotated[str, typer.Option(help="GPUs for all replicas: 8xH100 or H100:8.")]

@@ -1,0 +1,153 @@
+"""`cordee cost`: GPU time by class, tokens, and what they cost."""
+
+import csv
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cordee.answers import CostView
+from cordee.cli import measured, terminal
+from cordee.cli.cost_text import class_table, cost_table, line_table, remarks, token_table
+from cordee.cli.terminal import Home, Json
+from cordee.client import Client
+from cordee.errors import InputError
+from cordee.service_answers import CostLinesView, CostLineView, UsageView
+from cordee.units import MICRO_USD, US_PER_S
+
+BY = ("job", "user", "queue", "epoch")
+OF_SERVICES = ("service", "tenant", "key", "model")
+
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="DATE", help="With --usage: from this day or month of UTC on, 2026-11-30 or 2026-11."),
+]
+Until = Annotated[str | None, typer.Option(metavar="DATE", help="With --usage: before this day or month.")]
+
+
+def cost(
+    *,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Group by job, user, queue or epoch (attempt); by service, tenant, key or model with tokens."
+        ),
+    ] = "job",
+    usage: Annotated[
+        bool, typer.Option("--usage", help="Print the tokens and cost of each tenant, key and model by day.")
+    ] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print --usage as CSV, with the column names of FOCUS.")
+    ] = False,
+    since: Since = None,
+    until: Until = None,
+    chrome_trace: Annotated[
+        Path | None, typer.Option(help="Write GPU time as a Chrome trace, for Perfetto and `cordee profile`.")
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Show GPU time by class, and its cost; of services also tokens."""
+    if by not in BY + OF_SERVICES:
+        raise InputError(f"unknown --by {by!r}", hint=f"use one of: {', '.join(BY + OF_SERVICES)}")
+    if not usage and (as_csv or since or until):
+        raise InputError("--csv, --since and --until are for usage lines", hint="add --usage")
+    from_us, to_us = _day_us(since) or 0, _day_us(until)
+    with terminal.connect(home) as client:
+        if chrome_trace is not None:
+            _write_chrome_trace(client, chrome_trace)
+        found = (
+            client.usage_lines(from_us, to_us) if usage else client.usage(by) if by in OF_SERVICES else client.cost(by)
+        )
+    if as_json:
+        terminal.print_json(found)
+    elif isinstance(found, CostLinesView):
+        _print_lines(found, as_csv=as_csv)
+    elif isinstance(found, UsageView):
+        _print_usage(found)
+    else:
+        _print_cost(found)
+
+
+def _write_chrome_trace(client: Client, path: Path) -> None:
+    from cordee.account.ledger import attempt_segments
+    from cordee.cli.plan_more import write_page
+    from cordee.view.chrome import chrome_trace_text
+    from cordee.view.chrome_log import log_slices
+
+    events = [event for _, event in client.events()]
+    slices, flows = log_slices(events, attempt_segments(events))
+    write_page(path, chrome_trace_text(slices, flows, {"traceName": path.name}))
+
+
+def _print_cost(found: CostView) -> None:
+    if not found.rows:
+        print("no job has run yet")
+        return
+    console = terminal.stdout()
+    console.print(cost_table(found, console.width))
+    for line in remarks(found):
+        console.print(line, highlight=False, markup=False)
+    both = [(row.key, each) for row in found.rows for each in row.measured if each.off_by is not None]
+    if both:
+        console.print(measured.comparisons_by_key(found.by, both))
+
+
+def _print_usage(found: UsageView) -> None:
+    if not found.rows:
+        print("no service has run yet; `cordee cost` shows other jobs")
+        return
+    console = terminal.stdout()
+    if found.by == "service":
+        console.print(class_table(found, console.width))
+    console.print(token_table(found, console.width))
+
+
+def _print_lines(found: CostLinesView, *, as_csv: bool) -> None:
+    if as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(map(csv_row, found.lines))
+    elif found.lines:
+        console = terminal.stdout()
+        console.print(line_table(found.lines, console.width))
+    else:
+        print("no service held a GPU or served a token in this time")
+
+
+COLUMNS = (
+    "ChargePeriodStart", "ChargePeriodEnd", "ChargeCategory", "ServiceName", "SubAccountId", "ResourceId", "SkuId",
+    "BillingCurrency", "BilledCost", "x_Requests", "x_FailedRequests", "x_InputTokens", "x_CachedTokens",
+    "x_OutputTokens", "x_InputCost", "x_CachedCost", "x_OutputCost", "x_UnusedCost",
+)  # fmt: skip
+"""Columns of FOCUS 1.2: tenants are sub-accounts, keys resources, models SKUs. Columns of one's own begin with x_."""
+
+
+def csv_row(line: CostLineView) -> Sequence[str | int]:
+    """Return a cost line in the order of `COLUMNS`; dollars to the micro-dollar."""
+    tokens, cost = line.tokens, line.micro_usd
+    dollars = [f"{each // MICRO_USD}.{each % MICRO_USD:06d}" for each in (cost.computed, cost.cached, cost.output)]
+    return (
+        f"{_time(line.from_us):%Y-%m-%dT%H:%M:%SZ}", f"{_time(line.to_us):%Y-%m-%dT%H:%M:%SZ}", "Usage",
+        line.service, line.tenant, line.key, line.model, "USD",
+        f"{cost.total // MICRO_USD}.{cost.total % MICRO_USD:06d}", tokens.requests, tokens.failed, tokens.input,
+        tokens.cached, tokens.output, *dollars, f"{cost.unused // MICRO_USD}.{cost.unused % MICRO_USD:06d}",
+    )  # fmt: skip
+
+
+def _time(at_us: int) -> datetime:
+    return datetime.fromtimestamp(at_us // US_PER_S, UTC)
+
+
+def _day_us(text: str | None) -> int | None:
+    """Return the start of a day or month of UTC."""
+    if text is None:
+        return None
+    try:
+        day = datetime.fromisoformat(f"{text}T00+00:00" if text.count("-") > 1 else f"{text}-01T00+00:00")
+    except ValueError:
+        raise InputError(f"{text!r} is not a day or month", hint="write 2026-11-30 or 2026-11") from None
+    return round(day.timestamp()) * US_PER_S

@@ -1,0 +1,181 @@
+"""The tables of `cordee cost`."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from rich.table import Table
+
+from cordee.answers import CostRowView, CostView, SplitView
+from cordee.cli import terminal
+from cordee.service_answers import CostLineView, TokenCountsView, TokenPrices, UsageRowView, UsageView
+from cordee.units import US_PER_S, format_count, format_micro_usd
+from cordee.view.markup import CLASSES, SERVING_CLASSES, class_label
+from cordee.view.money import gpu_time
+
+_NARROW = 110  # columns of a terminal below which some are left out
+_JOINED = (("useful", "serving"), ("restart", "loading"), ("stall", "idle_held"))
+_OTHERS = ("checkpoint", "draining", "lost", "unreported")
+
+
+class _Column(NamedTuple):
+    """A column of one or more classes."""
+
+    head: str
+    classes: Sequence[str]
+
+    def of(self, split: SplitView) -> int:
+        """Return their sum."""
+        return sum(getattr(split, cls) for cls in self.classes)
+
+
+def _columns(total: SplitView, width: int) -> tuple[list[_Column], bool]:
+    """Return the columns of the classes that have any time, and whether jobs and replicas are joined in them.
+
+    Joined, classes that mean the same of a job and of a replica share a column, and few columns are left.
+    """
+    if not any(getattr(total, cls) for cls in SERVING_CLASSES):
+        return [_Column(class_label(cls).upper(), (cls,)) for cls in CLASSES if getattr(total, cls)], False
+    groups = [*_JOINED, *((_OTHERS,) if width < _NARROW else ((cls,) for cls in _OTHERS))]
+    found = []
+    for group in groups:
+        classes = [cls for cls in group if getattr(total, cls)]
+        head = "/".join(class_label(cls).upper() for cls in classes)
+        found.append(_Column("OTHER" if len(classes) > 1 and group is _OTHERS else head, classes))
+    return [column for column in found if column.classes], True
+
+
+def cost_table(found: CostView, width: int) -> Table:
+    """Return the costs by row; classes without any time are left out, so that 80 columns are enough."""
+    columns, is_joined = _columns(found.gpu_us, width)
+    heads = [column.head for column in columns]
+    tokens = any(row.tokens for row in found.rows)
+    ends = ["HELD", "COST", *(["$/1M TOKENS"] if tokens else [])]
+    table = _table(found.by.upper(), [*heads, *ends], folds=is_joined)
+    for row in found.rows:
+        more = [_tokens(row)] if tokens else []
+        table.add_row(row.key, *_cells(columns, row.gpu_us, is_joined), format_micro_usd(row.micro_usd.held), *more)
+    if len(found.rows) > 1:
+        table.add_section()
+        more = [""] if tokens else []
+        all_cells = _cells(columns, found.gpu_us, is_joined)
+        table.add_row("all", *all_cells, format_micro_usd(found.micro_usd.held), *more)
+    return table
+
+
+def class_table(found: UsageView, width: int) -> Table:
+    """Return the GPU time of services and of all other jobs in one table, as fractions of what each held."""
+    splits = {row.key: (row.gpu_us, row.micro_usd.total) for row in found.rows if row.gpu_us is not None}
+    splits["training"] = (found.training_gpu_us, found.training_micro_usd.held)
+    total = SplitView(
+        **{cls: sum(getattr(split, cls) for split, _ in splits.values()) for cls in SplitView.model_fields}
+    )
+    columns, _ = _columns(total, width)
+    table = _table("SERVICE", [*(column.head for column in columns), "HELD", "COST"], folds=True)
+    for key, (split, micro_usd) in splits.items():
+        if split.held or key != "training":
+            table.add_row(key, *_cells(columns, split, True), format_micro_usd(micro_usd))
+    table.add_section()
+    table.add_row("all", *_cells(columns, total, True), format_micro_usd(found.micro_usd))
+    return table
+
+
+def token_table(found: UsageView, width: int) -> Table:
+    """Return tokens and dollars by row, beside the dollars of days without tokens and of all other jobs."""
+    heads = [*(["REQUESTS"] if width >= _NARROW else []), *_TOKEN_HEADS, "COST"]
+    table = _table(found.by.upper(), heads, folds=True)
+    spare = len(heads) - 1
+    unused = sum(row.micro_usd.unused for row in found.rows)
+    for row in sorted(found.rows, key=lambda row: -row.micro_usd.total):
+        used = row.micro_usd.total - row.micro_usd.unused
+        if used or row.tokens.requests:
+            table.add_row(
+                _label(row), *_counts(row.tokens, width), *_prices(row.micro_usd_per_million), format_micro_usd(used)
+            )
+    table.add_section()
+    for label, micro_usd in (("days without tokens", unused), ("training", found.training_micro_usd.held)):
+        if micro_usd:
+            table.add_row(label, *[""] * spare, format_micro_usd(micro_usd))
+    sums = {kind: sum(getattr(row.tokens, kind) for row in found.rows) for kind in TokenCountsView.model_fields}
+    table.add_row("all", *_counts(TokenCountsView(**sums), width), "", "", "", format_micro_usd(found.micro_usd))
+    return table
+
+
+_TOKEN_HEADS = ("INPUT", "CACHED", "OUTPUT", "$/1M IN", "$/1M CACHED", "$/1M OUT")
+
+
+def line_table(lines: Iterable[CostLineView], width: int) -> Table:
+    """Return the cost lines, one a row."""
+    heads = [*(["REQUESTS"] if width >= _NARROW else []), "INPUT", "CACHED", "OUTPUT", "COST"]
+    names = ("DAY", "SERVICE", "TENANT", "KEY", *(["MODEL"] if width >= _NARROW else []))
+    table = terminal.table(*names, *heads, right=heads, folds=names[1:])
+    for line in lines:
+        words = (line.service, line.tenant or "–", line.key or "–", *([line.model or "–"] if width >= _NARROW else []))
+        table.add_row(_period(line), *words, *_counts(line.tokens, width), format_micro_usd(line.micro_usd.total))
+    return table
+
+
+def remarks(found: CostView) -> list[str]:
+    """Return one line for each loss, for idle time, and for each source of prices."""
+    lines = []
+    for row in found.rows:
+        causes = [f"{gpu_time(lost.gpu_us)} by {lost.cause}" for lost in row.lost_by_cause]
+        if causes:
+            lines.append(f"{row.key} lost {', '.join(causes)}")
+        if row.charged_gpu_us:
+            amount = f"{gpu_time(row.charged_gpu_us)} ({format_micro_usd(row.charged_micro_usd)})"
+            lines.append(f"{row.key} made others lose {amount}")
+    if found.idle_gpu_us:
+        lines.append(f"idle: {gpu_time(found.idle_gpu_us)} ({format_micro_usd(found.idle_micro_usd)})")
+    sources = sorted({source for row in found.rows for source in row.price_sources})
+    return lines + [f"price: {source}" for source in sources]
+
+
+def _table(first: str, heads: Sequence[str], *, folds: bool) -> Table:
+    """Return a table with right-aligned columns; on a terminal, long heads take two lines."""
+    table = terminal.table(first, *heads, right=heads, folds=(first,) if folds else ())
+    if folds and table.box is not None:
+        for column in table.columns[1:]:
+            column.header = (
+                str(column.header).replace("/", "/\n", 1)
+                if "$" not in str(column.header)
+                else str(column.header).replace(" ", "\n", 1)
+            )
+    return table
+
+
+def _cells(columns: Sequence[_Column], split: SplitView, is_joined: bool) -> list[str]:
+    if is_joined:
+        return [*(_percent(column.of(split), split.held) for column in columns), gpu_time(split.held)]
+    return [*(gpu_time(column.of(split)) for column in columns), gpu_time(split.held)]
+
+
+def _percent(part: int, whole: int) -> str:
+    if not part or not whole:
+        return "–"
+    return f"{100 * part / whole:.1f} %" if part < whole / 10 else f"{100 * part / whole:.0f} %"
+
+
+def _tokens(row: CostRowView) -> str:
+    price = row.micro_usd_per_million_tokens
+    return "–" if price is None else format_micro_usd(price)
+
+
+def _label(row: UsageRowView) -> str:
+    name = row.key or "–"
+    return name if row.tenant is None else f"{name} ({row.tenant})"
+
+
+def _counts(tokens: TokenCountsView, width: int) -> list[str]:
+    counts = [tokens.input, tokens.cached, tokens.output]
+    shown = [format_count(count) if count else "–" for count in counts]
+    return [*([f"{tokens.requests:,}"] if width >= _NARROW else []), *shown]
+
+
+def _prices(prices: TokenPrices) -> list[str]:
+    return ["–" if each is None else format_micro_usd(each) for each in (prices.computed, prices.cached, prices.output)]
+
+
+def _period(line: CostLineView) -> str:
+    from_, to = (datetime.fromtimestamp(at_us // US_PER_S, UTC) for at_us in (line.from_us, line.to_us))
+    return f"{from_:%Y-%m-%d}" if (to - from_).days == 1 else f"{from_:%Y-%m}"

@@ -1,0 +1,86 @@
+"""The tables of `cordee cost` where jobs and replicas stand together, on terminals of 80 and 120 columns."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from cordee.account import Split
+from cordee.answers import CostRowView, CostView, SplitView
+from cordee.cli.cost_text import class_table, cost_table, line_table, token_table
+from cordee.service_answers import CostLineView, TokenCostView, TokenCountsView, TokenPrices, UsageRowView, UsageView
+
+HOUR = 3_600_000_000
+REPLICAS = Split(loading=HOUR // 10, serving=61 * HOUR, idle_held=30 * HOUR, draining=HOUR // 2, lost=HOUR // 3)
+TRAINING = Split(useful=123 * HOUR, checkpoint=HOUR, restart=3 * HOUR, stall=HOUR, lost=4 * HOUR, unreported=HOUR)
+ALL = REPLICAS + TRAINING
+COUNTS = TokenCountsView(requests=1_234_567, failed=3, input=12_345_678_901, cached=3_456_789, output=1_234_567_890)
+COST = TokenCostView(total=230_000_000, computed=100_000_000, cached=10_000_000, output=110_000_000, unused=10_000_000)
+PRICES = TokenPrices(computed=8_123, cached=2_890_000, output=89_123, blended=16_000)
+
+
+def split(of: Split) -> SplitView:
+    return SplitView.of(of)
+
+
+def row(key: str, tenant: str | None = None) -> UsageRowView:
+    more = {"gpu_us": split(REPLICAS), "micro_usd_by_class": split(REPLICAS)}
+    return UsageRowView(key=key, tenant=tenant, tokens=COUNTS, micro_usd=COST, micro_usd_per_million=PRICES, **more)
+
+
+def usage(by: str, *rows: UsageRowView) -> UsageView:
+    training = {"training_gpu_us": split(TRAINING), "training_micro_usd": split(TRAINING)}
+    return UsageView(by=by, at_us=0, rows=list(rows), micro_usd=10**9, **training)
+
+
+def cost() -> CostView:
+    def of(key: str, held: Split) -> CostRowView:
+        rest = {"lost_by_cause": [], "charged_gpu_us": 0, "charged_micro_usd": 0, "steps": 0, "steps_repeated": 0}
+        rest |= {"price_sources": [], "measured": [], "attempts": 1, "tokens": 10**9}
+        rest |= {"micro_usd_per_million_tokens": 12_345}
+        return CostRowView(key=key, gpu_us=split(held), micro_usd=split(held), **rest)
+
+    rows = [of("a-training-job-with-a-name-abcdef", TRAINING), of("chat-1-abcdef", REPLICAS)]
+    whole = {"gpu_us": split(ALL), "micro_usd": split(ALL), "idle_gpu_us": 0, "idle_micro_usd": 0}
+    return CostView(by="job", at_us=0, rows=rows, **whole)
+
+
+def line() -> CostLineView:
+    who = {"service": "chat", "tenant": "research-and-development", "key": "key-0123456789ab", "model": "llama-3-8b"}
+    return CostLineView(from_us=0, to_us=24 * HOUR, tokens=COUNTS, micro_usd=COST, **who)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("frames", [False, True])
+def test_tables_stay_inside_the_terminal_and_cut_no_number(
+    columns: int, frames: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: frames)
+    services = usage("service", row("chat"), row("embeddings-of-documents"))
+    tables = {
+        "class": class_table(services, columns),
+        "token": token_table(services, columns),
+        "key": token_table(usage("key", row("key-0123456789ab", "research-and-development")), columns),
+        "line": line_table([line()], columns),
+        "cost": cost_table(cost(), columns),
+    }
+    for name, table in tables.items():
+        console = Console(file=io.StringIO(), width=columns if frames else 10_000)
+        console.print(table)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "…" not in text, (name, text)
+        assert not frames or max(map(len, text.splitlines())) <= columns
+        assert "12.3G" in text or name in ("class", "cost"), text
+
+
+def text_of(table: object) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_jobs_and_replicas_share_columns() -> None:
+    text = text_of(class_table(usage("service", row("chat")), 200))
+    assert re.search(r"USEFUL/SERVING +RESTART/LOADING +STALL/IDLE HELD +CHECKPOINT +DRAINING +LOST +UNREPORTED", text)
+    assert re.search(r"chat +66 % +0.1 % +33 % +– +0.5 % +0.4 % +– +91.93 GPU-h", text)
