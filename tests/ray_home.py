@@ -45,23 +45,26 @@ def until(holds: Callable[[], object], why: Callable[[], str] = str) -> None:
 
 
 class RayHome:
-    """A Ray cluster, and a server on it."""
+    """A Ray cluster, and a server on it; with `outside` the server reaches it by Ray Client."""
 
-    def __init__(self, folder: Path, settings: dict[str, str] | None = None, lease: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: dict[str, str] | None = None, lease: str | None = None, *, outside: bool = False
+    ) -> None:
         self.folder, self.home, self._lease = folder, folder / "home", lease
         self.ray = RayWorld(folder, settings)
-        with socket.create_server(("127.0.0.1", 0)) as free:
+        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
             self._port = free.getsockname()[1]
+            self._client_port = other.getsockname()[1] if outside else None
 
     def start(self, cpus: dict[str, int]) -> None:
-        self.ray.start_head()
+        self.ray.start_head("" if self._client_port is None else f"--ray-client-server-port={self._client_port}")
         for name, count in cpus.items():
             self.ray.start_node(name, count)
         self.up()
         until(lambda: {node.name for node in self.nodes() if node.up} == cpus.keys(), self.logs)
 
     def up(self) -> None:
-        on = f"ray:{self.ray.address}"
+        on = f"ray:{self.ray.address}" if self._client_port is None else f"ray://127.0.0.1:{self._client_port}"
         self.server = start_server(self.home, on=on, slots="2", listen=f"127.0.0.1:{self._port}", lease=self._lease).pid
 
     def logs(self) -> str:

@@ -288,9 +288,11 @@ def test_the_autoscaler_adds_nodes_that_are_wanted_and_takes_those_that_are_rele
 
 
 @contextlib.contextmanager
-def home(cpus: dict[str, int], settings: dict[str, str], lease: str | None = None) -> Iterator[RayHome]:
+def home(
+    cpus: dict[str, int], settings: dict[str, str], lease: str | None = None, *, outside: bool = False
+) -> Iterator[RayHome]:
     with tempfile.TemporaryDirectory(prefix="cordee-", ignore_cleanup_errors=True) as folder:
-        world = RayHome(Path(folder), settings, lease)
+        world = RayHome(Path(folder), settings, lease, outside=outside)
         try:
             world.start(cpus)
             yield world
@@ -326,6 +328,21 @@ def test_a_server_that_is_killed_finds_its_nodes_again(tmp_path: Path) -> None:
         until(lambda: world.events(JobEnded), world.logs)
         assert len(world.events(AttemptPlaced)) == 1
         assert not any(is_running(pid) for pid in pids)
+        world.down()
+
+
+def test_a_server_outside_of_the_cluster_uses_ray_client() -> None:
+    pytest.importorskip("grpc", reason="Ray Client is not installed: pip install 'ray[client]'")
+    with home({"n1": 2, "n2": 1}, PATIENT, outside=True) as world:
+        job = world.run(gpus=3)
+        assert {event.node for event in world.events(RanksStarted)} == {"n1", "n2"}
+        os.kill(world.server, signal.SIGKILL)
+        os.waitpid(world.server, 0)
+        world.up()
+        until(lambda: all(node.up for node in world.nodes()), world.logs)
+        (world.out(job) / "end").touch()
+        until(lambda: world.events(JobEnded), world.logs)
+        assert len(world.events(AttemptPlaced)) == 1
         world.down()
 
 
