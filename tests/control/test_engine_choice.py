@@ -1,5 +1,6 @@
 """`cordee up --on`: which machines a server may be given."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from cordee.control.engines.choice import check_engine, engine_of
 from cordee.control.engines.port import Host
 from cordee.control.engines.slurm import Allocation, _Fleet
 from cordee.control.node_tokens import DerivedTokens
-from cordee.errors import InputError
+from cordee.errors import InputError, MissingExtraError
 
 
 @pytest.mark.parametrize("on", ["", "slurmish", "ray:", "ray://", "rays", "local:1"])
@@ -32,3 +33,11 @@ def test_slurm_proves_the_end_of_ranks_only_by_jobs_that_it_ended(state: str | N
     assert fleet.nodes() == ["n1"]
     fleet.look([] if state is None else [Allocation("7", state, "n1", "None")])
     assert fleet.nodes() == [] and bool(fleet.deaths()) is dead
+
+
+@pytest.mark.skipif(
+    find_spec("ray") is None or find_spec("grpc") is not None, reason="Ray without its client is needed"
+)
+def test_ray_without_its_client_is_said_at_once() -> None:
+    with pytest.raises(MissingExtraError, match=r"(?s)Ray Client needs grpc.*ray\[client\].*--on ray"):
+        check_engine("ray://head:10001")

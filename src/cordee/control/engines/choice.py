@@ -35,6 +35,9 @@ def check_engine(on: str) -> None:
         )
     if kind == "ray" and find_spec("ray") is None:
         raise MissingExtraError("a Ray cluster needs ray: not installed", hint="pip install 'cordee[server,ray]'")
+    if on.startswith("ray://") and find_spec("grpc") is None:
+        hint = "pip install 'ray[client]', or run the server on a node of the cluster: --on ray"
+        raise MissingExtraError("Ray Client needs grpc: not installed", hint=hint)
 
 
 def engine_of(
