@@ -34,6 +34,7 @@
     │   └── DestinationError       53     the place to write to is unusable
     ├── StopError                  60   the ranks could not agree to stop, or the save ran out of time
     ├── MissingExtraError          70   an optional library is not installed
+    ├── ReplicaError               87   the engine of a service does not start, has ended, or does not answer
     ├── EngineError                85   an engine of machines, such as Slurm, does not do what it is asked
     └── ClaimError                 80   the demo's own claim does not hold
 
@@ -269,6 +270,12 @@ class EngineError(CordeeError):
     """An engine of machines, such as Slurm, does not do what it is asked."""
 
     exit_code = 85
+
+
+class ReplicaError(CordeeError):
+    """The engine of a service does not start, has ended, or does not answer."""
+
+    exit_code = 87
 
 
 class ClaimError(CordeeError):

@@ -98,7 +98,7 @@ def running_llama(model: Path, slots: Path) -> Iterator[RunningEngine]:
     """Run llama.cpp with settings under which its greedy text is that of transformers."""
     launch = EngineLaunch(
         model=str(model),
-        served_name="tiny",
+        served_names=("tiny",),
         host="127.0.0.1",
         port=free_port(),
         context=CONTEXT,

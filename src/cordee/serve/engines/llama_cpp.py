@@ -15,7 +15,7 @@ from typing import Any
 
 from cordee.errors import MissingExtraError
 from cordee.serve.engines.openai import CHAT, END, OpenAIStream, Part, with_usage
-from cordee.serve.engines.port import Body, EngineCapacity, EngineCommand, EngineLaunch, Upstream, Usage
+from cordee.serve.engines.port import Body, EngineCapacity, EngineCommand, EngineLaunch, EngineLoad, Upstream, Usage
 from cordee.serve.engines.words import sum_of, words
 
 # The parts of an event with one token, of /v1/chat/completions, of /v1/completions and of /completion.
@@ -137,8 +137,8 @@ class LlamaCpp:
     """The process half of llama.cpp (`port.Engine`)."""
 
     name = "llama.cpp"
-    health = "/health"
-    reports: tuple[str, ...] = ("/props", "/metrics")
+    size_path = "/props"
+    load_path = "/metrics"
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         """Return how to start the engine.
@@ -155,13 +155,14 @@ class LlamaCpp:
         slots = launch.slots or 4
         settings = {
             "--model": launch.model,
-            "--alias": launch.served_name,
+            "--alias": ",".join(launch.served_names),
             "--host": launch.host,
             "--port": launch.port,
             "--parallel": slots,
             # The context is divided among the slots.
             "--ctx-size": None if launch.context is None else slots * launch.context,
             "--n-gpu-layers": "all" if launch.gpus else 0,
+            "--split-mode": ("tensor" if launch.layout.tp > 1 else "layer") if launch.gpus > 1 else None,
             "--threads": launch.threads,
             "--slot-save-path": launch.session_folder,
             "--metrics": "",
@@ -172,16 +173,14 @@ class LlamaCpp:
         program = (binary,) if binary else (sys.executable, "-m", "cordee.serve.engines.llama_server")
         return EngineCommand((*program, *words(settings)))
 
-    def probe(self, served_name: str) -> Upstream:
-        """Return a real request for one token."""
-        return Upstream("/v1/completions", {"model": served_name, "prompt": "a", "max_tokens": 1, "temperature": 0})
-
-    def capacity(self, reports: Mapping[str, bytes], log: str) -> EngineCapacity:
-        """Return what the engine says of its size, in its reports and in its log."""
-        props = json.loads(reports["/props"])
+    def capacity(self, answer: bytes) -> EngineCapacity:
+        """Return the engine's size as it says itself."""
+        props = json.loads(answer)
         slots, context = props["total_slots"], props["default_generation_settings"]["n_ctx"]
         return EngineCapacity(kv_tokens=slots * context, slots=slots, context=context)
 
-    def open_requests(self, reports: Mapping[str, bytes]) -> int | None:
-        """Return the number of requests that run or wait inside the engine; None: it does not say."""
-        return sum_of(reports["/metrics"], "llamacpp:requests_processing", "llamacpp:requests_deferred")
+    def load(self, answer: bytes) -> EngineLoad | None:
+        """Return the requests inside the engine; None: it does not say."""
+        is_open = sum_of(answer, "llamacpp:requests_processing", "llamacpp:requests_deferred")
+        done = sum_of(answer, "llamacpp:n_decode_total", "llamacpp:prompt_tokens_total")
+        return None if is_open is None else EngineLoad(is_open, done or 0)

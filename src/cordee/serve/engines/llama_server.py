@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
     params = xllamacpp.CommonParams()
     params.model.path, params.hostnames = given.model, [given.host]
     if given.alias:
-        params.model_alias = {given.alias}
+        params.model_alias = set(given.alias.split(","))
     threads = given.threads or min(os.cpu_count() or 1, len(os.sched_getaffinity(0)))
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     for attribute in (attribute for attribute, _ in (*VALUES.values(), *SWITCHES.values())):

@@ -83,9 +83,9 @@ class Transcript:
         self.ids = array("q", [*self.ids[: self.gap.first], *ids, *self.ids[self.gap.last :]])
         self.gap = None
 
-    def gap_text(self, gap: _Gap) -> str:
-        """Return the text of the gap."""
-        return str(json.loads(b'"' + self.text[gap.start : gap.end] + b'"'))
+    def words(self, start: int = 0, end: int | None = None) -> str:
+        """Return the text between two of its bytes, no longer escaped."""
+        return str(json.loads(b'"' + self.text[start:end] + b'"'))
 
 
 @dataclass(slots=True)
@@ -120,6 +120,8 @@ class _Frame:
 
 class OpenAIStream(ABC):
     """A stream (`port.Stream`): passes events on, and gives another replica's continuation their form."""
+
+    rewrites = True  # Events have what only `ask` asked for.
 
     def __init__(self, path: str, body: Mapping[str, object]) -> None:
         self.first = Upstream(path, self.ask(dict(body)), stream=True)
@@ -199,6 +201,8 @@ class OpenAIStream(ABC):
             chunk = json.loads(event[5:])
         except ValueError:
             return event
+        if not isinstance(chunk, dict):
+            return event
         if "error" in chunk:
             self.error = event[5:].decode(errors="replace").strip()
             return b""
@@ -214,7 +218,7 @@ class OpenAIStream(ABC):
             if _is_opening(chunk):
                 return b""
             chunk |= self._frame.same
-        return b"data: " + _dumps(chunk) + END
+        return b"data: " + _dumps(chunk) + END if renamed or self.rewrites else event
 
     def _read_choices(self, chunk: dict[str, Any], ids: list[int], exact: bool) -> None:
         for choice in chunk.get("choices") or ():
@@ -239,7 +243,7 @@ class OpenAIStream(ABC):
         self.sent.pending.clear()
         if not self._frame.same:
             return self._repeat()
-        if self._can_continue:
+        if self.can_continue:
             return self._continue()
         if self._opaque or self.tokens:
             return None
@@ -248,7 +252,8 @@ class OpenAIStream(ABC):
         return self._repeat()
 
     @property
-    def _can_continue(self) -> bool:
+    def can_continue(self) -> bool:
+        """Return whether a continuation may begin in the middle of the text."""
         given = any(self.body.get(key) for key in _FROM_FIRST_TOKEN)
         return not (self._opaque or given or self.body.get("n") not in (1, None))
 
@@ -260,7 +265,7 @@ class OpenAIStream(ABC):
         if self.prompt_ids is None:
             self.prompt_ids = yield from self.prompt_steps()
         if (gap := sent.gap) is not None:
-            sent.mend((yield from self.text_steps(sent.gap_text(gap))))
+            sent.mend((yield from self.text_steps(sent.words(gap.start, gap.end))))
         left = self._left
         if self.finish is None and (left is None or left > 0):
             self._take = self._reshape
@@ -297,7 +302,7 @@ class OpenAIStream(ABC):
         if self.done:
             return b""
         if self.usage is None:
-            if self.prompt_ids is None and self._wants_usage and self._can_continue:
+            if self.prompt_ids is None and self._wants_usage and self.can_continue:
                 return None
             self.usage = Usage(len(self.prompt_ids or ()), 0, self.tokens)
         out = b""
@@ -321,6 +326,18 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
     details = usage.get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens") or 0
     return Usage(usage.get("prompt_tokens") or 0, cached, usage.get("completion_tokens") or 0)
+
+
+def completion_part(event: bytes) -> Part:
+    """Take apart an event of /v1/completions, with `token_ids` where the engine names them."""
+    chunk = json.loads(event[5:])
+    if "error" in chunk:
+        return Part(error=json.dumps(chunk["error"]))
+    usage = read_usage(chunk["usage"]) if chunk.get("usage") else None
+    for choice in chunk.get("choices") or ():
+        ids, text = choice.get("token_ids") or [], _dumps(choice.get("text") or "")[1:-1]
+        return Part(ids, text, exact=bool(ids), finish=choice.get("finish_reason"), usage=usage)
+    return Part(usage=usage)
 
 
 def answer_usage(answer: bytes) -> Usage | None:

@@ -5,7 +5,7 @@ client across all replicas that ever work on it.
 """
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 Body = dict[str, object]
@@ -76,32 +76,50 @@ class Dialect(Protocol):
         """Return the stream of a request to /v1/chat/completions or /v1/completions that has `"stream": true`."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLayout:
+    """The GPUs of one replica, as `plan.serving` lays them out; that room is slow to import."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLaunch:
     """The settings of an engine, by names of ours.
 
     Attributes:
-        model: a folder, a .gguf file, or a name that the engine itself resolves.
-        served_name: the model's name in the API.
+        model: a folder, a .gguf file, or a name that the engine itself resolves; "": the command knows.
+        served_names: the model's names in the API.
         port: a free port of `host`.
         context: longest prompt and answer of one request, in tokens; None: the model's.
         slots: requests in one batch; None: the engine's default.
         gpus: GPUs that the replica holds; 0: none, it runs on the CPU.
+        layout: of the plan, on these GPUs.
         threads: CPU threads; None: the engine's default.
         session_folder: where KV of paused sessions is kept; None: nowhere.
+        run: the command of the engine `command`.
         flags: settings by their names, over all others; a value of "" is a switch, None takes a setting out.
     """
 
     model: str
-    served_name: str
+    served_names: tuple[str, ...]
     host: str
     port: int
     context: int | None = None
     slots: int | None = None
     gpus: int = 0
+    layout: EngineLayout = field(default_factory=EngineLayout)
     threads: int | None = None
     session_folder: str | None = None
+    run: str | tuple[str, ...] = ()
     flags: Mapping[str, object] = field(default_factory=dict)
+
+    def at(self, port: int) -> "EngineLaunch":
+        """Return the same on another port."""
+        return replace(self, port=port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +139,28 @@ class EngineCapacity:
     context: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The requests inside an engine that run or wait, and a number that grows while it computes."""
+
+    open: int
+    progress: int
+
+
 class Engine(Protocol):
-    """The process half of an engine.
+    """The process half of an engine."""
 
-    Attributes:
-        health: the path that answers with 200 once the engine accepts requests.
-        reports: paths whose answers `capacity` and `open_requests` read.
-    """
+    @property
+    def name(self) -> str:
+        """Return the engine's name."""
 
-    name: str
-    health: str
-    reports: tuple[str, ...]
+    @property
+    def size_path(self) -> str:
+        """Return the path of the answer that `capacity` reads; "": none."""
+
+    @property
+    def load_path(self) -> str:
+        """Return the path of the answer that `load` reads; "": none."""
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         """Return how to start the engine.
@@ -140,11 +169,8 @@ class Engine(Protocol):
             MissingExtraError: it is not installed.
         """
 
-    def probe(self, served_name: str) -> Upstream:
-        """Return a real request for one token."""
+    def capacity(self, answer: bytes) -> EngineCapacity:
+        """Return the engine's size as it says itself."""
 
-    def capacity(self, reports: Mapping[str, bytes], log: str) -> EngineCapacity:
-        """Return what the engine says of its size, in its reports and in its log."""
-
-    def open_requests(self, reports: Mapping[str, bytes]) -> int | None:
-        """Return the number of requests that run or wait inside the engine; None: it does not say."""
+    def load(self, answer: bytes) -> EngineLoad | None:
+        """Return the requests inside the engine; None: it does not say."""

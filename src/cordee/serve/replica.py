@@ -1,0 +1,269 @@
+"""The wrapper around an engine, rank 0 of a replica: `python -m cordee.serve.replica`, settings in CORDEE_REPLICA.
+
+It starts the engine on a free port and reports it ready once it has answered a real request of one token. An engine
+that ends or hangs is started again once; then the wrapper exits with its last lines. On SIGTERM no new requests are
+wanted: it waits until none is open, or until the deadline, and exits with 75, as the job may run again elsewhere.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.errors import EXIT_CHECKPOINTED, CordeeError, InputError, ReplicaError
+from cordee.events import Estimate
+from cordee.serve.engine_process import EngineProcess, EngineWatch, free_port
+from cordee.serve.engines.known import find_engine
+from cordee.serve.engines.port import EngineCapacity, EngineLaunch, EngineLayout
+from cordee.serve.models import find_model
+from cordee.serve.reports import ReplicaReports
+from cordee.units import format_duration, plural
+from cordee.workload.service import SETTINGS_ENV, ReplicaSettings
+
+UNREADY_AFTER_S = 5.0
+RESTART_AFTER_S = 60.0
+LOAD_S_MAX = 3600.0
+STABLE_S = 60.0
+"""An engine that ran so long is started again when it ends; one that ended sooner twice is given up."""
+QUIET_S = 0.3
+"""Time without an open request after which a draining engine ends: a request may be on its way."""
+MARGIN_S = 2.0
+"""Time before the deadline of a notice at which the engine is ended, whatever is open."""
+END_S = 1.0
+
+_TICK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLimits:
+    """Seconds that the wrapper waits: for a sign of life before it says so, before a restart, and for open requests."""
+
+    unready_s: float = UNREADY_AFTER_S
+    restart_s: float = RESTART_AFTER_S
+    drain_s: float = 30.0
+
+    @staticmethod
+    def of(settings: ReplicaSettings, environ: Mapping[str, str]) -> "WaitLimits":
+        """Return the limits that the agent gives, else those of the service."""
+        grace_s = float(environ.get("CORDEE_GRACE_S") or settings.drain_s)
+        return WaitLimits(
+            float(environ.get("CORDEE_HANG_REPORT_S") or UNREADY_AFTER_S),
+            float(environ.get("CORDEE_HANG_RESTART_S") or RESTART_AFTER_S),
+            max(grace_s - MARGIN_S, grace_s / 2),
+        )
+
+
+class Replica:
+    """One engine, its watch and its reports, until a notice or an error ends it."""
+
+    def __init__(self, settings: ReplicaSettings, environ: Mapping[str, str]) -> None:
+        self._settings, self._limits = settings, WaitLimits.of(settings, environ)
+        self._engine = find_engine(settings.engine)
+        self._reports = ReplicaReports(environ)
+        self._launch = _launch(settings, environ)
+        self._notice = threading.Event()
+        self._process: EngineProcess | None = None
+        self._announced: bool | None = None  # What was reported last; None: nothing, or a drain.
+        self._restarted_s: float | None = None
+
+    def notice(self) -> None:
+        """Ask the replica to drain and leave; safe in a signal handler."""
+        self._notice.set()
+
+    def run(self) -> int:
+        """Serve until a notice, and return the exit code.
+
+        Raises:
+            ReplicaError: the engine does not start, ended, or hangs, and a restart did not help.
+        """
+        try:
+            while True:
+                self._process = process = self._start()
+                watch = EngineWatch(self._engine, process, self._launch.served_names[0], self._settings.health)
+                try:
+                    why = self._serve(process, watch)
+                    if why is None:
+                        self._drain(process, watch)
+                        return EXIT_CHECKPOINTED
+                finally:
+                    watch.stop()
+                    process.end(END_S)
+                self._unready(why.splitlines()[0])
+                now_s = time.monotonic()
+                if self._restarted_s is not None and now_s - self._restarted_s < STABLE_S:
+                    raise ReplicaError(f"the engine {self._engine.name} {why}", hint="its log has more lines before")
+                self._restarted_s = now_s
+                _say(f"the engine {self._engine.name} {why}\nit is started again")
+        finally:
+            if self._process is not None:
+                self._process.end(0)
+
+    def _start(self) -> EngineProcess:
+        port = self._settings.port or free_port(self._launch.host)
+        launch = self._launch.at(port)
+        command = self._engine.command(launch)
+        _say(f"starting {self._engine.name} on port {port}: {' '.join(command.argv)}")
+        return EngineProcess(command, launch.host, port)
+
+    def _serve(self, process: EngineProcess, watch: EngineWatch) -> str | None:
+        """Report until a notice, and return None; return why the engine has to be started again."""
+        began_s = time.monotonic()
+        while not self._notice.wait(_TICK_S):
+            if process.exit_code() is not None:
+                why = process.why_ended()
+                if not watch.ready:
+                    self._unready(why.splitlines()[0])
+                    raise ReplicaError(f"the engine {self._engine.name} did not start: it {why}")
+                return why
+            still_s = time.monotonic() - watch.alive_s
+            silence = f"no sign of life for {format_duration(still_s)}: {watch.problem or 'it does not answer'}"
+            if not watch.ready:
+                self._check_start(watch, time.monotonic() - began_s)
+            elif still_s < self._limits.unready_s:
+                self._ready(process)
+            elif still_s < self._limits.restart_s:
+                self._unready(silence)
+            else:
+                return f"gave {silence}"
+        return None
+
+    def _check_start(self, watch: EngineWatch, took_s: float) -> None:
+        if "completion" in watch.problem:
+            self._unready(watch.problem)
+        limit_s = self._limits.restart_s if "completion" in watch.problem else LOAD_S_MAX
+        if took_s >= limit_s:
+            raise ReplicaError(
+                f"the engine {self._engine.name} is not ready after {format_duration(took_s)}: {watch.problem}"
+            )
+
+    def _ready(self, process: EngineProcess) -> None:
+        if self._announced is True:
+            return
+        size = self._capacity(process)
+        model = self._settings.model or self._settings.service
+        self._reports.ready(
+            address=process.address, engine=self._engine.name, model=model, kv_tokens=size.kv_tokens, slots=size.slots
+        )
+        self._announced = True
+        tokens = "" if size.kv_tokens is None else f", {size.kv_tokens:,} KV tokens"
+        slots = "" if size.slots is None else f", {size.slots} slots"
+        _say(f"{model} is ready at {process.address}{tokens}{slots}")
+
+    def _capacity(self, process: EngineProcess) -> EngineCapacity:
+        if not self._engine.size_path:
+            return EngineCapacity()
+        try:
+            status, answer = process.ask(self._engine.size_path, limit_s=UNREADY_AFTER_S)
+            return self._engine.capacity(answer) if status == 200 else EngineCapacity()
+        except (OSError, ValueError, KeyError):  # It serves all the same.
+            return EngineCapacity()
+
+    def _unready(self, why: str) -> None:
+        if self._announced is not False:
+            self._announced = False
+            self._reports.unready(why)
+            _say(f"not ready: {why}")
+
+    def _drain(self, process: EngineProcess, watch: EngineWatch) -> None:
+        """Wait until no request is open, or for the limit."""
+        began_s = time.monotonic()
+        self._reports.unready("it got notice", draining=True)
+        watch.stop()
+        quiet_s = now_s = began_s
+        load = None
+        while watch.ready and (left_s := began_s + self._limits.drain_s - now_s) > 0 and process.exit_code() is None:
+            with suppress(OSError):
+                load = watch.read_load(left_s)
+            now_s = time.monotonic()
+            if load is None or load.open:  # Of an engine that does not say, requests may be open until the end.
+                quiet_s = now_s
+            elif now_s - quiet_s >= QUIET_S:
+                break
+            time.sleep(_TICK_S)
+        is_open = "" if load is None else f", {plural(load.open, 'request')} open"
+        _say(f"drained for {format_duration(time.monotonic() - began_s)}{is_open}")
+
+
+def _launch(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLaunch:
+    """Return what the engine is started with: from the service, the plan, and the GPUs that the agent gives."""
+    if int(environ.get("NODE_RANK") or 0) or int(environ.get("NNODES") or 1) > 1:
+        raise InputError(
+            f"this replica has GPUs on {environ.get('NNODES')} nodes, and the engine {settings.engine} starts on one",
+            hint="declare the service with at most the GPUs of one node (gpus:)",
+        )
+    gpus = len([each for each in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()])
+    estimate = _estimate(environ.get("CORDEE_ESTIMATE"))
+    model = find_model(settings, environ)
+    spool = environ.get("CORDEE_SPOOL")
+    address = environ.get("MASTER_ADDR") or "127.0.0.1"
+    return EngineLaunch(
+        model=model,
+        served_names=tuple(dict.fromkeys(filter(None, (settings.service, settings.model)))),
+        host="127.0.0.1" if address in ("localhost", "") else address,
+        port=settings.port,
+        context=settings.context,
+        slots=estimate.sequences if estimate else None,
+        gpus=gpus,
+        layout=_layout(estimate, gpus),
+        threads=int(environ["OMP_NUM_THREADS"]) if environ.get("OMP_NUM_THREADS") else None,
+        session_folder=str(Path(spool).parent / "sessions") if spool else None,
+        run=settings.run,
+        flags={_flag(name): _value(value) for name, value in settings.flags.items()},
+    )
+
+
+def _estimate(text: str | None) -> Estimate | None:
+    """Return the plan's estimate; one that another version wrote with other fields is left out."""
+    try:
+        return Estimate(**json.loads(text)) if text else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _layout(estimate: Estimate | None, gpus: int) -> EngineLayout:
+    """Return the planned layout; without a plan, each layer is cut over all GPUs."""
+    if gpus > 1 and estimate is not None and estimate.layout:
+        from cordee.plan.serving.layouts import parse_serving_layout
+
+        layout = parse_serving_layout(estimate.layout).plainest
+        if layout.gpus == gpus:
+            return EngineLayout(layout.tp, layout.pp, layout.dp, layout.ep)
+    return EngineLayout(tp=max(1, gpus))
+
+
+def _flag(name: str) -> str:
+    return name if name.startswith("-") else f"--{name.replace('_', '-')}"
+
+
+def _value(value: bool | int | float | str) -> object:
+    """Return a setting's value: `true` is a switch, and `false` takes a setting out."""
+    return value if not isinstance(value, bool) else "" if value else None
+
+
+def _say(text: str) -> None:
+    print(f"cordee: {text}", flush=True)
+
+
+def main() -> int:
+    """Run the replica of this environment, and return the exit code."""
+    text = os.environ.get(SETTINGS_ENV)
+    try:
+        if not text:
+            raise InputError(f"{SETTINGS_ENV} is not set", hint="the wrapper is started by `cordee serve run`")
+        replica = Replica(ReplicaSettings.model_validate_json(text), os.environ)
+        signal.signal(signal.SIGTERM, lambda number, frame: replica.notice())
+        signal.signal(signal.SIGINT, lambda number, frame: replica.notice())
+        return replica.run()
+    except CordeeError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The wrapper around a real engine, with its faults: ready, drained, killed, frozen, lying, and out of memory."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import tiny
+from engines_world import until
+from replica_world import plain_flags, wrapped
+
+from cordee.errors import EXIT_CHECKPOINTED, InputError, ReplicaError
+from cordee.events import ReplicaReady, ReplicaUnready
+from cordee.serve.engines.openai import COMPLETIONS
+from cordee.serve.engines.port import Upstream
+
+FLAGS = plain_flags(tiny.FLAGS)
+LONG = {"prompt": "def main", "stream": True, "temperature": 0, "max_tokens": 1500}
+
+
+def llama(tiny_folder: Path) -> dict[str, object]:
+    return {"engine": "llama.cpp", "model": str(tiny_folder / "tiny.gguf"), "context": 2048, "flags": FLAGS}
+
+
+def test_a_replica_reports_its_engine_and_drains_on_notice(tiny_folder: Path, tmp_path: Path) -> None:
+    with wrapped(tmp_path, llama(tiny_folder)) as wrapper:
+        engine = wrapper.ready()
+        (ready,) = wrapper.read()
+        assert isinstance(ready, ReplicaReady)
+        assert (ready.job_id, ready.epoch, ready.rank, ready.engine) == ("chat-abcdef", 1, 0, "llama.cpp")
+        assert (ready.kv_tokens, ready.slots) == (4 * 2048, 4)
+        assert set(json.loads(engine.ask("/v1/models")[1])["data"][0]["aliases"]) == {"chat", ready.model}
+        got: list[bytes] = []
+        events = engine.events(Upstream(COMPLETIONS, {**LONG, "prompt": "a secret prompt"}, stream=True))
+        got.append(next(events))
+        rest = threading.Thread(target=lambda: got.extend(events))
+        rest.start()
+        wrapper.notice()
+        assert wrapper.unready().draining
+        rest.join()
+        assert got[-1].endswith(b"data: [DONE]\n\n"), "the open request came to its end"
+        assert wrapper.exit_code() == EXIT_CHECKPOINTED
+        assert "secret" not in wrapper.output and b"".join(got)[:20].decode() not in wrapper.output
+
+
+def test_a_notice_has_a_deadline(tiny_folder: Path, tmp_path: Path) -> None:
+    limits = {"CORDEE_GRACE_S": "1"}
+    with wrapped(tmp_path, llama(tiny_folder), limits) as wrapper:
+        engine = wrapper.ready()
+        events = engine.events(Upstream(COMPLETIONS, {**LONG, "max_tokens": 2000}, stream=True))
+        next(events)
+        os.kill(wrapper.engine_pid(), signal.SIGSTOP)
+        began_s = time.monotonic()
+        wrapper.notice()
+        assert wrapper.exit_code() == EXIT_CHECKPOINTED
+        assert time.monotonic() - began_s < 20
+        events.close()
+
+
+def test_an_engine_that_ends_is_started_again_once(tiny_folder: Path, tmp_path: Path) -> None:
+    with wrapped(tmp_path, llama(tiny_folder)) as wrapper:
+        wrapper.ready()
+        os.kill(wrapper.engine_pid(), signal.SIGKILL)
+        assert "SIGKILL, as the kernel does to a process when memory runs out" in wrapper.unready().why
+        assert wrapper.ready(2).ask("/health")[0] == 200
+        os.kill(wrapper.engine_pid(), signal.SIGKILL)
+        assert wrapper.exit_code() == ReplicaError.exit_code
+        assert "error: the engine llama.cpp was ended by SIGKILL" in wrapper.output
+
+
+def test_a_frozen_engine_is_not_ready_and_is_started_again(tiny_folder: Path, tmp_path: Path) -> None:
+    limits = {"CORDEE_HANG_REPORT_S": "1", "CORDEE_HANG_RESTART_S": "2"}
+    with wrapped(tmp_path, llama(tiny_folder), limits) as wrapper:
+        wrapper.ready()
+        os.kill(wrapper.engine_pid(), signal.SIGSTOP)
+        assert "no sign of life" in wrapper.unready().why
+        assert wrapper.ready(2).ask("/health")[0] == 200
+
+
+def test_an_engine_that_does_not_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with wrapped(tmp_path, {"engine": "llama.cpp", "model": str(broken)}) as wrapper:
+        assert wrapper.exit_code() == ReplicaError.exit_code
+        assert "the engine llama.cpp did not start" in wrapper.output
+        (report,) = wrapper.read()
+        assert isinstance(report, ReplicaUnready)
+    with wrapped(tmp_path, {"engine": "llama.cpp", "model": "./nowhere.gguf"}) as wrapper:
+        assert wrapper.exit_code() == InputError.exit_code
+        assert "nowhere.gguf is not here" in wrapper.output
+
+
+LIAR = """
+import http.server, json, os, sys
+class Liar(http.server.BaseHTTPRequestHandler):
+    def answer(self, status, body):
+        self.send_response(status); self.end_headers(); self.wfile.write(body)
+    def do_GET(self):
+        self.answer(200, b"ok")
+    def do_POST(self):
+        self.answer(int(sys.argv[1]), b'{"error": "CUDA out of memory"}')
+    def log_message(self, *args): pass
+http.server.HTTPServer((os.environ["CORDEE_HOST"], int(os.environ["CORDEE_PORT"])), Liar).serve_forever()
+"""
+
+
+def test_an_engine_that_lies_about_its_health_is_not_ready(tmp_path: Path) -> None:
+    (tmp_path / "liar.py").write_text(LIAR)
+    limits = {"CORDEE_HANG_RESTART_S": "0.5"}
+    command = {"engine": "command", "run": 'exec "$CORDEE_PYTHON" liar.py '}
+    with wrapped(tmp_path, {**command, "run": command["run"] + "500"}, limits) as wrapper:
+        assert wrapper.exit_code() == ReplicaError.exit_code
+        (report,) = wrapper.read()
+        assert isinstance(report, ReplicaUnready)
+        assert "a completion of one token answers 500" in report.why and "CUDA out of memory" in report.why
+
+
+def test_a_command_with_another_api_is_ready_when_its_health_is(tmp_path: Path) -> None:
+    (tmp_path / "liar.py").write_text(LIAR)
+    with wrapped(tmp_path, {"engine": "command", "run": ("python", "liar.py", "404")}, {"CORDEE_GRACE_S": "0.4"}) as it:
+        engine = it.ready()
+        until(lambda: engine.ask("/anything")[0] == 200, "it answers")
+        it.notice()
+        assert it.exit_code() == EXIT_CHECKPOINTED
