@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cordee.answers import SplitView, View
+from cordee.answers import ComparisonView, SplitView, View
 from cordee.events import Estimate
 
 EndpointState = Literal["ready", "standby", "unready", "draining"]
@@ -70,7 +70,8 @@ class ServiceView(View):
     """A service with its replicas.
 
     `wanted` replicas lie between `min` and `max`, and `why` is the reason for the last change of it. `estimate` is the
-    plan's answer for one replica. `urls` are those of the gateways that serve it now.
+    plan's answer for one replica, and `compared` are its values beside those that were measured. `urls` are those of
+    the gateways that serve it now.
     """
 
     name: str
@@ -85,6 +86,7 @@ class ServiceView(View):
     replicas: list[ReplicaView]
     estimate: Estimate | None
     measured: ServedView
+    compared: list[ComparisonView]
     urls: list[str]
     spec: dict[str, Any]
     declared_us: int

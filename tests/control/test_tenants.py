@@ -14,7 +14,6 @@ from cordee.client import Client
 from cordee.control.members import hash_of
 from cordee.control.store.sql import SqlStore
 from cordee.control.store.tenants import TenantRows
-from cordee.control.tenants_api import tenants_of
 from cordee.errors import ForbiddenError, InputError, NotFoundError, StoreError
 from cordee.events import KeyCreated, KeyRevoked, ReplicaReady, TenantSet, TokensServed
 from cordee.ids import JobId
@@ -66,7 +65,7 @@ def test_a_key_is_shown_once_and_kept_as_its_hash(api: Api) -> None:
     assert made.secret.startswith("sk-cordee-") and len(made.secret) > 50 and made.secret not in repr(made)
     [listed] = api.client.keys()
     assert listed.model_dump() == made.model_dump(exclude={"secret"})
-    [kept] = tenants_of(api.operations).key_hashes()
+    [kept] = api.services.tenants.key_hashes()
     assert (kept.hash, kept.id, kept.tenant, kept.models) == (hash_of(made.secret), made.id, "acme", ["tiny"])
     data = b"".join(path.read_bytes() for path in api.operations.home.glob("cordee.db*"))
     assert made.secret.encode() not in data and kept.hash.encode() in data
@@ -76,15 +75,15 @@ def test_a_key_is_shown_once_and_kept_as_its_hash(api: Api) -> None:
 
 
 def test_a_revoked_key_is_void_and_none_opens_no_door(api: Api) -> None:
-    assert tenants_of(api.operations).key_hashes() == []
+    assert api.services.tenants.key_hashes() == []
     first, second = (api.client.create_key("acme", name=name) for name in ("a", "b"))
     number = api.scene.control.number
     assert api.client.revoke_key("a").revoked_us is not None
     assert api.scene.control.number == number + 1, "a gateway that waits for a change is woken"
     assert api.client.revoke_key(first.id).revoked_us is not None and api.scene.control.number == number + 1
-    assert [each.id for each in tenants_of(api.operations).key_hashes()] == [second.id]
+    assert [each.id for each in api.services.tenants.key_hashes()] == [second.id]
     api.client.revoke_key(second.id)
-    [nobody] = tenants_of(api.operations).key_hashes()
+    [nobody] = api.services.tenants.key_hashes()
     assert nobody.hash == "" and len(api.scene.of(KeyRevoked)) == 2
     api.scene.restart()
     listed = api.client.keys()
@@ -170,7 +169,7 @@ def test_usage_spending_and_metrics_over_http(api: Api) -> None:
     [line] = api.client.usage_lines().lines
     assert (line.from_us, line.tenant, line.tokens.output) == (0, "acme", 400)
     assert api.client.usage_lines(from_us=1).lines == []
-    assert tenants_of(api.operations).prices()["chat"].output == 4 * tenants_of(api.operations).prices()["chat"].input
+    assert api.services.tenants.prices()["chat"].output == 4 * api.services.tenants.prices()["chat"].input
     answer = httpx.get(f"{api.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False)
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()

@@ -38,15 +38,23 @@ class Quantity(StrEnum):
     MFU = "MFU"
     SAVE = "save"
     RESTART = "restart"
+    KV_TOKENS = "KV tokens"
+    SEQUENCES = "sequences"
+    TTFT = "TTFT"
+    TPOT = "TPOT"
 
 
-Unit = Literal["bytes", "us", "fraction"]
+Unit = Literal["bytes", "us", "fraction", "count"]
 UNITS: dict[Quantity, Unit] = {
     Quantity.PEAK: "bytes",
     Quantity.STEP: "us",
     Quantity.MFU: "fraction",
     Quantity.SAVE: "us",
     Quantity.RESTART: "us",
+    Quantity.KV_TOKENS: "count",
+    Quantity.SEQUENCES: "count",
+    Quantity.TTFT: "us",
+    Quantity.TPOT: "us",
 }
 
 
@@ -62,7 +70,7 @@ class EstimateComparison:
 
     @property
     def unit(self) -> Unit:
-        """Return the unit: bytes, microseconds, or a fraction."""
+        """Return the unit: bytes, microseconds, a fraction, or a count."""
         return UNITS[self.quantity]
 
     @property
@@ -145,6 +153,33 @@ class Measurement:
         planned = plan.allocated_bytes or plan.peak_bytes or None
         most = min(PEAK_SLACK * planned, plan.gpu_memory_bytes) if planned else None
         return EstimateComparison(Quantity.PEAK, planned, self.peak_bytes, high=most)
+
+
+def service_comparisons(
+    estimate: Estimate | None,
+    *,
+    kv_tokens: int | None,
+    sequences: int | None,
+    ttft_us: int | None,
+    tpot_us: int | None,
+) -> tuple[EstimateComparison, ...]:
+    """Compare every quantity of a service that was planned or measured.
+
+    Args:
+        estimate: of one replica; None: it was not planned.
+        kv_tokens: that the cache of a replica holds.
+        sequences: that a replica answers at a time.
+        ttft_us: time to first token of 99 of 100 requests.
+        tpot_us: time per output token of 99 of 100 requests.
+    """
+    plan = estimate or _NO_ESTIMATE
+    rows = (
+        EstimateComparison(Quantity.KV_TOKENS, plan.kv_tokens, kv_tokens),
+        EstimateComparison(Quantity.SEQUENCES, plan.sequences, sequences),
+        EstimateComparison(Quantity.TTFT, plan.ttft_us, ttft_us),
+        EstimateComparison(Quantity.TPOT, plan.tpot_us, tpot_us),
+    )
+    return tuple(row for row in rows if row.planned is not None or row.measured is not None)
 
 
 @dataclass(frozen=True, slots=True)

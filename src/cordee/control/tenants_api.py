@@ -8,7 +8,7 @@ from fastapi.responses import PlainTextResponse, Response
 from cordee.account.usage import UsageBy
 from cordee.control.dependencies import Asked, Owner, user_router
 from cordee.control.metrics import CONTENT_TYPE, Measures, metrics_text
-from cordee.control.store.tenants import TenantRows
+from cordee.control.services.routes import Services
 from cordee.control.tenants import Tenants
 from cordee.control.usage import lines_view, usage_view
 from cordee.reports import COUNT_MAX
@@ -27,13 +27,11 @@ router = user_router("/v1")
 metrics_router = user_router("")
 
 
-def tenants_of(operations: Asked) -> Tenants:
-    """Return the tenants and keys of a server."""
-    rows, operator = TenantRows(operations.store), operations.members.operator
-    return Tenants(operations.control, rows, operations.clock, operator, operations.wake)
+def _tenants(services: Services) -> Tenants:
+    return services.tenants
 
 
-AskedTenants = Annotated[Tenants, Depends(tenants_of)]
+AskedTenants = Annotated[Tenants, Depends(_tenants)]
 TenantName = Annotated[str, Path(pattern=TENANT)]
 Moment = Annotated[int, Query(ge=0, le=COUNT_MAX)]
 
@@ -86,11 +84,11 @@ def usage_lines(operations: Asked, from_us: Moment = 0, to_us: Moment | None = N
 
 
 @metrics_router.get("/metrics", response_class=Response)
-def metrics(operations: Asked, tenants: AskedTenants) -> PlainTextResponse:
+def metrics(operations: Asked, services: Services) -> PlainTextResponse:
     """Return metrics for Prometheus."""
-    now_us, limits = operations.clock.now_us(), tenants.tenants()
+    now_us, found, limits = operations.clock.now_us(), services.services(), services.tenants.tenants()
     with operations.control.changed:
         ledger = operations.control.ledger
         jobs, totals, lines = ledger.cost("service", now_us), ledger.totals(now_us), ledger.usage(now_us)
-    measures = Measures(jobs=jobs, totals=totals, lines=lines, services=(), tenants=limits)
+    measures = Measures(jobs=jobs, totals=totals, lines=lines, services=found, tenants=limits)
     return PlainTextResponse(metrics_text(measures), media_type=CONTENT_TYPE)

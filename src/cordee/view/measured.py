@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from cordee.units import US_PER_S, format_bytes, format_duration
+from cordee.units import US_PER_S, format_bytes, format_count, format_duration
 from cordee.view.tables import table_html
 
 HEADS = ("planned", "measured", "off by")
@@ -11,7 +11,7 @@ TIMES = 9.0  # above ten times as much, a percentage is hard to read
 
 
 class Compared(Protocol):
-    """A value in `unit` (bytes, us or fraction) as it was planned, with its interval, and as it was measured."""
+    """A value in `unit` (bytes, us, fraction or count) as it was planned, with its interval, and as it was measured."""
 
     @property
     def quantity(self) -> str: ...
@@ -58,6 +58,8 @@ def value_text(value: float | None, unit: str) -> str:
         return "–"
     if unit == "bytes":
         return format_bytes(round(value))
+    if unit == "count":
+        return format_count(value)
     return format_duration(value / US_PER_S) if unit == "us" else f"{100 * value:.0f} %"
 
 

@@ -13,6 +13,7 @@ from cordee.control.directory import Service
 from cordee.control.operations import Operations
 from cordee.control.services.gateways import Gateways
 from cordee.control.services.inputs import replica_spec, secrets_of
+from cordee.control.services.planned import planned_replica
 from cordee.control.services.rollout import changes
 from cordee.control.services.scaling import Scaler
 from cordee.errors import CordeeError, StoreError
@@ -86,11 +87,15 @@ class Controller:
         """Submit replicas; return whether all were admitted."""
         try:
             made = replica_spec(self.operations, spec, service.revision)
+            nodes = [record.node for record in self.operations.control.state.nodes.records.values()]
+            estimate = planned_replica(spec, nodes)
             for _ in range(number):
                 job_id = new_job_id(service.name, secrets.token_bytes(6))
                 job = self.operations.admitted(made, job_id, service.owner).job
                 self.operations.secrets.pass_on(secrets_of(service.name), job_id)
                 made_of = replace(job, service=service.name, revision=service.revision)
+                if estimate is not None:
+                    made_of = replace(made_of, estimates=(estimate,))
                 self.operations.control.submit(made_of, made.model_dump_json())
         except StoreError:
             raise

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterable, Sequence
 
+from cordee.account.measured import service_comparisons
+from cordee.answers import ComparisonView
 from cordee.control.directory import Replica, Service
 from cordee.control.services.gateways import served
 from cordee.control.services.rollout import in_reserve
@@ -15,6 +17,7 @@ from cordee.service_answers import (
     ReplicaState,
     ReplicaView,
     RouteView,
+    ServedView,
     ServiceState,
     ServiceView,
 )
@@ -68,6 +71,8 @@ def service_view(
     """Return a service with its replicas; `problem` is the refusal of its next one."""
     reserve = in_reserve(service)
     replicas = [replica_view(each, reserve=each.job_id in reserve) for each in service.replicas.values()]
+    measured = served(service, statuses)
+    ready = [each for each in replicas if each.revision == service.revision and each.state in ("ready", "standby")]
     return ServiceView(
         name=service.name,
         owner=service.owner,
@@ -80,12 +85,25 @@ def service_view(
         why=problem or _failing(service) or service.why,
         replicas=replicas,
         estimate=estimate,
-        measured=served(service, statuses),
+        measured=measured,
+        compared=_compared(estimate, measured, ready),
         urls=list(urls),
         spec=json.loads(service.spec),
         declared_us=service.declared_us,
         notes=list(notes),
     )
+
+
+def _compared(estimate: Estimate | None, measured: ServedView, ready: Sequence[ReplicaView]) -> list[ComparisonView]:
+    """Return the plan beside what was measured: by gateways, and by the replica with the smallest cache."""
+    rows = service_comparisons(
+        estimate,
+        kv_tokens=min((each.kv_tokens for each in ready if each.kv_tokens is not None), default=None),
+        sequences=min((each.slots for each in ready if each.slots is not None), default=None),
+        ttft_us=measured.ttft_p99_us,
+        tpot_us=measured.tpot_p99_us,
+    )
+    return [ComparisonView.of(row) for row in rows]
 
 
 def _failing(service: Service) -> str:
