@@ -330,11 +330,12 @@ def test_a_log_that_cannot_be_read_refuses_for_now(bench):
     ],
     ids=["nested", "list", "number", "surrogate", "twice", "null"],
 )
-def test_no_message_of_a_stranger_stops_the_server(bench, text):
+def test_no_message_of_a_stranger_stops_the_server(bench, caplog, text):
     stranger = bench.agent(claim=False)
     stranger.socket.send(text)
     assert isinstance(stranger.hear(), Refused | None)
     assert isinstance(bench.agent().hear(), Welcome)
+    assert caplog.text.encode(), "the log can be written to any file"
 
 
 # -- orders ----------------------------------------------------------------------------------------------
