@@ -103,7 +103,9 @@ def read(text: str) -> FromAgent:
         adapter = _ADAPTERS[name]
         if name == NAMES[Claim] and fields.get("protocol") != PROTOCOL:
             # An agent of another version: its claim may have other fields.
-            words = {key: str(repair_text(fields.get(key, "?"))) for key in ("cordee", "python", "machine", "incarnation")}
+            words = {
+                key: str(repair_text(fields.get(key, "?"))) for key in ("cordee", "python", "machine", "incarnation")
+            }
             protocol = fields.get("protocol")
             known = protocol if type(protocol) is int and 0 <= protocol < 1 << 31 else 0
             return Claim(epoch=0, epoch_min=0, sources=[], clock_us=0, protocol=known, **words)
