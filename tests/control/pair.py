@@ -23,6 +23,7 @@ from cordee.errors import CordeeError
 from cordee.events import AttemptPlaced, Event, JobEnded, RanksStarted
 from cordee.ids import JobId
 from cordee.ids import job_id as new_id
+from postgres import Postgres
 
 WAIT_S = 60
 SLOTS = 8
@@ -209,6 +210,17 @@ class Pair:
         done = Round(how, *((times[key] - began_us) / 1e6 for key in ("leads", "decides")))
         self.rounds.append(done)
         return done
+
+    def restart(self, postgres: Postgres) -> None:
+        """Crash the database under both servers, while a job runs, and start it again."""
+        before, after = self._job("before"), self._job("after")
+        self._submit(before, 1, "go-on")
+        self._until(lambda: self._started(before) == 1)
+        postgres.stop("immediate")
+        (self.folder / "go-on").touch()
+        postgres.start()
+        self._submit(after, 1)
+        self._until(lambda: self._started(after) == 1)
 
     def end(self) -> None:
         """End the gang, and check that everything has run once and that nothing of the log is lost."""
