@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "--hold", type=float, default=600.0, metavar="S", help="wait for a first replica (default: 600)"
     )
     parser.add_argument("--resume", type=float, default=60.0, metavar="S", help="wait for another one (default: 60)")
+    parser.add_argument("--report-every", type=float, default=30.0, metavar="S", help="usage (default: 30)")
     parser.add_argument("--log-requests", action="store_true", help="a line for each request, without its prompt")
     parser.add_argument("--log-prompts", action="store_true", help="with its prompt")
     return parser
@@ -64,7 +65,8 @@ def _run(given: argparse.Namespace) -> int:
     name = given.name or f"{socket.gethostname()}-{port}"
     home = given.home or (address.home if address else None) or default_home()
     settings = Settings(
-        name, given.spool or home / "gateways" / name, hold_s=given.hold, resume_s=given.resume,
+        name, given.spool or home / "gateways" / name,
+        hold_s=given.hold, resume_s=given.resume, report_s=given.report_every,
         log_requests=given.log_requests or given.log_prompts, log_prompts=given.log_prompts,
     )  # fmt: skip
     _raise_file_limit()

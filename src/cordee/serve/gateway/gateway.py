@@ -21,8 +21,6 @@ from cordee.serve.gateway.wire import Pool
 from cordee.serve.policy.dispatch import Tenants
 from cordee.serve.policy.limits import Prices
 
-REPORT_S = 30.0
-"""Usage is reported at most this often."""
 TICK_S = 0.1
 
 log = logging.getLogger(__name__)
@@ -37,6 +35,7 @@ class Settings:
         spool: folder of the usage that the server has not acknowledged.
         hold_s: time that a request waits for its first replica, such as of a service that starts from zero.
         resume_s: time that a request whose replica failed waits for another one.
+        report_s: time between two reports of usage.
         body_bytes: of the largest request.
         log_requests: a line for each request, without its prompt.
         log_prompts: with its prompt.
@@ -46,6 +45,7 @@ class Settings:
     spool: Path
     hold_s: float = 600.0
     resume_s: float = 60.0
+    report_s: float = 30.0
     body_bytes: int = 10_000_000
     log_requests: bool = False
     log_prompts: bool = False

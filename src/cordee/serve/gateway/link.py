@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from cordee.serve.gateway.gateway import REPORT_S, Gateway
+from cordee.serve.gateway.gateway import Gateway
 from cordee.servers import ServerAddress, write_private
 from cordee.tls import client_context
 
@@ -73,7 +73,7 @@ class ServerLink:
     async def report_once(self, *, final: bool = False) -> None:
         """Report the status if something has changed, and the usage if it is time."""
         gateway, now = self._gateway, time.monotonic()
-        if final or now - self._reported_s >= REPORT_S:
+        if final or now - self._reported_s >= gateway.settings.report_s:
             self._reported_s = now
             gateway.note_busy()
             gateway.usage.close_journal()

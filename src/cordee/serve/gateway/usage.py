@@ -68,7 +68,10 @@ class UsageSpool:
         """Yield the number and the sums of each ended journal, the oldest first."""
         for number in self._numbers():
             if number < self.number:
-                yield number, _sums(self._path(number))
+                if rows := _sums(self._path(number)):
+                    yield number, rows
+                else:
+                    self._path(number).unlink(missing_ok=True)
 
     def acknowledge(self, number: int) -> None:
         """Remove the journals up to this number."""
