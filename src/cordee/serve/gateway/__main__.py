@@ -25,7 +25,6 @@ GRACE_S = 30.0
 def main(words: list[str] | None = None) -> int:
     """Run a gateway until SIGTERM or SIGINT."""
     given = _parser().parse_args(words)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         return _run(given)
     except CordeeError as error:
@@ -69,6 +68,7 @@ def _run(given: argparse.Namespace) -> int:
         hold_s=given.hold, resume_s=given.resume, report_s=given.report_every,
         log_requests=given.log_requests or given.log_prompts, log_prompts=given.log_prompts,
     )  # fmt: skip
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     _raise_file_limit()
 
     async def work() -> None:

@@ -25,6 +25,7 @@ class Call:
     Attributes:
         path: of the API, one of PATHS.
         body: as the client sent it.
+        raw: its bytes.
         model: the name of a service or of its model.
         stream: the answer is a stream of events.
         prompt: the bytes of its prompt, as JSON: for routing and for the estimate of its tokens.
@@ -36,6 +37,7 @@ class Call:
 
     path: str
     body: dict[str, Any]
+    raw: bytes
     model: str
     stream: bool
     prompt: bytes
@@ -43,6 +45,10 @@ class Call:
     session: str
     priority: int
     deadline_s: float | None
+
+    def bytes_for(self, model: str) -> bytes:
+        """Return the body with the name that an engine has for its model; "" keeps the client's."""
+        return self.raw if model in ("", self.model) else json.dumps({**self.body, "model": model}).encode()
 
     @property
     def choices(self) -> int:
@@ -86,7 +92,7 @@ def read_call(path: str, raw: bytes, headers: Mapping[str, str]) -> Call:
     _check_count(limit, "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens")
     _check_count(body.get("n"), "n")
     return Call(
-        path, body, model, bool(stream), _prompt_bytes(prompt), limit, _session(body, headers),
+        path, body, raw, model, bool(stream), _prompt_bytes(prompt), limit, _session(body, headers),
         _priority(body.get("priority"), headers), _deadline(headers),
     )  # fmt: skip
 

@@ -446,8 +446,7 @@ class WholeExchange(Exchange):
         self._sink: Collector | None = None
 
     async def _once(self, endpoint: Endpoint, request: web.BaseRequest) -> web.StreamResponse:
-        body = json.dumps({**self.call.body, "model": endpoint.model or self.call.model}).encode()
-        answer = await self._fetch(endpoint, body)
+        answer = await self._fetch(endpoint, self.call.bytes_for(endpoint.model))
         if answer.status in PASSED_ON:
             raise engine_error(answer.status, answer.body)
         if answer.status != 200:
