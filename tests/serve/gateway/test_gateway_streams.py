@@ -209,3 +209,19 @@ def test_a_request_that_kills_each_replica_is_given_up(tmp_path: Path) -> None:
         made.start("--resume", "20")
         answer = run(work)
     assert answer.text and (answer.error is not None) != answer.done
+
+
+def test_a_standby_takes_over_while_no_other_replica_answers(tmp_path: Path) -> None:
+    async def work(session: aiohttp.ClientSession) -> Answer:
+        async def kill(answer: Answer) -> None:
+            if answer.events == 20:
+                assert (await working(session, made)).name == "a"
+                engines(made)[0].kill()
+
+        return await stream(session, made.url, chat(PROMPT, 60), on_event=kill)
+
+    with rig(tmp_path) as made:
+        made.fake("a", interval_ms=2)
+        made.fake("b", interval_ms=2, state="standby")
+        made.start()
+        check_whole(run(work), 60)

@@ -71,9 +71,8 @@ class App:
             return _refusal(self._too_large("more"))
         except ConnectionError:
             raise
-        except Exception:
-            log.exception("a request to %s failed", request.path)
-            return _refusal(ApiError(500, "the gateway failed; its log says why"))
+        except Exception as failure:
+            return _refusal(_failed(failure))
 
     # The API's requests.
 
@@ -92,14 +91,17 @@ class App:
             response = await exchange.run(request)
             status, used = 200, exchange.progress()
             return response
-        except ApiError as error:
+        except ConnectionError:
+            raise
+        except Exception as failure:
+            error = failure if isinstance(failure, ApiError) else _failed(failure)
             status = error.status
             gateway.metrics.refused.add(1, labels(service=service.name, why=error.code or str(status)))
             if isinstance(exchange, StreamExchange) and exchange.response is not None:
                 exchange.relay.write(error.frame())
                 await exchange.response.write_eof()
                 return exchange.response
-            raise
+            raise error from None
         finally:
             gateway.open.discard(exchange)
             gateway.ended(exchange, status, used)
@@ -156,6 +158,12 @@ class App:
             exchange.key.id or "-", status, used,
             f" prompt={call.prompt.decode(errors='replace')}" if self._gateway.settings.log_prompts else "",
         )  # fmt: skip
+
+
+def _failed(failure: Exception) -> ApiError:
+    """Return the answer to a request that met a fault of the gateway, and log the fault."""
+    log.error("a request failed", exc_info=failure)
+    return ApiError(500, "the gateway failed; its log says why", code="internal_error")
 
 
 def _refusal(error: ApiError) -> web.Response:

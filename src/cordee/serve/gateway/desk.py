@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cordee.serve.gateway.calls import BYTES_PER_TOKEN
-from cordee.serve.gateway.directory import Endpoint, Service
+from cordee.serve.gateway.directory import RESERVE, SERVING, Service
 from cordee.serve.gateway.replies import ApiError
 from cordee.serve.policy.admit import Capacity
 from cordee.serve.policy.dispatch import Ask, Dispatcher, Tenants, Ticket
@@ -68,13 +68,10 @@ class Desk:
         self._dispatcher.context_tokens = self.context_tokens
         endpoints = self.service.endpoints
         self._dispatcher.set_replicas({name: Capacity(each.kv_tokens, each.slots) for name, each in endpoints.items()})
+        states = SERVING if any(each.in_rotation(SERVING) for each in endpoints.values()) else RESERVE
         for name, endpoint in endpoints.items():
-            self.mark(name, endpoint)
+            self._dispatcher.mark(name, draining=not endpoint.in_rotation(states))
         self.run()
-
-    def mark(self, name: str, endpoint: Endpoint) -> None:
-        """Note whether a replica gets requests."""
-        self._dispatcher.mark(name, draining=not endpoint.usable)
 
     def run(self) -> None:
         """Start all requests that can start now."""

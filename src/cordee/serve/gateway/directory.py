@@ -10,7 +10,9 @@ from cordee.serve.gateway.replies import ApiError
 from cordee.serve.policy.dispatch import Tenant
 
 SERVING = ("ready",)
-"""States of a replica in which it gets new requests."""
+"""States of a replica in which it gets requests."""
+RESERVE = ("ready", "standby")
+"""The same while no other replica gets any."""
 
 
 class Open(Protocol):
@@ -38,12 +40,12 @@ class Endpoint:
         address: http://HOST:PORT.
         engine: names its dialect.
         model: that it serves, as the engine calls it; "" is not known.
-        state: as announced: ready, unready or draining.
+        state: as announced: ready, standby (ready, in reserve), unready or draining.
         kv_tokens: of its cache.
         slots: requests that it answers at a time.
         revision: of its service.
         failing: the reason why it gets no requests; None: it answers.
-        strikes: requests in a row that failed.
+        strikes: failures in a row, without an answer between them.
         open: requests that it works on.
         heard_s: when the last byte came from it, or a request was sent to it while it had none.
         interval_s: moving average of the time between two events of a stream.
@@ -69,8 +71,12 @@ class Endpoint:
 
     @property
     def usable(self) -> bool:
-        """Return whether new requests may go there."""
-        return self.failing is None and self.state in SERVING
+        """Return whether requests may go there."""
+        return self.in_rotation(RESERVE)
+
+    def in_rotation(self, states: tuple[str, ...]) -> bool:
+        """Return whether it answers, and was announced in one of these states."""
+        return self.failing is None and self.state in states
 
     @property
     def identity(self) -> tuple[str, str, int]:

@@ -200,7 +200,7 @@ class Exchange(ABC):
         while (endpoint := self.service.endpoints.get(self.ticket.choice.replica)) is None or not endpoint.usable:
             self.desk.again(self.ticket, self.progress())  # It left between the choice and now.
             await self._wait_for_choice(self.house.resume_s)
-        self.endpoint, self.draining = endpoint, False
+        self.endpoint = endpoint
         now = self.house.clock()
         endpoint.enter(self, now)
         self._outcome = Outcome(endpoint, now)
@@ -258,7 +258,7 @@ class Exchange(ABC):
     # The account.
 
     def _leave_endpoint(self) -> None:
-        endpoint, self.endpoint = self.endpoint, None
+        endpoint, self.endpoint, self.draining = self.endpoint, None, False
         if endpoint is not None:
             endpoint.exit(self, self.house.clock())
         outcome, self._outcome = self._outcome, None
@@ -415,7 +415,8 @@ class StreamExchange(Exchange):
 
     def leave(self, why: str) -> None:
         """Cut the connection to the replica, and go on elsewhere."""
-        assert self.endpoint is not None, "it is open"
+        if self.endpoint is None:
+            return
         kind = Moved if self.draining else UpstreamError
         if not self.draining:
             self.patience *= 2
@@ -484,8 +485,7 @@ class WholeExchange(Exchange):
 
     def leave(self, why: str) -> None:
         """Cut the connection to the replica, and start again elsewhere."""
-        assert self.endpoint is not None, "it is open"
-        if self._sink is not None:
+        if self._sink is not None and self.endpoint is not None:
             self._sink.lost(UpstreamError(f"{self.endpoint.address} {why}", answered=True))
 
     def drain(self) -> None:

@@ -15,7 +15,7 @@ from cordee.serve.gateway.desk import Desk
 from cordee.serve.gateway.directory import Directory, Endpoint, Service
 from cordee.serve.gateway.exchange import Exchange, Outcome, StreamExchange
 from cordee.serve.gateway.health import Health
-from cordee.serve.gateway.metrics import Metrics, Recent, labels
+from cordee.serve.gateway.metrics import Metrics, Rate, Recent, labels
 from cordee.serve.gateway.usage import UsageSpool
 from cordee.serve.gateway.wire import Pool
 from cordee.serve.policy.dispatch import Tenants
@@ -53,10 +53,11 @@ class Settings:
 
 @dataclass(slots=True)
 class Latency:
-    """Latencies of the last requests of a service, in seconds."""
+    """Latencies of the last requests of a service, in seconds, and the counts of lately ended ones."""
 
     ttft: Recent
     tpot: Recent
+    rate: Rate
 
 
 class Gateway:
@@ -72,7 +73,7 @@ class Gateway:
         self.tenants = Tenants()
         self.usage = UsageSpool(settings.spool)
         self.metrics = Metrics()
-        self.latency: defaultdict[str, Latency] = defaultdict(lambda: Latency(Recent(), Recent()))
+        self.latency: defaultdict[str, Latency] = defaultdict(lambda: Latency(Recent(), Recent(), Rate()))
         self.hold_s, self.resume_s = settings.hold_s, settings.resume_s
         self.open: set[Exchange] = set()
         self.moving = asyncio.Event()  # Set when something happened that the server should know.
@@ -134,6 +135,7 @@ class Gateway:
         """Take down the latencies of a request."""
         now, call, name = self.clock(), exchange.call, exchange.service.name
         self.metrics.requests.add(1, labels(service=name, path=call.path, status=str(status)))
+        self.latency[name].rate.add(now, output_tokens)
         if status != 200 or exchange.first_s is None:
             return
         of, latency = labels(service=name, model=call.model), self.latency[name]
@@ -141,18 +143,20 @@ class Gateway:
         if isinstance(exchange, StreamExchange):
             ttft = exchange.first_s - exchange.began_s
             self.metrics.ttft.observe(ttft, of)
-            latency.ttft.add(ttft)
+            latency.ttft.add(ttft, now)
             if output_tokens > 1:
                 tpot = (now - exchange.first_s) / (output_tokens - 1)
                 self.metrics.tpot.observe(tpot, of)
-                latency.tpot.add(tpot)
+                latency.tpot.add(tpot, now)
 
     def status(self) -> list[dict[str, Any]]:
         """Return the state of each service for the server."""
         rows = []
         for service in self.directory.services.values():
             desk, latency = self.desk(service), self.latency[service.name]
-            ttft, tpot = latency.ttft.quantile(0.99), latency.tpot.quantile(0.99)
+            now = self.clock()
+            ttft, tpot = latency.ttft.quantile(0.99, now), latency.tpot.quantile(0.99, now)
+            requests_per_s, tokens_per_s = latency.rate.per_s(now)
             rows.append(
                 {
                     "service": service.name,
@@ -162,6 +166,8 @@ class Gateway:
                     "kv_used": desk.kv_used(),
                     "ttft_p99_us": None if ttft is None else round(ttft * 1e6),
                     "tpot_p99_us": None if tpot is None else round(tpot * 1e6),
+                    "requests_per_s": requests_per_s,
+                    "tokens_per_s": tokens_per_s,
                     "failing": [each.id for each in service.endpoints.values() if each.failing is not None],
                 }
             )

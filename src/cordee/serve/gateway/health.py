@@ -16,14 +16,14 @@ PROBE_S = 0.5
 """Time between two probes of a replica that fails."""
 ANSWER_S = 1.0
 """Time within which a probe has to be answered."""
-INTERVALS = 25.0
+INTERVALS = 5.0
 """Times the usual interval between two tokens, after which silence is looked into."""
 SILENCE_S = (0.5, 5.0)
 """The least and the longest silence before a probe."""
 STUCK = 10.0
 """Silences after which one stream moves although its replica answers probes."""
 STRIKES = 3
-"""Failed requests in a row after which an answered probe alone brings no replica back at once."""
+"""Failures in a row after which an answered probe alone brings no replica back at once."""
 BACKOFF_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Health:
 
     def failed(self, service: Service, endpoint: Endpoint, why: str) -> None:
         """Take a replica out of rotation until it answers a probe."""
-        endpoint.strikes += 1
+        endpoint.strikes += endpoint.failing is None  # Once for all requests that a failure ends.
         self._suspect(service, endpoint, why)
 
     def succeeded(self, endpoint: Endpoint) -> None:

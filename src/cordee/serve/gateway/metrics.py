@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 INTERVALS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 TOKENS = (1, 4, 16, 64, 256, 1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576)
+WINDOW_S = 30.0
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -83,20 +84,39 @@ class Metrics:
 
 
 class Recent:
-    """The last values of one latency, for a quantile."""
+    """The values of one latency in the last 30 seconds, 512 at most, for a quantile."""
 
-    def __init__(self, size: int = 512) -> None:
-        self._values: deque[float] = deque(maxlen=size)
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque(maxlen=512)
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, now_s: float) -> None:
         """Note a value."""
-        self._values.append(value)
+        self._values.append((now_s, value))
 
-    def quantile(self, fraction: float) -> float | None:
+    def quantile(self, fraction: float, now_s: float) -> float | None:
         """Return the value below which a fraction of them lies; None without values."""
-        if not self._values:
-            return None
-        return sorted(self._values)[min(len(self._values) - 1, int(fraction * len(self._values)))]
+        values = sorted(value for at_s, value in self._values if now_s - at_s <= WINDOW_S)
+        return values[min(len(values) - 1, int(fraction * len(values)))] if values else None
+
+
+class Rate:
+    """Requests that ended, and their tokens, by second."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, list[int]]] = deque(maxlen=round(WINDOW_S))
+
+    def add(self, now_s: float, tokens: int) -> None:
+        """Note the end of a request."""
+        second = int(now_s)
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._seconds.append((second, [0, 0]))
+        self._seconds[-1][1][0] += 1
+        self._seconds[-1][1][1] += tokens
+
+    def per_s(self, now_s: float) -> tuple[float, float]:
+        """Return requests and tokens per second over the last 30 seconds."""
+        counted = [each for second, each in self._seconds if now_s - second <= WINDOW_S]
+        return sum(each[0] for each in counted) / WINDOW_S, sum(each[1] for each in counted) / WINDOW_S
 
 
 def _head(name: str, about: str, kind: str) -> Iterable[str]:
