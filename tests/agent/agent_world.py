@@ -43,7 +43,7 @@ class World:
         self.home, self.nodes, self.terms, self.port, self.joined = home, nodes, terms, 0, []
         home.mkdir(exist_ok=True)
         (home / "token").write_text("secret-token\n")
-        self.log, self.marks, self.ordered, self.pending, self.number = [], {}, [], [], 0
+        self.log, self.committed, self.ordered, self.pending, self.number = [], {}, [], [], 0
         self.executor = None
         self.up()
 
@@ -99,8 +99,8 @@ class World:
 
     # -- what the executor reads of the log ------------------------------------------------------------------
 
-    def mark(self, source):
-        return self.marks.get(source, 0)
+    def marks(self, sources):
+        return {source: self.committed.get(source, 0) for source in sources}
 
     def leased(self, job_id, epoch):
         commands = [each.command for each in self.ordered]
@@ -132,10 +132,10 @@ class World:
 
     def tick(self):
         for report in self.executor.reports():
-            if report.seq > self.marks.get(report.source, 0):
-                self.marks[report.source] = report.seq
+            if report.seq > self.committed.get(report.source, 0):
+                self.committed[report.source] = report.seq
                 self.log.append(report.event)
-            self.executor.acknowledge(report.source, self.marks[report.source])
+            self.executor.acknowledge(report.source, self.committed[report.source])
         self.pending = [each for each in self.pending if not self.executor.carry_out(each)]
 
     def until(self, condition, what="the condition"):

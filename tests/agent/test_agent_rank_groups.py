@@ -409,7 +409,7 @@ def test_a_spool_holds_only_what_a_rank_may_say(world):
     world.start(python(code))
     assert world.ended().outcome is Outcome.FINISHED
     assert world.of(RankLeft) == [RankLeft(at_us=1, job_id=JOB, epoch=1, rank=0, how="x", step=1)]
-    assert world.marks[f"{TAG}/rank0"] == 4
+    assert world.committed[f"{TAG}/rank0"] == 4
 
 
 def test_many_records_arrive_once_and_in_order(world):

@@ -90,7 +90,7 @@ class Bench:
 
     def __init__(self, home, engines=()):
         self.home, self.engines = home, engines
-        self.marks, self.known, self.agents, self.woken = {}, [], [], threading.Event()
+        self.committed, self.known, self.agents, self.woken = {}, [], [], threading.Event()
         self.attempts = {("j", 1): ["a"]}
         self.urls, self.replaced = ["https://a"], False
         self.up()
@@ -122,13 +122,13 @@ class Bench:
             raise StandbyError("this server stands by; https://b leads")
         return self.urls
 
-    def mark(self, source):
-        if self.marks is None:
+    def marks(self, sources):
+        if self.committed is None:
             raise StoreError("the disk is full")
-        return self.marks.get(source, 0)
+        return {source: self.committed.get(source, 0) for source in sources}
 
     def leased(self, job_id, epoch):
-        self.mark("")
+        self.marks([])
         return self.attempts.get((job_id, epoch), [])
 
     def held(self, job_id, epoch):
@@ -192,7 +192,7 @@ def in_thread(call):
 
 
 def test_agents_get_their_marks_and_reports_stay_until_acknowledged(bench):
-    bench.marks = {"node/a/1": 4}
+    bench.committed = {"node/a/1": 4}
     agent = bench.agent(sources=["node/a/1", "j.1/rank0"])
     welcome = agent.hear()
     assert (welcome.epoch, welcome.marks) == (1, {"node/a/1": 4, "j.1/rank0": 0})
@@ -311,10 +311,10 @@ def test_a_connection_that_does_not_begin_with_a_claim_is_closed(bench):
 
 
 def test_a_log_that_cannot_be_read_refuses_for_now(bench):
-    bench.marks = None
+    bench.committed = None
     refused = bench.agent().hear()
     assert isinstance(refused, Refused) and not refused.final and "the disk is full" in refused.why
-    bench.marks = {}
+    bench.committed = {}
     assert isinstance(bench.agent().hear(), Welcome)
 
 
@@ -412,13 +412,13 @@ def test_the_death_of_an_agent_is_reported_once_and_it_is_replaced(tmp_path):
     try:
         ((source, seq, first),) = bench.reports(1)
         assert (source, seq, first.node.epoch) == ("node/a/1", 1, 1)
-        bench.marks[source] = 1
+        bench.committed[source] = 1
         bench.executor.acknowledge(source, 1)
         bench.executor.shutdown()
         ((source, seq, down),) = bench.reports(1)
         assert (source, seq) == ("server/a/1", 1)
         assert (type(down), down.node, down.epoch) == (NodeDown, "a", 1)
-        bench.marks[source] = 1
+        bench.committed[source] = 1
         bench.down()
         bench.known = [Member("a", epoch=1, up=False, machine=first.node.machine)]
         bench.engines = [LocalEngine(tmp_path, [NodeConfig(name="a", slots=1)], TOKENS)]
@@ -515,10 +515,10 @@ def test_a_report_that_cannot_be_checked_now_comes_again(bench):
     agent = bench.agent()
     agent.hear()
     end = RanksEnded(at_us=1, job_id="j", epoch=1, node="a", outcome=Outcome.FAILED, why="")
-    marks, bench.marks = bench.marks, None
+    marks, bench.committed = bench.committed, None
     agent.report(1, end)
     assert agent.hear() is None, "so that it dials again"
-    bench.marks = marks
+    bench.committed = marks
     again = bench.agent()
     assert isinstance(again.hear(), Welcome)
     again.report(1, end)
@@ -541,13 +541,13 @@ def test_a_lease_that_ends_while_the_log_is_away_is_reported_later(tmp_path, cap
     bench = Bench(tmp_path)
     bench.down()
     try:
-        bench.marks, bench.known = None, [Member("a", epoch=5, up=True)]
+        bench.committed, bench.known = None, [Member("a", epoch=5, up=True)]
         bench.up(terms=LeaseTerms(lease_s=0.2, margin_s=0.1))
         deadline = time.monotonic() + DEADLINE_S
         while caplog.text.count("it is tried again: the disk is full") < 2:
             assert time.monotonic() < deadline, caplog.text
             time.sleep(0.01)
-        bench.marks = {}
+        bench.committed = {}
         kinds = [type(event) for _, _, event in bench.reports(3)]
         assert kinds == [NodeUnreachable, RanksEnded, NodeDown]
     finally:

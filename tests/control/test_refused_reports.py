@@ -185,7 +185,7 @@ def test_a_store_that_raises_on_one_event_keeps_the_others(scene: Scene, monkeyp
     scene.control.tick()
     assert [type(event) for event in scene.log()][-2:] == [ReportsRefused, RankLeft]
     assert [source for source, _ in scene.control.errors] == [f"{GPT}.1/rank0"]
-    assert scene.store.mark(f"{GPT}.1/rank0") == 2
+    assert scene.store.marks([f"{GPT}.1/rank0"])[f"{GPT}.1/rank0"] == 2
     scene.control.tick()
     assert scene.control.errors == ()
 

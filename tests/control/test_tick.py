@@ -111,7 +111,7 @@ def test_a_report_about_a_job_that_this_log_never_saw_only_moves_the_mark(scene:
     scene.agents.report(RanksStarted(at_us=scene.time.us, job_id=JobId("old-abcdef"), epoch=1, node="local"))
     scene.control.tick()
     assert scene.of(RanksStarted) == []
-    assert scene.store.mark("node/local/1") == 2
+    assert scene.store.marks(["node/local/1"])["node/local/1"] == 2
     assert scene.agents.waiting == []
 
 

@@ -69,9 +69,9 @@ class Condition(threading.Condition):
 class CommittedEvents:
     """The executor's view of the log (`control/agents/committed.py` has the one over a database)."""
 
-    def __init__(self, ranks: Ranks, mark: Callable[[str], int]) -> None:
+    def __init__(self, ranks: Ranks, marks: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
         self.control: Control | None = None
-        self.mark = mark
+        self.marks = marks
         self._ranks = ranks
 
     def leased(self, job_id: str, epoch: int) -> Sequence[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from cordee.agent.connection import CONNECT_S, Arrival, Closed, Opened
 from cordee.agent.messages import Claim, FromAgent, FromServer, decode, encode
+from cordee.control.agents.claim_queue import ArrivedClaim
 from cordee.control.agents.claims import Session
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.link import read
@@ -209,7 +210,7 @@ class Wire(Session):
         try:
             if isinstance(message, Claim):
                 self.claimed = True
-                refused = executor.claim(node, message, self)
+                (refused,) = executor.claim([ArrivedClaim(node, message, self)])
                 if refused is not None:
                     self.send(refused)
                     self.close()

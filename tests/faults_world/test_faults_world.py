@@ -25,7 +25,7 @@ PORTS = {
     "clock.now_us",
     "store.commit",
     "store.events",
-    "store.mark",
+    "store.marks",
     "store.pending",
     "store.confirm",
     "executor.reports",

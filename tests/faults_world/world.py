@@ -59,6 +59,10 @@ CHANCES: dict[str, tuple[float, ...]] = {
 and of those of nodes, in seconds."""
 
 
+RARE = {"store.events": 5, "store.confirm": 5}
+"""Calls that are made so seldom that their faults are that much more likely, or few seeds would have one."""
+
+
 class ServerCrashed(BaseException):
     """The server crashes at this call; only the loop that starts the next one catches it, after `away_us`."""
 
@@ -82,16 +86,16 @@ class CallFaults:
 
     def around(self, name: str, call: Callable[[], T], *, stores: bool = False) -> T:
         """Make the call; the server may crash before it or after it."""
-        self._at(f"before {name}")
-        if stores and self.refuse and self.rng.random() < self.refuse:
+        self._at(f"before {name}", name)
+        if stores and self.refuse and self.rng.random() < self.refuse * RARE.get(name, 1):
             self.counts[f"refused {name}"] = self.counts.get(f"refused {name}", 0) + 1
             raise StoreError("the disk is full (fault simulation)")
         answer = call()
-        self._at(f"after {name}")
+        self._at(f"after {name}", name)
         return answer
 
-    def _at(self, place: str) -> None:
-        if self.crash and self.rng.random() < self.crash:
+    def _at(self, place: str, name: str) -> None:
+        if self.crash and self.rng.random() < self.crash * RARE.get(name, 1):
             self.counts[place] = self.counts.get(place, 0) + 1
             raise ServerCrashed(place)
 
@@ -121,8 +125,8 @@ class _Ports:
         log = self._calls.around("store.events", lambda: list(self._world.store.events(after)), stores=True)
         return iter(log)
 
-    def mark(self, source: str) -> int:
-        return self._calls.around("store.mark", lambda: self._world.store.mark(source), stores=True)
+    def marks(self, sources: Sequence[str]) -> Mapping[str, int]:
+        return self._calls.around("store.marks", lambda: self._world.store.marks(sources), stores=True)
 
     def pending(self) -> Sequence[Pending]:
         return self._calls.around("store.pending", self._world.store.pending, stores=True)
@@ -392,7 +396,7 @@ class FaultWorld:
         ports = _Ports(self)
         self.skew_us = self._rng.randint(-self.skew_us_max, self.skew_us_max) if not self.faults_over else self.skew_us
         self.cluster.server_dies()
-        log = CommittedEvents(self.cluster.ranks, ports.mark)
+        log = CommittedEvents(self.cluster.ranks, ports.marks)
         ports.executor = self.cluster.server_starts(log, self.skew_us, self._wake)
         fold = None
         if self._snapshot is not None and self.crashes % 2:  # the others replay the whole log

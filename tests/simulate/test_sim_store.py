@@ -16,8 +16,7 @@ def test_log_marks_and_commands() -> None:
     port.commit([ServerUp(at_us=0), submitted], seen=[("node/n/1", 3)])
     port.commit([placed], seen=[("node/n/1", 2)])
     assert list(port.events(after=1)) == [(2, submitted), (3, placed)]
-    assert port.mark("node/n/1") == 3
-    assert port.mark("unknown") == 0
+    assert port.marks(["node/n/1", "unknown"]) == {"node/n/1": 3, "unknown": 0}
     (pending,) = port.pending()
     assert (pending.command, pending.spec) == (placed, "the spec")
     port.confirm([pending.number])

@@ -4,7 +4,7 @@ The server and the simulator implement them differently and use the same code fo
 that code does not know which of the two it runs in.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -60,8 +60,8 @@ class Store(Protocol):
         """Return the log after number `after`, numbered from 1."""
         ...
 
-    def mark(self, source: str) -> int:
-        """Return the highest committed `seq` of a stream; 0 if none."""
+    def marks(self, sources: Sequence[str]) -> Mapping[str, int]:
+        """Return the highest committed `seq` of each of these streams; 0 if none."""
         ...
 
     def pending(self) -> Sequence[Pending]:

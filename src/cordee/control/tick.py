@@ -165,7 +165,7 @@ class Control:
         with self.changed:
             if self._behind:
                 self.catch_up()
-            mark = self._store.mark(source)
+            mark = self._store.marks([source])[source]
             if seq <= mark or not events:
                 return mark
             self._commit(events, {source: seq})
@@ -249,14 +249,12 @@ class Control:
         """Return the reports above their stream's mark. A report of a job unknown to the log only moves the mark."""
         kept: list[Report] = []
         marks: dict[str, int] = {}
-        seen: dict[str, int] = {}
+        sources = list(dict.fromkeys(report.source for report in reports))
+        seen = dict(self._store.marks(sources)) if sources else {}
         now_us, jobs = self._clock.now_us(), self.state.jobs
         for report in reports:
             source, event = report.source, report.event
-            mark = seen.get(source)
-            if mark is None:
-                mark = seen[source] = self._store.mark(source)
-            if report.seq <= mark:
+            if report.seq <= seen[source]:
                 continue
             seen[source] = marks[source] = report.seq
             job_id = getattr(event, "job_id", None)

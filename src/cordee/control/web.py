@@ -26,6 +26,7 @@ class WebServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             log_config=None,
+            log_level=logging.WARNING,  # it has three lines for each agent that connects; `AgentsExecutor` has one
             access_log=False,  # clients that watch send many requests a second
             lifespan="off",
             timeout_graceful_shutdown=_LET_GO_S,

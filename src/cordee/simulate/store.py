@@ -58,9 +58,9 @@ class MemoryStore:
         for number in range(after, len(self.log)):
             yield number + 1, self.log[number]
 
-    def mark(self, source: str) -> int:
-        """Return the highest committed `seq` of a stream; 0 if there is none."""
-        return self._marks.get(source, 0)
+    def marks(self, sources: Sequence[str]) -> dict[str, int]:
+        """Return the highest committed `seq` of each of these streams; 0 if there is none."""
+        return {source: self._marks.get(source, 0) for source in sources}
 
     def pending(self) -> Sequence[Pending]:
         """Return the commands that are not confirmed, oldest first."""

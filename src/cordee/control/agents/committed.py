@@ -27,7 +27,7 @@ class CommittedLog:
 
     def __init__(self, store: SqlStore, secrets: SecretStore) -> None:
         self._store, self._secrets = store, secrets
-        self.mark = store.mark
+        self.marks = store.marks
 
     def leased(self, job_id: str, epoch: int) -> tuple[str, ...]:
         """Return the nodes of an attempt in the order of its leases; empty if there was no such attempt."""
@@ -70,7 +70,7 @@ class CommittedLog:
         Raises:
             StoreError: the log cannot be read or written now.
         """
-        before_ms = self.mark(_LEASE)
+        before_ms = self.marks([_LEASE])[_LEASE]
         self._store.commit([], seen=[(_LEASE, round(1000 * lease_s))])
         return before_ms / 1000
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 
 from cordee.agent.clock import MachineClock
 from cordee.agent.messages import Beat, Claim, Confirm, FromAgent, Order, Records, Refused, Seen, Shutdown, Welcome
+from cordee.control.agents.claim_queue import ArrivedClaim, ClaimQueue
 from cordee.control.agents.claims import Member, Session, judge
 from cordee.control.agents.intake import Intake, is_stream_of
 from cordee.control.agents.leases import LeaseTerms
@@ -46,6 +47,7 @@ class AgentsExecutor:
         node_of: as given.
         nodes: the nodes behind the agents.
         watch: the watch over nodes and engines.
+        claims: the claims that `claim` has not judged yet.
     """
 
     def __init__(
@@ -66,12 +68,14 @@ class AgentsExecutor:
         self._changed = changed or threading.Condition()
         self.nodes = Nodes(log, terms or LeaseTerms(), wake, clock or MachineClock(), self._changed)
         self.watch = Watch(self.nodes, log, engines)
+        self.claims = ClaimQueue(self.claim)
         self._intake = Intake(self.nodes, log)
         self._farewell: Shutdown | None = None  # sent to the agents of the engines when they shall exit
 
     def start(self) -> None:
         """Start the engines, and watch over the nodes. Agents must find the server's address before."""
         self.begin()
+        self.claims.start()
         self.watch.start()
 
     def begin(self) -> None:
@@ -198,6 +202,7 @@ class AgentsExecutor:
             if kill_agents:
                 self.shutdown(now=True)
             self.watch.stop()
+        self.claims.stop()
         with self._changed:
             for member in self.nodes.members.values():
                 member.disconnect()
@@ -206,15 +211,26 @@ class AgentsExecutor:
 
     # -- the link: the web server's thread ---------------------------------------------------------------------
 
-    def claim(self, name: str, claim: Claim, session: Session) -> Refused | None:
-        """Judge an agent's claim; welcome it over its session, or return the refusal."""
+    def claim(self, claims: Sequence[ArrivedClaim]) -> list[Refused | None]:
+        """Judge agents' claims; welcome each over its session, or return its refusal."""
+        sources = [[source for source in claim.sources if is_stream_of(node, source)] for node, claim, _ in claims]
         try:  # Without the lock: while a database hangs, the beats of other agents are answered.
-            session.servers = self._servers()
-            marks = {source: self._log.mark(source) for source in claim.sources if is_stream_of(name, source)}
+            servers = self._servers()
+            every = list(dict.fromkeys(source for each in sources for source in each))
+            marks = self._log.marks(every) if every else {}
         except StandbyError as error:
-            return Refused(why=error.message, hint=error.hint or "")
+            return [Refused(why=error.message, hint=error.hint or "")] * len(claims)
         except StoreError as error:
-            return _unreadable(error)
+            return [_unreadable(error)] * len(claims)
+        answers = []
+        for (node, claim, session), own in zip(claims, sources, strict=True):
+            session.servers = servers
+            answers.append(self._claim(node, claim, session, {source: marks[source] for source in own}))
+        with self._changed:
+            self.nodes.notify()  # commands may be waiting for these nodes
+        return answers
+
+    def _claim(self, name: str, claim: Claim, session: Session, marks: dict[str, int]) -> Refused | None:
         with self._changed:
             member = self.nodes.members.get(name) or Member(name)
             is_other = member.is_other(claim)
@@ -249,12 +265,11 @@ class AgentsExecutor:
                     lease_s=self.nodes.terms.lease_s,
                     beat_s=self.nodes.terms.beat_s,
                     clock_us=now_us,
-                    servers=session.servers,
+                    servers=list(session.servers),
                 )
             )
             if self._farewell is not None and self.watch.owner(name) is not None:
                 session.send(self._farewell)
-            self.nodes.notify()  # commands may be waiting for this node
         return None
 
     def receive(self, name: str, session: Session, message: FromAgent) -> None:

@@ -1,7 +1,7 @@
 """Reports between the agents and the control plane: each once, in order, until it is committed."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cordee.control.agents.claims import Member
 from cordee.control.ports import Report
@@ -35,10 +35,10 @@ class Inbox:
             self._received[source] = max(mark, self._received.get(source, 0))
             self._acknowledged[source] = max(mark, self._acknowledged.get(source, 0))
 
-    def next_seq(self, source: str, mark: Callable[[str], int]) -> int:
-        """Return the number of the next record of one of the server's own streams; `mark` reads its committed mark."""
+    def next_seq(self, source: str, marks: Callable[[Sequence[str]], Mapping[str, int]]) -> int:
+        """Return the number of the next record of one of the server's own streams; `marks` reads its committed mark."""
         if source not in self._received:
-            self._received[source] = mark(source)
+            self._received[source] = marks([source])[source]
         return self._received[source] + 1
 
     def is_new(self, source: str, seq: int, owner: Member) -> bool:

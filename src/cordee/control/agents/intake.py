@@ -12,6 +12,8 @@ from cordee.event_json import decode
 from cordee.events import Event, NodeUp, RanksEnded, RanksStarted
 from cordee.reports import parse_stream, repair_text
 
+_EPOCH = re.compile(r"[0-9]{1,15}")
+
 _log = logging.getLogger("cordee.control")
 
 
@@ -96,4 +98,6 @@ class Intake:
 
 def is_stream_of(node: str, source: str) -> bool:
     """Return whether an agent of the node may forward a stream of this name: its own, or a rank's."""
-    return parse_stream(source) is not None or re.fullmatch(rf"node/{re.escape(node)}/\d{{1,15}}", source) is not None
+    prefix = f"node/{node}/"  # no pattern for each node: they would be compiled again for each record
+    own = source.startswith(prefix) and _EPOCH.fullmatch(source, len(prefix)) is not None
+    return own or parse_stream(source) is not None

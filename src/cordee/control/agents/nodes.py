@@ -1,7 +1,7 @@
 """The nodes behind their agents: who is connected, who is silent, and this server's own reports about them."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,8 +25,8 @@ from cordee.ids import JobId
 class ClusterLog(Protocol):
     """The queries of the log that the executor makes, from each thread."""
 
-    def mark(self, source: str) -> int:
-        """Return the highest committed seq of a stream; 0 if none.
+    def marks(self, sources: Sequence[str]) -> Mapping[str, int]:
+        """Return the highest committed seq of each of these streams; 0 if none.
 
         Raises:
             StoreError: the log cannot be read now.
@@ -175,4 +175,4 @@ class Nodes:
             StoreError: the log cannot be read now; it is asked once for each stream.
         """
         source = f"server/{member.name}/{member.epoch}"
-        return source, self.inbox.next_seq(source, self._log.mark)
+        return source, self.inbox.next_seq(source, self._log.marks)

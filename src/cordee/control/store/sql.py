@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from cordee.control.ports import Command, Pending
@@ -72,8 +73,7 @@ class SqlStore:
             with self.writing() as connection:
                 number = connection.execute(sa.select(sa.func.max(tables.log.c.number))).scalar() or 0
                 tables.record(connection, number + 1, events)
-                for source, seq in seen:
-                    _move_mark(connection, source, seq)
+                _move_marks(connection, seen)
         except DataError as error:
             raise ValueError(f"the database cannot hold an event: {reason(error)}") from error
         except SQLAlchemyError as error:
@@ -99,10 +99,14 @@ class SqlStore:
                 return
             after = page[-1]["number"]
 
-    def mark(self, source: str) -> int:
-        """Return the highest committed `seq` of a stream; 0 if none."""
-        rows = self.read(sa.select(tables.marks.c.seq).where(tables.marks.c.source == source))
-        return int(rows[0]["seq"]) if rows else 0
+    def marks(self, sources: Sequence[str]) -> dict[str, int]:
+        """Return the highest committed `seq` of each of these streams; 0 if none."""
+        found, marks = dict.fromkeys(sources, 0), tables.marks
+        for begin in range(0, len(sources), _PAGE):
+            page = sources[begin : begin + _PAGE]
+            rows = self.read(sa.select(marks.c.source, marks.c.seq).where(marks.c.source.in_(page)))
+            found |= {row["source"]: row["seq"] for row in rows}
+        return found
 
     def pending(self) -> list[Pending]:
         """Return the commands that are not confirmed, oldest first."""
@@ -182,7 +186,10 @@ def _pending(row: Mapping[str, Any]) -> Pending:
     return Pending(number=row["number"], command=command, spec=row["spec"])
 
 
-def _move_mark(connection: sa.Connection, source: str, seq: int) -> None:
-    which = tables.marks.c.source == source
-    if not connection.execute(tables.marks.update().where(which).values(seq=seq)).rowcount:
-        connection.execute(tables.marks.insert().values(source=source, seq=seq))
+def _move_marks(connection: sa.Connection, seen: Iterable[tuple[str, int]]) -> None:
+    rows = [{"source": source, "seq": seq} for source, seq in seen]
+    if not rows:
+        return
+    insert = (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(tables.marks)
+    moved = insert.on_conflict_do_update(index_elements=["source"], set_={"seq": insert.excluded.seq})
+    connection.execute(moved, rows)
