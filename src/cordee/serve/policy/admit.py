@@ -16,8 +16,10 @@ BLOCK_TOKENS = 16
 PREFILL_TOKENS = 16_384
 """Prompt tokens that may wait in a replica: about a second of one GPU's work with a model of 8B."""
 QUANTILE = 0.95
+ANSWER_TOKENS = 1024
+"""Tokens expected at most of an answer before enough were seen."""
 OBSERVED_MIN = 32
-"""Answers after which their lengths are used in place of the limit that a request gives."""
+"""Answers that are enough."""
 OBSERVED_MAX = 4096
 """Answers after which earlier ones count half."""
 
@@ -39,9 +41,12 @@ class Capacity:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Room that one request holds on a replica; `Admission` alone changes it."""
+    """Room that one request holds on a replica; `Admission` alone changes it.
 
-    replica: str
+    It keeps the replica's load, not its name: a replica that was away and came back begins anew.
+    """
+
+    load: ReplicaLoad
     kv_tokens: int
     miss_tokens: int
     open: bool = True
@@ -62,7 +67,8 @@ class Admission:
             del self.loads[name], self._capacities[name]
         for name, capacity in replicas.items():
             old = self._capacities.get(name, Capacity(0, 0, 0))
-            load = self.loads.setdefault(name, ReplicaLoad(0, 0, prefill_free=0))
+            load = self.loads.setdefault(name, ReplicaLoad(0, 0, 0, prefill_free=0))
+            load.kv_tokens = _limit(capacity.kv_tokens)
             load.kv_free += _limit(capacity.kv_tokens) - _limit(old.kv_tokens)
             load.slots_free += _limit(capacity.slots) - _limit(old.slots)
             load.prefill_free += capacity.prefill_tokens - old.prefill_tokens
@@ -81,23 +87,13 @@ class Admission:
         load.running += 1
         load.miss_tokens += miss_tokens
         load.prefill_free -= miss_tokens
-        return Reservation(replica, kv_tokens, miss_tokens)
+        return Reservation(load, kv_tokens, miss_tokens)
 
     def first_token(self, reservation: Reservation) -> None:
         """Note that the prompt is computed."""
-        load = self.loads.get(reservation.replica)
-        if load is not None:
-            load.miss_tokens -= reservation.miss_tokens
-            load.prefill_free += reservation.miss_tokens
+        reservation.load.miss_tokens -= reservation.miss_tokens
+        reservation.load.prefill_free += reservation.miss_tokens
         reservation.miss_tokens = 0
-
-    def grow(self, reservation: Reservation, kv_tokens: int) -> None:
-        """Note that a request holds so many tokens now, where that is more than it reserved: others wait for it."""
-        load = self.loads.get(reservation.replica)
-        if reservation.open and kv_tokens > reservation.kv_tokens:
-            if load is not None:
-                load.kv_free -= kv_tokens - reservation.kv_tokens
-            reservation.kv_tokens = kv_tokens
 
     def release(self, reservation: Reservation) -> None:
         """Give the room back; a second call does nothing."""
@@ -105,11 +101,9 @@ class Admission:
             return
         reservation.open = False
         self.first_token(reservation)
-        load = self.loads.get(reservation.replica)
-        if load is not None:
-            load.kv_free += reservation.kv_tokens
-            load.slots_free += 1
-            load.running -= 1
+        reservation.load.kv_free += reservation.kv_tokens
+        reservation.load.slots_free += 1
+        reservation.load.running -= 1
 
 
 def _limit(value: int | None) -> int:
@@ -137,7 +131,7 @@ class AnswerLengths:
     def expected(self, limit: int) -> int:
         """Return the tokens to reserve for an answer of at most `limit`."""
         if self._total < OBSERVED_MIN:
-            return limit
+            return min(limit, ANSWER_TOKENS)
         if self._expected is None:
             below = 0.0
             for bucket, count in enumerate(self._counts):

@@ -6,6 +6,7 @@ for each ticket that it returns `first_token`, and one of `finish`, `retry` or `
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cordee.serve.policy.admit import BLOCK_TOKENS, Admission, AnswerLengths, Capacity, Reservation
 from cordee.serve.policy.fair import FairQueue, Waiting
@@ -17,10 +18,12 @@ ROUTE_BLOCK_TOKENS = 512
 """Tokens of one block of the router's model; of text about 2 KiB."""
 CACHE_BLOCKS = 8192
 """Blocks that a replica of unknown KV cache is thought to hold."""
-ANSWER_TOKENS = 1024
-"""Tokens expected of an answer before any was seen, where its limit is that of the context."""
 WAITING_MAX = 10_000
+"""Requests that wait for one service."""
 TENANT_WAITING_MAX = 2_000
+"""Of one tenant in one priority."""
+STARTS_MIN = 16
+"""Requests that started since the queue was empty, from which the wait of another one is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class Ticket:
 
     Attributes:
         choice: of its replica; None while it waits.
+        charged_pico_usd: to its tenant's counter in the queue.
         generated: tokens of the answer on replicas that failed.
         avoid: those replicas.
     """
@@ -133,9 +137,20 @@ class Ticket:
     held_pico_usd: int
     choice: Choice | None = None
     reservation: Reservation | None = None
+    charged_pico_usd: int = 0
     generated: int = 0
     avoid: frozenset[str] = frozenset()
     open: bool = True
+
+
+class Chooser(Protocol):
+    """`Router`, or a policy to compare it with."""
+
+    def set_replicas(self, replicas: Mapping[str, int]) -> None:
+        """Take over the replicas and the blocks of their prefix caches."""
+
+    def choose(self, request: RouteRequest, load: Mapping[str, ReplicaLoad], *, wait: bool = True) -> Choice | None:
+        """Return the replica of a request; None to wait."""
 
 
 class Dispatcher:
@@ -148,15 +163,25 @@ class Dispatcher:
         *,
         context_tokens: int = 1 << 20,
         prices: Prices | None = None,
+        cache_blocks: Mapping[str, int] | None = None,
     ) -> None:
-        """Begin with these replicas."""
+        """Begin with these replicas.
+
+        Args:
+            replicas: that are ready.
+            tenants: their rates and budgets, which other services share.
+            context_tokens: longest prompt with its answer.
+            prices: of tokens.
+            cache_blocks: of each replica's prefix cache, where it is larger than its KV cache.
+        """
         self.tenants = tenants or Tenants()
         self.context_tokens = context_tokens
         self.prices = prices or Prices()
         self.queue = FairQueue()
         self.answers = AnswerLengths()
+        self._pace = _Pace(0)
         self.admission = Admission(replicas)
-        self.router = Router(_cache_blocks(replicas))
+        self.router: Chooser = Router(cache_blocks or _cache_blocks(replicas))
 
     @property
     def loads(self) -> Mapping[str, ReplicaLoad]:
@@ -186,22 +211,19 @@ class Dispatcher:
                 "shorten the prompt, or lower max_tokens",
             )
         limit = limit if ask.answer_tokens is None else ask.answer_tokens
-        if self.queue.size >= WAITING_MAX:
-            return Refusal(
-                503,
-                "overloaded",
-                f"{self.queue.size} requests wait, and the queue holds {WAITING_MAX}",
-                "retry later, or ask for more replicas",
-                1.0,
-            )
+        rules = self.tenants.get(ask.tenant)
+        priority = rules.priority if ask.priority is None else ask.priority
+        refusal = self._crowded(ask, priority, now_us)
+        if refusal is not None:
+            return refusal
         most = self.prices.cost_pico_usd(ask.prompt_tokens, 0, limit)
         refusal = self.tenants.enter(ask.tenant, most, now_us)
         if refusal is not None:
             return refusal
-        rules = self.tenants.get(ask.tenant)
         self.queue.set_weight(ask.tenant, rules.weight)
-        expected = self.prices.cost_pico_usd(ask.prompt_tokens, 0, self._answer(limit))
-        priority = rules.priority if ask.priority is None else ask.priority
+        expected = self.prices.cost_pico_usd(ask.prompt_tokens, 0, self.answers.expected(limit))
+        if not self.queue.size:
+            self._pace = _Pace(now_us)
         waiting = Waiting(ask.tenant, expected, None, priority, ask.deadline_us, now_us)
         ticket = Ticket(ask, waiting, limit, most)
         waiting.item = ticket
@@ -215,6 +237,9 @@ class Dispatcher:
             if waiting is None:
                 return
             assert isinstance(waiting.item, Ticket)
+            waiting.item.charged_pico_usd += waiting.cost
+            self._pace.starts += 1
+            self._pace.cost += waiting.cost
             yield waiting.item
 
     def first_token(self, ticket: Ticket) -> None:
@@ -260,17 +285,39 @@ class Dispatcher:
                 over.append((ticket, Refusal(503, "deadline_exceeded", message, "retry later", 1.0)))
         return over
 
-    def _answer(self, limit: int) -> int:
-        return self.answers.expected(min(limit, ANSWER_TOKENS) if limit > ANSWER_TOKENS else limit)
+    def _crowded(self, ask: Ask, priority: int, now_us: int) -> Refusal | None:
+        """Refuse a request that the queue has no place for, or that would start after its deadline."""
+        wait_s = self._pace.wait_s(self.queue.backlog(ask.tenant, priority), now_us)
+        own = self.queue.waiting(ask.tenant, priority)
+        if self.queue.size >= WAITING_MAX or own >= TENANT_WAITING_MAX:
+            most = f"{WAITING_MAX}, {TENANT_WAITING_MAX} of one tenant"
+            return Refusal(
+                503,
+                "overloaded",
+                f"{self.queue.size} requests wait, {own} of them of tenant {ask.tenant}; the queue holds {most}",
+                "retry later, or ask for more replicas",
+                wait_s or 1.0,
+            )
+        if ask.deadline_us is None or now_us + wait_s * 1e6 <= ask.deadline_us:
+            return None
+        left_s = max(0.0, (ask.deadline_us - now_us) / 1e6)
+        return Refusal(
+            503,
+            "deadline_exceeded",
+            f"{own} requests of tenant {ask.tenant} wait before this one; it would start in {wait_s:.1f} s, and its "
+            f"deadline is in {left_s:.1f} s",
+            "retry later, give a later deadline, or ask for more replicas",
+            wait_s,
+        )
 
-    def _place(self, waiting: Waiting) -> bool:
+    def _place(self, waiting: Waiting, wait: bool) -> bool:
         ticket = waiting.item
         assert isinstance(ticket, Ticket)
         prompt = ticket.ask.prompt_tokens + ticket.generated
-        room = prompt + self._answer(max(1, ticket.limit_tokens - ticket.generated)) + BLOCK_TOKENS
+        room = prompt + self.answers.expected(max(1, ticket.limit_tokens - ticket.generated)) + BLOCK_TOKENS
         room = min(room, self.admission.largest())
         request = RouteRequest(ticket.ask.blocks, prompt, room, ticket.ask.session, ticket.avoid)
-        choice = self.router.choose(request, self.admission.loads)
+        choice = self.router.choose(request, self.admission.loads, wait=wait)
         if choice is None:
             return False
         ticket.choice = choice
@@ -285,8 +332,24 @@ class Dispatcher:
             self.queue.remove(ticket.waiting)
         if ticket.reservation is not None:
             self.admission.release(ticket.reservation)
-            self.queue.charge(ticket.ask.tenant, spent_pico_usd - ticket.waiting.cost)
+        if ticket.charged_pico_usd:
+            self.queue.charge(ticket.ask.tenant, spent_pico_usd - ticket.charged_pico_usd)
         self.tenants.leave(ticket.ask.tenant, ticket.held_pico_usd, spent_pico_usd)
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Requests and their cost that started since the queue was empty."""
+
+    since_us: int
+    starts: int = 0
+    cost: float = 0.0
+
+    def wait_s(self, backlog: float, now_us: int) -> float:
+        """Return the seconds in which so much cost will have started; 0 while that is unknown."""
+        if self.starts < STARTS_MIN or now_us <= self.since_us:
+            return 0.0
+        return backlog / self.cost * (now_us - self.since_us) / 1e6
 
 
 def _cache_blocks(replicas: Mapping[str, Capacity]) -> dict[str, int]:

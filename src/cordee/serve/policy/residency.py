@@ -1,8 +1,8 @@
 """The model that each slot of a service holds when there are more models than slots: swaps that pay, and no thrash.
 
-A model that has loaded stays at least `KEEP` times as long as it took to load, so loading takes at most
-1 / (1 + KEEP) of a slot's time. Of the models that wait, the one with the longest wait goes first; of the slots, one
-whose model nobody asks for gives way first.
+A model that has loaded stays `KEEP` times as long as a load takes, or until it was idle for one: loading takes at most
+1 / (1 + KEEP) of the time of a busy slot, and half of that of an idle one. Of the models that wait, the one with the
+longest wait goes first; of the slots, the one whose model was not used for the longest time gives way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,26 +56,30 @@ def swaps(
     """Return the swaps to begin now."""
     decided: list[Swap] = []
     resident = {each.model for each in slots}
-    free = {each.name: each for each in slots if not each.loading}
+    free = [each for each in slots if not each.loading]
     absent = [model for model, each in demand.items() if each.waiting and model not in resident]
     for model in sorted(absent, key=lambda each: (demand[each].oldest_us, each)):
-        slot = min(free.values(), key=lambda each: _order(each, demand), default=None)
-        if slot is None:
-            break
-        wanted = (slot.model in demand and demand[slot.model].waiting > 0) or slot.running > 0
-        stays_us = KEEP * max(load_us.get(model, 0), load_us.get(slot.model, 0))
-        if slot.model and wanted and now_us - slot.since_us < stays_us:
-            break
-        del free[slot.name]
+        ready = [each for each in free if _gives_way(now_us, each, model, demand, load_us)]
+        if not ready:
+            continue
+        slot = min(ready, key=lambda each: (bool(each.model), _wanted(each, demand), each.used_us, each.name))
+        free.remove(slot)
         waited_s = (now_us - demand[model].oldest_us) / 1e6
-        decided.append(
-            Swap(
-                slot.name, model, slot.model, f"{demand[model].waiting} requests wait, the oldest for {waited_s:.1f} s"
-            )
-        )
+        why = f"{demand[model].waiting} requests wait for {model}, the oldest for {waited_s:.1f} s"
+        decided.append(Swap(slot.name, model, slot.model, why))
     return decided
 
 
-def _order(slot: ModelSlot, demand: Mapping[str, Demand]) -> tuple[bool, bool, int, str]:
-    waits = slot.model in demand and demand[slot.model].waiting > 0
-    return (bool(slot.model), waits or slot.running > 0, slot.since_us if waits else slot.used_us, slot.name)
+def _gives_way(
+    now_us: int, slot: ModelSlot, model: str, demand: Mapping[str, Demand], load_us: Mapping[str, int]
+) -> bool:
+    """Return whether the model of a slot has stayed long enough for another one."""
+    if not slot.model:
+        return True
+    load = max(load_us.get(model, 0), load_us.get(slot.model, 0))
+    is_idle = not _wanted(slot, demand) and now_us - max(slot.used_us, slot.since_us) >= load
+    return is_idle or now_us - slot.since_us >= KEEP * load
+
+
+def _wanted(slot: ModelSlot, demand: Mapping[str, Demand]) -> bool:
+    return slot.running > 0 or (slot.model in demand and demand[slot.model].waiting > 0)

@@ -19,9 +19,14 @@ import xxhash
 BLOCK_BYTES = 2048
 """Text of one block: about 512 tokens."""
 BALANCE = 0.5
-"""The charge, in lengths of the request's prompt, of a replica with the mean number of recent misses."""
-RUNNING_TOKENS = 256
-"""The charge of one running request, in prompt tokens: a prompt that all want gets a second replica in time."""
+"""The charge, in lengths of the request's prompt, of a replica with the mean number of recent misses. A replica that
+computes all is charged as many times that as there are replicas: of two or more, none keeps all for a match."""
+WAITING = 0.03
+"""The charge of a prompt token that waits to be computed. A match is worth more than a short wait: a request that
+leaves its prefix makes a second copy, and both caches have less room. Admission keeps the wait short."""
+RUNNING, RUNNING_SPARE, RUNNING_BEYOND = 8, 32, 256
+"""The charge of a running request, in prompt tokens; and that of each beyond so many more than the least: a prompt that
+all want gets a second replica in time."""
 OVERLOAD_TOKENS = 16_384
 """Prompt tokens by which the waiting work of a session's replica may exceed the least before the session leaves it."""
 HORIZON_TOKENS = 2_000_000
@@ -69,7 +74,8 @@ class ReplicaLoad:
     """The open work of one replica.
 
     Attributes:
-        kv_free: tokens of its KV cache that are not reserved.
+        kv_tokens: tokens of its KV cache.
+        kv_free: those that are not reserved.
         slots_free: requests that it can start.
         miss_tokens: prompt tokens that it has yet to compute.
         prefill_free: prompt tokens that may be sent to it before it has computed others; the last prompt may be longer.
@@ -78,6 +84,7 @@ class ReplicaLoad:
         draining: it takes no new request.
     """
 
+    kv_tokens: int
     kv_free: int
     slots_free: int
     miss_tokens: int = 0
@@ -117,17 +124,25 @@ class Router:
             self._caches[name].size = size
         self._recent = sum(each.recent for each in self._caches.values())
 
-    def choose(self, request: RouteRequest, load: Mapping[str, ReplicaLoad]) -> Choice | None:
-        """Return the replica with the least cost among those with room, and remember the prompt there.
+    def choose(self, request: RouteRequest, load: Mapping[str, ReplicaLoad], *, wait: bool = True) -> Choice | None:
+        """Return the replica with the least cost, and remember the prompt there; None to wait.
 
-        None when none has room. Failing replicas, and those that the request avoids, are taken if no other is left.
+        Failing replicas, and those that the request avoids, are taken if no other is left.
+
+        Args:
+            request: to place.
+            load: of each replica.
+            wait: for a full replica, if it is cheaper than those with room; otherwise None means that none has room.
         """
         candidates = [each for each in load if each in self._caches and not load[each].draining]
-        well = [each for each in candidates if not load[each].failing and each not in request.avoid]
-        usable = [each for each in (well or candidates) if _has_room(request, load[each])]
+        sound = [each for each in candidates if not load[each].failing]
+        untried = [each for each in sound if each not in request.avoid]
+        usable = [each for each in (untried or sound or candidates) if _has_room(request, load[each], wait=wait)]
         if not usable:
             return None
         choice = self._sticky(request, usable, load) or self._cheapest(request, usable, load)
+        if not _has_room(request, load[choice.replica], wait=False):
+            return None
         self._remember(request, choice)
         return choice
 
@@ -144,17 +159,17 @@ class Router:
     def _cheapest(self, request: RouteRequest, usable: list[str], load: Mapping[str, ReplicaLoad]) -> Choice:
         tokens = request.tokens
         charge = self.balance * tokens * len(self._caches) / self._recent if self._recent > 0 else 0.0
+        spare_running = RUNNING_SPARE + min(load[each].running for each in usable)
         best, best_cost, best_cached, longest = "", float("inf"), 0, 0
         for name in usable:
             cached = self._matched(request, name)
             replica = load[name]
-            cost = (
-                tokens
-                - cached
-                + replica.miss_tokens
-                + RUNNING_TOKENS * replica.running
-                + charge * self._caches[name].recent
-            )
+            cost = tokens - cached + charge * self._caches[name].recent
+            cost += WAITING * replica.miss_tokens + RUNNING * replica.running
+            if replica.running > spare_running:
+                cost += RUNNING_BEYOND * (replica.running - spare_running)
+            if replica.kv_free < request.kv_tokens:  # they have to be given back first
+                cost += request.kv_tokens - replica.kv_free
             if cost < best_cost:
                 best, best_cost, best_cached = name, cost, cached
             longest = max(longest, cached)
@@ -186,7 +201,10 @@ class Router:
         self._unit = 1.0
 
 
-def _has_room(request: RouteRequest, load: ReplicaLoad) -> bool:
+def _has_room(request: RouteRequest, load: ReplicaLoad, *, wait: bool) -> bool:
+    """Return whether the request can start, or, if it may wait, whether it can once tokens are given back."""
+    if wait:
+        return load.slots_free > 0 and load.kv_tokens >= request.kv_tokens
     return load.slots_free > 0 and load.prefill_free > 0 and load.kv_free >= request.kv_tokens
 
 

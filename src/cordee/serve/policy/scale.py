@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import ceil
 
 SECOND_US = 1_000_000
+NEAR = 0.7
+"""The part of an SLO from which a latency keeps the replicas that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class ScaleRules:
         target: fraction of slots and of KV tokens in use that is aimed at.
         tolerance: change of the wanted number, as a fraction, below which nothing happens.
         window_us: fewer replicas only if nothing in this time wanted more.
+        settle_us: time after a raise in which latencies, which are measured over a while, raise no more.
         idle_us: time without any request after which a service with a least of 0 scales to zero.
         usd_per_replica_hour: price of one replica.
         usd_per_hour_max: what all may cost; None: any.
@@ -32,6 +35,7 @@ class ScaleRules:
     target: float = 0.8
     tolerance: float = 0.1
     window_us: int = 300 * SECOND_US
+    settle_us: int = 60 * SECOND_US
     idle_us: int = 300 * SECOND_US
     usd_per_replica_hour: float = 0.0
     usd_per_hour_max: float | None = None
@@ -64,11 +68,14 @@ class ScaleInput:
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """What `decide` remembers: the number wanted, the numbers recommended in the window, the last request."""
+    """What `decide` remembers: the number wanted, those wanted by each moment of the window, the times of the last
+    request and of the last raise.
+    """
 
     wanted: int = 0
     recommended: tuple[tuple[int, int], ...] = ()
     busy_at_us: int | None = None
+    raised_us: int = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +89,30 @@ class Decision:
 
 def decide(now_us: int, state: ScaleState, seen: ScaleInput, rules: ScaleRules) -> Decision:
     """Return the number of replicas to have from now on."""
-    busy_at_us = now_us if seen.queued or seen.running or state.busy_at_us is None else state.busy_at_us
-    wish, why = _wish(seen, rules)
+    is_open = bool(seen.queued or seen.running)
+    busy_at_us = now_us if is_open or state.busy_at_us is None else state.busy_at_us
     least, most = rules.min_replicas, _affordable(rules)
-    if least == 0 and wish == 0 and now_us - busy_at_us < rules.idle_us:
-        wish, why = min(1, state.wanted), "idle"
+    wish, why = _wish(now_us, seen, rules, state)
+    idle = least == 0 and not is_open and now_us - busy_at_us >= rules.idle_us
+    if not idle:
+        wish = max(wish, min(1, state.wanted))
     wish = max(least, min(most, wish))
-    window = [(at, each) for at, each in state.recommended if at > now_us - rules.window_us and each > wish]
+    # Without a memory, as after a change of servers, the replicas of now stay for a window.
+    recommended = state.recommended or ((now_us, state.wanted),)
+    # A number that a later and higher one follows can never be the highest again.
+    window = [(at, each) for at, each in recommended if at > now_us - rules.window_us and each > wish]
     window.append((now_us, wish))
-    wanted = state.wanted
-    if wish > wanted:
+    if wish > state.wanted:
         wanted = wish
+    elif idle:
+        wanted, why = 0, f"no request for {(now_us - busy_at_us) / SECOND_US:.0f} s"
     else:
-        highest = max(each for _, each in window)
-        idle = wish == 0 and now_us - busy_at_us >= rules.idle_us
-        lower = 0 if idle else highest
-        wanted = min(wanted, lower)
-    wanted = max(least, min(most, wanted))
-    reason = "" if wanted == state.wanted else why
-    return Decision(wanted, reason, ScaleState(wanted, tuple(window), busy_at_us))
+        wanted = max(least, min(most, state.wanted, max(each for _, each in window)))
+        why = f"at most {wanted} were wanted in the last {rules.window_us / SECOND_US:.0f} s"
+    if least <= state.wanted <= most and wanted == state.wanted:
+        why = ""
+    raised_us = now_us if wanted > state.wanted else state.raised_us
+    return Decision(wanted, why, ScaleState(wanted, tuple(window), busy_at_us, raised_us))
 
 
 def _affordable(rules: ScaleRules) -> int:
@@ -109,14 +121,42 @@ def _affordable(rules: ScaleRules) -> int:
     return max(rules.min_replicas, min(rules.max_replicas, int(rules.usd_per_hour_max / rules.usd_per_replica_hour)))
 
 
-def _wish(seen: ScaleInput, rules: ScaleRules) -> tuple[int, str]:
+def _wish(now_us: int, seen: ScaleInput, rules: ScaleRules, state: ScaleState) -> tuple[int, str]:
     """Return the replicas that the load of this moment asks for, and the strongest reason."""
-    open_requests = seen.queued + seen.running
-    if not open_requests:
+    requests = seen.queued + seen.running
+    if not requests:
         return 0, "no request is open"
-    wishes = [(1, f"{open_requests} requests are open")]
+    wishes = [(1, f"{requests} requests are open")]
     if seen.slots:
-        wishes.append((ceil(open_requests / (seen.slots * rules.target)), f"{open_requests} requests are open"))
+        wishes.append(
+            _needed(requests / seen.slots, state.wanted, rules, f"{requests} requests for {seen.slots} slots each")
+        )
     if seen.ready:
-        wishes.append((ceil(seen.ready * seen.kv_fraction / rules.target), f"{seen.kv_fraction:.0%} of the KV is used"))
+        used = f"{seen.kv_fraction:.0%} of the KV cache is used"
+        wishes.append(_needed(seen.ready * seen.kv_fraction, state.wanted, rules, used))
+    wishes.extend(_latency(now_us, seen, rules, state))
     return max(wishes, key=lambda each: each[0])
+
+
+def _needed(full_replicas: float, wanted: int, rules: ScaleRules, why: str) -> tuple[int, str]:
+    """Return the replicas that carry this load at the target; those of now within the tolerance."""
+    exact = full_replicas / rules.target
+    if wanted and abs(exact / wanted - 1) <= rules.tolerance:
+        return wanted, why
+    return ceil(exact), why
+
+
+def _latency(now_us: int, seen: ScaleInput, rules: ScaleRules, state: ScaleState) -> list[tuple[int, str]]:
+    """Return half as many replicas more for a latency beyond its SLO, those of now for one near it."""
+    first_us = max(seen.ttft_p99_us or 0, seen.oldest_wait_us if seen.queued else 0)
+    pairs = (("time to first token", first_us, rules.ttft_us), ("time per token", seen.tpot_p99_us, rules.tpot_us))
+    # What loads now was not there when these times were measured.
+    settled = not seen.starting and seen.ready >= state.wanted and now_us - state.raised_us >= rules.settle_us
+    wishes = []
+    for name, measured_us, slo_us in pairs:
+        if measured_us and slo_us and seen.ready:
+            late = measured_us > slo_us * (1 + rules.tolerance) and settled
+            near = measured_us > slo_us * NEAR
+            wish = seen.ready + max(1, seen.ready // 2) if late else state.wanted if near else 0
+            wishes.append((wish, f"p99 of the {name} is {measured_us / 1000:.0f} ms for {slo_us / 1000:.0f} ms"))
+    return wishes
