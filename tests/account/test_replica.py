@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from replica_events import ended, ledger_of, notice, placed, ready, served, unready, us
 
@@ -141,6 +141,7 @@ def reloaded(ledger: Ledger) -> Ledger:
     return Ledger.restored(saved.decode(json.loads(json.dumps(saved.encode(ledger.saved())))))
 
 
+@settings(max_examples=50)
 @given(events=garbled, more=garbled, outcome=st.sampled_from(Outcome), end_s=times, price=st.integers(0, 10**7))
 def test_the_parts_are_the_whole_whatever_is_reported(events, more, outcome, end_s, price):
     ledger, whole, freed_us, clock_us = ledger_of(price=price), ledger_of(price=price), dict[str, int](), us(100)
@@ -168,6 +169,7 @@ def test_the_parts_are_the_whole_whatever_is_reported(events, more, outcome, end
     assert [each.key for each in by_service] == ["chat"] and by_service[0].micro_usd == row.micro_usd
 
 
+@settings(max_examples=50)
 @given(events=garbled, outcome=st.sampled_from(Outcome))
 def test_the_drawn_segments_sum_to_the_ledger(events, outcome):
     ledger = ledger_of(*(event for event in events if event and type(event) is not RanksEnded), detailed=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from replica_events import ended, ledger_of, placed, ready, replica_job, served, us
 
@@ -120,6 +120,7 @@ happenings = st.lists(
 )  # fmt: skip
 
 
+@settings(max_examples=50)
 @given(events=happenings, price=st.integers(0, 10**7), is_sorted=st.booleans())
 def test_lines_sum_to_the_dollars_held_and_lose_no_token(events, price, is_sorted):
     ledger, sent = ledger_of(price=price), Tokens()

@@ -18,6 +18,7 @@ from verbs import code_of
 
 from cordee import answers as views
 from cordee import errors
+from cordee import service_answers as service_views
 from cordee.cli.jobs import files_line
 from cordee.cli.rehearse import VariantView
 from cordee.client import Client
@@ -45,6 +46,9 @@ ANSWERS: dict[str, Any] = {
     "nodes": list[views.NodeView],
     "queues": views.QueuesView,
     "cost": views.CostView,
+    "cost --by tenant": service_views.UsageView,
+    "cost --usage": service_views.CostLinesView,
+    "serve keys create": service_views.NewKeyView,
     "stop": views.JobView,
     "down": views.HealthView,
 }
@@ -351,6 +355,8 @@ def test_json_of_the_verbs_follows_the_schemas(verb: Verb, tmp_path: Path) -> No
         "nodes": verb("nodes", "--json"),
         "queues": verb("queues", "--json"),
         "cost": verb("cost", "--json"),
+        "cost --by tenant": verb("cost", "--by", "tenant", "--json"),
+        "cost --usage": verb("cost", "--usage", "--json"),
         "stop": verb("stop", job_id, "--now", "--wait", "--json"),
     }
     for name, text in printed.items():

@@ -14,19 +14,33 @@ from cordee.client import Client
 from cordee.control.members import hash_of
 from cordee.control.store.sql import SqlStore
 from cordee.control.store.tenants import TenantRows
+from cordee.control.tenants import Tenants
 from cordee.errors import ForbiddenError, InputError, NotFoundError, StoreError
 from cordee.events import KeyCreated, KeyRevoked, ReplicaReady, TenantSet, TokensServed
 from cordee.ids import JobId
+from cordee.service_answers import KeyRequest
 
 CHAT = JobId("chat-abcdef")
 REPLICA = replace(JOB, job_id=CHAT, name="chat", service="chat", protected=False)
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    api = Api(tmp_path)
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A server that the tests of this file share, in their order."""
+    api = Api(tmp_path_factory.mktemp("tenants"))
     yield api
     api.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.store.close()
+
+
+def tenants_of(scene: Scene) -> Tenants:
+    return Tenants(scene.control, TenantRows(scene.store), scene.time, "ada")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -60,33 +74,35 @@ def test_the_tables_of_tenants_and_keys(store: SqlStore) -> None:
     assert rows.all_keys() == [key | {"revoked_us": 7}]
 
 
-def test_a_key_is_shown_once_and_kept_as_its_hash(api: Api) -> None:
-    made = api.client.create_key("acme", name="ci", models=["tiny"])
+def test_a_key_is_shown_once_and_kept_as_its_hash(scene: Scene, tmp_path: Path) -> None:
+    tenants = tenants_of(scene)
+    made = tenants.create_key(KeyRequest(tenant="acme", name="ci", models=["tiny"]), "ada")
     assert made.secret.startswith("sk-cordee-") and len(made.secret) > 50 and made.secret not in repr(made)
-    [listed] = api.client.keys()
+    [listed] = tenants.keys()
     assert listed.model_dump() == made.model_dump(exclude={"secret"})
-    [kept] = api.services.tenants.key_hashes()
+    [kept] = tenants.key_hashes()
     assert (kept.hash, kept.id, kept.tenant, kept.models) == (hash_of(made.secret), made.id, "acme", ["tiny"])
-    data = b"".join(path.read_bytes() for path in api.operations.home.glob("cordee.db*"))
+    data = b"".join(path.read_bytes() for path in tmp_path.glob("cordee.db*"))
     assert made.secret.encode() not in data and kept.hash.encode() in data
-    events = api.scene.of(KeyCreated)
-    assert [event.key for event in events] == [made.id] and kept.hash not in repr(api.scene.log())  # type: ignore[attr-defined]
-    assert [tenant.name for tenant in api.client.tenants()] == ["acme"]
+    [event] = scene.of(KeyCreated)
+    assert isinstance(event, KeyCreated) and event.key == made.id and kept.hash not in repr(scene.log())
+    assert [tenant.name for tenant in tenants.tenants()] == ["acme"]
 
 
-def test_a_revoked_key_is_void_and_none_opens_no_door(api: Api) -> None:
-    assert api.services.tenants.key_hashes() == []
-    first, second = (api.client.create_key("acme", name=name) for name in ("a", "b"))
-    number = api.scene.control.number
-    assert api.client.revoke_key("a").revoked_us is not None
-    assert api.scene.control.number == number + 1, "a gateway that waits for a change is woken"
-    assert api.client.revoke_key(first.id).revoked_us is not None and api.scene.control.number == number + 1
-    assert [each.id for each in api.services.tenants.key_hashes()] == [second.id]
-    api.client.revoke_key(second.id)
-    [nobody] = api.services.tenants.key_hashes()
-    assert nobody.hash == "" and len(api.scene.of(KeyRevoked)) == 2
-    api.scene.restart()
-    listed = api.client.keys()
+def test_a_revoked_key_is_void_and_none_opens_no_door(scene: Scene) -> None:
+    tenants = tenants_of(scene)
+    assert tenants.key_hashes() == []
+    first, second = (tenants.create_key(KeyRequest(tenant="acme", name=name), "ada") for name in ("a", "b"))
+    number = scene.control.number
+    assert tenants.revoke_key("a", "ada").revoked_us is not None
+    assert scene.control.number == number + 1, "a gateway that waits for a change is woken"
+    assert tenants.revoke_key(first.id, "ada").revoked_us is not None and scene.control.number == number + 1
+    assert [each.id for each in tenants.key_hashes()] == [second.id]
+    tenants.revoke_key(second.id, "ada")
+    [nobody] = tenants.key_hashes()
+    assert nobody.hash == "" and len(scene.of(KeyRevoked)) == 2
+    scene.restart()
+    listed = tenants_of(scene).keys()
     assert [each.revoked_us is None for each in listed] == [False, False]
 
 
@@ -107,13 +123,13 @@ def test_only_the_operator_changes_tenants_and_keys(api: Api) -> None:
 
 
 def test_rules_of_a_tenant(api: Api) -> None:
-    api.client.create_key("acme")
-    seen = api.client.set_tenant("acme", weight=3.0, priority=5, rate_per_s=2.5, budget_micro_usd=40_000_000, per="day")
+    api.client.create_key("beta")
+    seen = api.client.set_tenant("beta", weight=3.0, priority=5, rate_per_s=2.5, budget_micro_usd=40_000_000, per="day")
     assert (seen.weight, seen.priority, seen.rate_per_s, seen.per) == (3.0, 5, 2.5, "day")
-    api.client.create_key("acme")
+    api.client.create_key("beta")
     assert api.client.tenants() == [seen]
     with pytest.raises(InputError, match="weight"):
-        api.client.set_tenant("acme", weight=0)
+        api.client.set_tenant("beta", weight=0)
 
 
 def served(gateway: str, from_us: int, tokens: int, tenant: str = "", busy_us: int = 0) -> TokensServed:
@@ -139,8 +155,7 @@ def serving(scene: Scene) -> None:
         assert scene.control.take_in(f"gateway/{gateway}", 1, events) == 1
 
 
-def test_two_gateways_and_a_report_that_is_sent_twice_count_once(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_two_gateways_and_a_report_that_is_sent_twice_count_once(scene: Scene) -> None:
     serving(scene)
     for _ in range(2):
         now_us, ledger = scene.time.us, scene.control.ledger
@@ -150,7 +165,6 @@ def test_two_gateways_and_a_report_that_is_sent_twice_count_once(tmp_path: Path)
         assert (usage.tokens.requests, usage.tokens.output, usage.micro_usd.unused) == (2, 400, 0)
         assert usage.micro_usd.total == row.micro_usd.held >= 4 * NODE.micro_usd_per_gpu_hour
         scene.restart()
-    scene.store.close()
 
 
 def test_usage_spending_and_metrics_over_http(api: Api) -> None:
@@ -164,7 +178,8 @@ def test_usage_spending_and_metrics_over_http(api: Api) -> None:
     assert (row.key, row.tenant, row.tokens.input) == ("k", "acme", 400)
     [row] = api.client.usage("service").rows
     assert row.gpu_us is not None and row.gpu_us.serving == 4_000_000 and row.micro_usd_per_million.output
-    [tenant] = api.client.tenants()
+    tenant, other = api.client.tenants()
+    assert (tenant.name, other.spent_micro_usd) == ("acme", 0)
     assert tenant.spent_micro_usd > 0 and tenant.budget_micro_usd == 5_000_000
     [line] = api.client.usage_lines().lines
     assert (line.from_us, line.tenant, line.tokens.output) == (0, "acme", 400)
