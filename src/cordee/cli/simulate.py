@@ -10,6 +10,17 @@ from rich.progress import MofNCompleteColumn
 
 from cordee.cli import terminal
 from cordee.cli.plan_more import write_page
+from cordee.cli.simulate_services import (
+    LoadTime,
+    Rate,
+    Requests,
+    ServiceFile,
+    Split,
+    Target,
+    Wanted,
+    WarmUp,
+    simulate_together,
+)
 from cordee.cli.simulate_text import print_comparison, print_replay
 from cordee.control.prices import priced
 from cordee.errors import CatalogueError, InputError
@@ -32,6 +43,22 @@ SYNTHETIC = "synthetic"
 UNNAMED_GPU = "GPU"  # of a cluster such as 80x8
 
 
+Trace = Annotated[str, typer.Argument(help="A trace file, a folder of tables, a Cordee home, or `synthetic`.")]
+ClusterText = Annotated[str, typer.Option("--cluster", help="Nodes x GPUs, 80x8 or 80x8xH100; or a table of nodes.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random draws.")]
+Jobs = Annotated[int | None, typer.Option(help="Number of jobs to run at most.", show_default="all")]
+From = Annotated[str, typer.Option("--from", help="Leave out jobs submitted before this time: 30d.")]
+For = Annotated[
+    str | None, typer.Option("--for", help="Length of the window of submissions.", show_default="to the end")
+]
+Notice = Annotated[str, typer.Option(help="Time from the notice of a reclaim to the reclaim.")]
+QueuesFile = Annotated[Path | None, typer.Option("--queues", help="YAML file with the tree of queues.")]
+Tiers = Annotated[str | None, typer.Option(help="Percentages of production,standard,preemptible jobs: 10,60,30.")]
+Load = Annotated[float, typer.Option(help="With `synthetic`: requested GPU time divided by the cluster's.")]
+Diurnal = Annotated[float, typer.Option(help="With `synthetic`: variation of arrivals over a day, 0 to 1.")]
+Form = Annotated[str | None, typer.Option("--format", help="Format of the trace.", show_default="by its content")]
+Strict = Annotated[bool, typer.Option("--strict", help="Treat a bad row as an error.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 Policies = Annotated[str, typer.Option(help=f"Policies, separated by commas: {', '.join(POLICIES)}.")]
 VcNodes = Annotated[Path | None, typer.Option("--vc-clusters", help="CSV file of virtual clusters and their nodes.")]
 Until = Annotated[
@@ -54,33 +81,34 @@ Chrome = Annotated[
 
 
 def simulate(
-    trace: Annotated[str, typer.Argument(help="A trace file, a folder of tables, a Cordee home, or `synthetic`.")],
+    trace: Trace,
     *,
-    cluster_: Annotated[str, typer.Option("--cluster", help="Nodes x GPUs, 80x8 or 80x8xH100; or a table of nodes.")],
+    cluster_: ClusterText,
     policy: Policies = "cordee,fifo",
-    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
-    jobs: Annotated[int | None, typer.Option(help="Number of jobs to run at most.", show_default="all")] = None,
-    from_: Annotated[str, typer.Option("--from", help="Leave out jobs submitted before this time: 30d.")] = "0s",
-    for_: Annotated[
-        str | None, typer.Option("--for", help="Length of the window of submissions.", show_default="to the end")
-    ] = None,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    from_: From = "0s",
+    for_: For = None,
     until: Until = None,
     failures: Failures = None,
     spot: Spot = None,
-    notice: Annotated[str, typer.Option(help="Time from the notice of a reclaim to the reclaim.")] = "120s",
-    queues: Annotated[Path | None, typer.Option(help="YAML file with the tree of queues.")] = None,
-    tiers: Annotated[
-        str | None, typer.Option(help="Percentages of production,standard,preemptible jobs: 10,60,30.")
-    ] = None,
+    notice: Notice = "120s",
+    queues: QueuesFile = None,
+    tiers: Tiers = None,
     vc_nodes: VcNodes = None,
-    load: Annotated[float, typer.Option(help="With `synthetic`: requested GPU time divided by the cluster's.")] = 0.8,
-    diurnal: Annotated[float, typer.Option(help="With `synthetic`: variation of arrivals over a day, 0 to 1.")] = 0.0,
+    load: Load = 0.8,
+    diurnal: Diurnal = 0.0,
     price_as: PriceAs = None,
-    form: Annotated[
-        str | None, typer.Option("--format", help="Format of the trace.", show_default="by its content")
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Treat a bad row as an error.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
+    form: Form = None,
+    strict: Strict = False,
+    requests: Requests = None,
+    service: ServiceFile = None,
+    rate: Rate = "20/s",
+    split: Split = None,
+    warm_up: WarmUp = "24h",
+    load_time: LoadTime = "90s",
+    target: Target = 0.8,
+    html: Html = None,
     chrome: Chrome = None,
     as_json: terminal.Json = False,
 ) -> None:
@@ -88,6 +116,8 @@ def simulate(
 
     AWAY MAX is the longest total time that a job was without GPUs; JAIN is Jain's fairness index of slowdowns
     (1: all jobs are slowed down equally); FRAG is GPU time that was free while a gang of at most that size waited.
+
+    With --requests and --service, run the jobs and a service on one cluster, beside two clusters of the same size.
     """
     policies = named_policies(_names(policy))
     nodes = _priced(cluster(cluster_), price_as)
@@ -104,11 +134,21 @@ def simulate(
         window_us=_window(from_, for_),
         until_us=None if until is None else _us(until),
         outage_rates=_failures(failures),
+        queues=() if queues is None else _queues(queues),
     )
     if spot is not None:
         scenario = _with_spot(scenario, spot, _us(notice))
-    if queues is not None:
-        scenario = replace(scenario, queues=_queues(queues))
+    if requests is not None or service is not None:
+        wanted = Wanted(requests, service, rate, split, _us(warm_up), _us(load_time), target, price_as)
+        simulate_together(scenario, policies[0], wanted, html=html, as_json=as_json)
+        return
+    _compare(scenario, policies, html, chrome, as_json=as_json)
+
+
+def _compare(
+    scenario: Scenario, policies: Sequence[NamedPolicy], html: Path | None, chrome: Path | None, *, as_json: bool
+) -> None:
+    """Run each policy, and write what is asked for."""
     tally, total = count_jobs(scenario)
     if total == 0:
         hint = _left_out(tally) or "check --from and --for"

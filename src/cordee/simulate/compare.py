@@ -149,7 +149,7 @@ def simulate(scenario: Scenario, named: NamedPolicy, progress: Callable[[int], N
                 estimates=named.estimates,
                 **_cut(scenario),
             ),
-            _outages(scenario, nodes),
+            outages_of(scenario, nodes),
             policy=named.policy,
             queues=scenario.queues,
             start_us=scenario.window_us[0],
@@ -204,7 +204,8 @@ def _cut(scenario: Scenario) -> _Cut:
     return {"limit": scenario.limit, "window_us": scenario.window_us}
 
 
-def _outages(scenario: Scenario, nodes: Sequence[Node]) -> Iterator[Outage]:
+def outages_of(scenario: Scenario, nodes: Sequence[Node]) -> Iterator[Outage]:
+    """Return the outages of these nodes: those of a series, and random ones without end."""
     here = {node.name for node in nodes}
     listed = (each for each in scenario.outages if set(each.nodes) <= here)
     drawn = (random_outages(nodes, each, scenario.seed, scenario.window_us[0]) for each in scenario.outage_rates)

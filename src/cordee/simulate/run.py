@@ -5,6 +5,7 @@ The same inputs give the same log, byte for byte: there is no clock and no rando
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cordee.account.ledger import Ledger
 from cordee.control.collector import collected_when_idle
@@ -39,6 +40,14 @@ class Run:
     errors: int = 0  # steps of decisions that failed; none should
 
 
+class Guest(Protocol):
+    """Something beside the trace that acts in the same time, such as a service that scales."""
+
+    def begin(self, engine: Engine, cluster: SimCluster, control: Control) -> None:
+        """Schedule its first action."""
+        ...
+
+
 @collected_when_idle()
 def run(
     nodes: Iterable[Node],
@@ -51,6 +60,7 @@ def run(
     until_us: int | None = None,
     defer_reports: bool = False,
     sink: Callable[[Event], None] | None = None,
+    guest: Guest | None = None,
 ) -> Run:
     """Run the control plane over this world until every job has ended, or until `until_us`.
 
@@ -64,9 +74,10 @@ def run(
         until_us: when to cut.
         defer_reports: ranks defer their reports where no decision rests on them; the ledger is the same.
         sink: takes each event of the log, which is not kept then.
+        guest: acts beside the submissions; it may have no end, so `until_us` has to cut.
     """
     policy = policy or Policy()
-    endless = not isinstance(outages, Sequence)
+    endless = guest is None and not isinstance(outages, Sequence)
     engine = Engine(start_us)
     cluster = SimCluster(engine, nodes, outages)
     store = MemoryStore(sink)
@@ -74,6 +85,8 @@ def run(
     control.up()
     if queues:
         control.set_queues(queues)
+    if guest is not None:
+        guest.begin(engine, cluster, control)
     if isinstance(submissions, Sequence):
         submissions = sorted(submissions, key=lambda each: each.at_us)
     arrivals = iter(submissions)
@@ -88,10 +101,7 @@ def run(
             continue
         if endless and arrival is None and not (store.open_jobs and (wake_us or not cluster.idle)):
             break
-        at_us = engine.next_us()
-        for other_us in (wake_us, None if arrival is None else arrival.at_us):
-            if other_us is not None and (at_us is None or other_us < at_us):
-                at_us = other_us
+        at_us = _earliest(engine.next_us(), wake_us, None if arrival is None else arrival.at_us)
         if at_us is None or (until_us is not None and at_us > until_us):
             break
         assert at_us >= engine.now_us(), "a wake-up in the past never ends"
@@ -105,6 +115,10 @@ def run(
     cluster.flush()
     control.tick()
     return Run(tuple(store.log), control.ledger, engine.now_us(), errors)
+
+
+def _earliest(*times_us: int | None) -> int | None:
+    return min((each for each in times_us if each is not None), default=None)
 
 
 def may_defer_reports(job: Job, policy: Policy) -> bool:

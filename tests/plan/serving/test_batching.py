@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cordee.plan.serving.queueing.batching import Limits, serve
+from cordee.plan.serving.queueing.batching import Limits, Replica, serve
 from cordee.plan.serving.queueing.served import Served
 from cordee.plan.serving.speed.speculation import Speculation
 from cordee.workload.requests import Request, poisson
@@ -82,6 +82,18 @@ def test_jumps_equal_steps_taken_one_by_one(
     assert close(jumped, stepped)
     assert jumped.preemptions == stepped.preemptions
     assert len(jumped.outcomes) + jumped.refused == len(requests)
+
+
+def test_requests_that_are_known_only_when_they_arrive_are_served_alike() -> None:
+    requests = poisson(300, 8.0, [(100, 60), (400, 20), (30, 200), (64, 1)], seed=3)
+    limits = Limits(64, 512, 50_000.0, 16)
+    replica = Replica(Affine(), limits)
+    for each in requests:
+        replica.run(each.arrival_s)
+        replica.offer(each)
+        assert replica.open > 0
+    replica.run()
+    assert replica.open == 0 and close(replica.served, serve(requests, Affine(), limits))
 
 
 def test_full_cache_preempts_and_every_answer_still_ends() -> None:

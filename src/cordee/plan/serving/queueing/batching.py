@@ -151,7 +151,7 @@ class Replica:
 
     @property
     def served(self) -> Served:
-        """What it has done."""
+        """The requests that it has answered, so far."""
         done = self.tally
         outcomes = [done.outcomes[index] for index in sorted(done.outcomes)]
         return Served(outcomes, done.refused, done.preemptions, done.busy_s, self.now_s, done.recomputed_tokens)
