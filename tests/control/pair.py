@@ -223,7 +223,7 @@ class Pair:
         self._until(lambda: self._started(after) == 1)
 
     def end(self) -> None:
-        """End the gang, and check that everything has run once and that nothing of the log is lost."""
+        """End the gang, check that everything has run once and that nothing of the log is lost; end both servers."""
         (self.folder / "release").touch()
         self._until(lambda: {e.job_id for _, e in self.log() if isinstance(e, JobEnded)} >= set(self.jobs))
         log = self.log()
@@ -235,6 +235,9 @@ class Pair:
         ranks = Counter(line.partition(" ")[2] for line in self._diary() if line.startswith("start"))
         assert ranks == Counter([f"{self.gang}.1 1", *(f"{job_id}.1 0" for job_id in self.jobs)])
         assert Counter(line.partition(" ")[2] for line in self._diary() if line.startswith("end")) == ranks
+        with Client(self.leader().home) as client:
+            client.down()
+        assert [each.process.wait(WAIT_S) for each in self._servers.values()] == [0, 0]
 
     def close(self) -> None:
         (self.folder / "release").touch()
