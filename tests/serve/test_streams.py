@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import tiny
@@ -110,21 +109,6 @@ def test_held_back_characters_are_tokenised_again(llama: RunningEngine) -> None:
     prompt = json.loads(llama.ask("/tokenize", {"content": "def main in🙂ul"})[1])["tokens"]
     assert upstream.body["prompt"] == prompt and upstream.body["n_predict"] == 60 - 6
     assert asked.tokens == 6
-
-
-def test_greedy_tokens_are_those_of_transformers(llama: RunningEngine, tiny_folder: Path) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
-    ids = tokenizer("def main")["input_ids"]
-    assert ids == json.loads(llama.ask("/tokenize", {"content": "def main"})[1])["tokens"]
-    chat = tokenizer.apply_chat_template(CHAT_BODY["messages"], add_generation_prompt=True, tokenize=False)
-    assert chat == json.loads(llama.ask("/apply-template", CHAT_BODY)[1])["prompt"]
-    made = model.generate(torch.tensor([ids]), max_new_tokens=100, do_sample=False)[0, len(ids) :].tolist()
-    asked = {"prompt": ids, "n_predict": 100, "temperature": 0, "return_tokens": True}
-    assert json.loads(llama.ask("/completion", asked)[1])["tokens"] == made
-    assert len(set(made)) > 40, "a text that repeats itself would hide a doubled token"
 
 
 def test_usage_of_a_whole_answer(llama: RunningEngine) -> None:

@@ -1,0 +1,138 @@
+"""Models for replicas: folders, files, names, and what the SDK has just trained, with the tokens of transformers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from engines_world import RunningEngine, running_llama
+
+from cordee.errors import CheckpointError, CorruptError, InputError
+from cordee.serve.models import LIKE_ENV, MODELS_ENV, find_model
+from cordee.storage.destination import open_existing
+from cordee.storage.log import LogEntry, live_commits, read_entries
+from cordee.storage.manifest import read_manifest
+from cordee.workload.service import ReplicaSettings
+
+TRAIN = Path(__file__).parent / "train_tiny.py"
+
+
+def settings(model: str, engine: str = "llama.cpp", checkpoint: Path | None = None) -> ReplicaSettings:
+    to = str(checkpoint) if checkpoint else None
+    return ReplicaSettings.model_validate(
+        {"service": "chat", "revision": 1, "engine": engine, "model": model, "checkpoint": to}
+    )
+
+
+def greedy(engine: RunningEngine, prompt: list[int], tokens: int) -> list[int]:
+    asked = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "return_tokens": True}
+    status, answer = engine.ask("/completion", asked)
+    assert status == 200
+    return list(json.loads(answer)["tokens"])
+
+
+def chunks_of(to: Path, entry: LogEntry) -> set[str]:
+    return {chunk.key for chunk in read_manifest(open_existing(str(to)), entry.fields["manifest"]).chunks}
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, list[int]]]:
+    """Return the destination of a training job, and greedy tokens of the model after each of its steps."""
+    to = tmp_path_factory.mktemp("job") / "gpt"
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CORDEE_QUIET": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    run = subprocess.run([sys.executable, TRAIN, tiny_folder, to], env=env, capture_output=True, text=True, check=True)
+    return to, json.loads(run.stdout)
+
+
+@pytest.mark.gang
+def test_what_the_sdk_trained_is_served(
+    trained: tuple[Path, Mapping[str, list[int]]],
+    tiny_folder: Path,
+    llama: RunningEngine,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    to, tokens = trained
+    prompt = [283, 428, 81]
+    assert greedy(llama, prompt, 40) == tokens["0"], "llama.cpp makes the tokens that transformers makes"
+    assert len({tuple(each) for each in tokens.values()}) > 1, "the training changes the text"
+    environ = {MODELS_ENV: str(tmp_path / "models"), LIKE_ENV: str(tiny_folder)}
+    made = find_model(settings("job:gpt", checkpoint=to), environ)
+    assert made == find_model(settings("job:gpt", checkpoint=to), environ)
+    assert capfd.readouterr().out.count("step 4 of gpt (its newest checkpoint)") == 1, "the second time it is there"
+    with running_llama(Path(made), tmp_path) as engine:
+        assert greedy(engine, prompt, 40) == tokens["4"]
+    folder = Path(find_model(settings("job:gpt", "vllm", to), environ))
+    assert (folder / "model.safetensors").is_file() and (folder / "tokenizer.json").is_file()
+
+    damaged = tmp_path / "damaged"
+    shutil.copytree(to, damaged)
+    older, newer = (chunks_of(damaged, entry) for entry in live_commits(read_entries(open_existing(str(damaged)))))
+    for key in newer - older:
+        (damaged / key).write_bytes(b"")
+    fresh = {**environ, MODELS_ENV: str(tmp_path / "others")}
+    with running_llama(Path(find_model(settings("job:gpt", checkpoint=damaged), fresh)), tmp_path) as engine:
+        assert greedy(engine, prompt, 40) == tokens["2"]
+    assert "step 2 of gpt (step 4: " in capfd.readouterr().out
+    for key in older:
+        (damaged / key).write_bytes(b"")
+    others = {**environ, MODELS_ENV: str(tmp_path / "more")}
+    with pytest.raises(CorruptError, match="none of the 2 checkpoints of gpt"):
+        find_model(settings("job:gpt", checkpoint=damaged), others)
+    with pytest.raises(InputError, match="holds weights only"):
+        find_model(settings("job:gpt", checkpoint=to), {MODELS_ENV: str(tmp_path / "last")})
+
+
+def test_a_job_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the job gpt has no checkpoint destination"):
+        find_model(settings("job:gpt"), {})
+    (tmp_path / "log").mkdir()
+    with pytest.raises(CheckpointError, match=r"has no checkpoint in .* yet"):
+        find_model(settings("job:gpt", checkpoint=tmp_path), {})
+
+
+def test_a_model_is_a_folder_a_file_or_a_name(tiny_folder: Path, tmp_path: Path) -> None:
+    environ = {MODELS_ENV: str(tmp_path), "HF_HOME": str(tmp_path / "hf")}
+    gguf = str(tiny_folder / "tiny.gguf")
+    assert find_model(settings(gguf), environ) == gguf
+    assert find_model(settings(str(tiny_folder)), environ) == gguf, "a folder with one .gguf file"
+    assert find_model(settings(str(tiny_folder), "vllm"), environ) == str(tiny_folder)
+    assert find_model(settings("some/model", "vllm"), environ) == "some/model"
+    shutil.copytree(tiny_folder, tmp_path / "kept", ignore=shutil.ignore_patterns("*.gguf"))
+    assert find_model(settings("kept", "vllm"), environ) == str(tmp_path / "kept")
+    made = Path(find_model(settings("kept"), environ))
+    assert made.read_bytes() == (tiny_folder / "tiny.gguf").read_bytes()
+    cached = tmp_path / "hf" / "hub" / "models--some--model"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    shutil.copytree(tmp_path / "kept", cached / "snapshots" / "abc")
+    assert find_model(settings("some/model", "vllm"), environ) == str(cached / "snapshots" / "abc")
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "message"),
+    [
+        ("nowhere/at-all", "llama.cpp", "is not here"),
+        ("./nowhere", "vllm", "is not here"),
+        ("{tiny}/tiny.gguf", "transformers", "does not load"),
+        ("{tmp}/other", "llama.cpp", "the architecture MambaForCausalLM"),
+        ("{tmp}/many", "llama.cpp", "has 2 .gguf files: a.gguf, b.gguf"),
+        ("{tmp}/bare", "llama.cpp", "has no tokenizer"),
+    ],
+)
+def test_a_model_that_cannot_be_served_says_so(
+    tiny_folder: Path, tmp_path: Path, model: str, engine: str, message: str
+) -> None:
+    for name in ("other", "many", "bare"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "many" / "a.gguf").touch()
+    (tmp_path / "many" / "b.gguf").touch()
+    (tmp_path / "other" / "tokenizer.json").write_text("{}")
+    (tmp_path / "other" / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    named = model.format(tiny=tiny_folder, tmp=tmp_path)
+    with pytest.raises(InputError, match=message):
+        find_model(settings(named, engine), {MODELS_ENV: str(tmp_path / "models")})
