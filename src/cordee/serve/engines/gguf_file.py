@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +194,7 @@ def _tensors(folder: Path, stack: ExitStack) -> Iterator[tuple[str, FileTensor]]
     if not paths:
         raise InputError(f"{folder} has no *.safetensors", hint="a folder as save_pretrained writes it")
     for path in paths:
-        yield from stack.enter_context(open_file(path)).items()
+        yield from sorted(stack.enter_context(open_file(path)).items(), key=itemgetter(0))
 
 
 def _array(tensor: FileTensor, heads: int) -> tuple[npt.NDArray[Any], str | None]:
