@@ -85,7 +85,6 @@ class App:
         kind = StreamExchange if call.stream and call.path != "/v1/embeddings" else WholeExchange
         exchange = kind(gateway, gateway.desk(service), call, key)
         gateway.open.add(exchange)
-        gateway.moving.set()
         status, used = 499, 0
         try:
             response = await exchange.run(request)

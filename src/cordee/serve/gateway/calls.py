@@ -1,9 +1,10 @@
 """A client's request to the API, checked as far as the gateway needs it; the engine checks the rest."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from cordee.serve.gateway.replies import ApiError
 
@@ -31,7 +32,7 @@ class Call:
         prompt: the bytes of its prompt, as JSON: for routing and for the estimate of its tokens.
         limit_tokens: of its answer; None: the client gave none.
         session: requests with the same name continue one another.
-        priority: higher goes first.
+        priority: of the tenant's requests, those with a negative one go last.
         deadline_s: seconds within which the first token has to come; None: none is asked for.
     """
 
@@ -48,7 +49,7 @@ class Call:
 
     def bytes_for(self, model: str) -> bytes:
         """Return the body with the name that an engine has for its model; "" keeps the client's."""
-        return self.raw if model in ("", self.model) else json.dumps({**self.body, "model": model}).encode()
+        return self.raw if model in ("", self.model) else msgspec.json.encode({**self.body, "model": model})
 
     @property
     def choices(self) -> int:
@@ -70,8 +71,8 @@ def read_call(path: str, raw: bytes, headers: Mapping[str, str]) -> Call:
     """
     field = PATHS[path]
     try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        body = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, f"the body is a JSON {_name(body)}, not an object", code="invalid_json")
@@ -101,7 +102,7 @@ def _prompt_bytes(prompt: list[Any] | str) -> bytes:
     """Return the prompt as bytes of which a longer one of the same session is a continuation."""
     if isinstance(prompt, str):
         return prompt.encode(errors="replace")
-    return json.dumps(prompt, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")[:-1]
+    return msgspec.json.encode(prompt)[:-1]
 
 
 def _session(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:

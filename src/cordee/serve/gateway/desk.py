@@ -123,6 +123,10 @@ class Desk:
         self.run()
         return cost
 
+    def priority(self, tenant: str, asked: int) -> int:
+        """Return the priority of a request: a client may put it below its tenant's other ones, and not above."""
+        return self._dispatcher.tenants.get(tenant).priority + min(0, asked)
+
     def learn(self, prompt_bytes: int, input_tokens: int) -> None:
         """Note how many tokens a prompt had."""
         self.bytes_per_token += 0.05 * (prompt_bytes / input_tokens - self.bytes_per_token)

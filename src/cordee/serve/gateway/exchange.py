@@ -1,22 +1,22 @@
 """One client's request, from admission to its last byte, over as many replicas as it takes."""
 
 import asyncio
-import json
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from aiohttp import web
 
 from cordee.serve.engines.port import Dialect, Stream, Upstream, Usage
 from cordee.serve.gateway.calls import Call
 from cordee.serve.gateway.desk import Desk
 from cordee.serve.gateway.directory import Endpoint, Service
+from cordee.serve.gateway.documents import read_usage
 from cordee.serve.gateway.health import Health
 from cordee.serve.gateway.keys import Key
-from cordee.serve.gateway.relay import Relay, count, whole_usage
+from cordee.serve.gateway.relay import Relay, count
 from cordee.serve.gateway.replies import COMMENT, ApiError, engine_error
 from cordee.serve.gateway.wire import Answer, Collector, Pool, UpstreamError
 from cordee.serve.policy.dispatch import Ask, Ticket
@@ -31,8 +31,6 @@ COMMENT_S = 5.0
 ANSWER_S = 3_600.0
 PASSED_ON = frozenset((400, 401, 403, 404, 405, 413, 415, 422))
 """Answers of an engine that another replica would give as well."""
-
-log = logging.getLogger(__name__)
 
 
 class Moved(UpstreamError):
@@ -83,6 +81,7 @@ class Exchange(ABC):
 
     def __init__(self, house: House, desk: Desk, call: Call, key: Key) -> None:
         self.house, self.desk, self.call, self.key = house, desk, call, key
+        self.labels = (("service", desk.service.name), ("model", call.model))
         self.began_s = house.clock()
         self.first_s: float | None = None
         self.ticket: Ticket | None = None
@@ -163,9 +162,8 @@ class Exchange(ABC):
         most = call.limit_tokens if call.path != "/v1/embeddings" else 1
         limit = None if most is None else max(1, min(most * call.choices, context - prompt))
         deadline = None if call.deadline_s is None else round((self.began_s + call.deadline_s) * 1e6)
-        return Ask(
-            self.key.tenant, prompt, limit, prefix_blocks(call.prompt), call.session, deadline, call.priority, self
-        )
+        priority = self.desk.priority(self.key.tenant, call.priority)
+        return Ask(self.key.tenant, prompt, limit, prefix_blocks(call.prompt), call.session, deadline, priority, self)
 
     def placed(self) -> None:
         """Take the choice that the ticket has now."""
@@ -243,7 +241,7 @@ class Exchange(ABC):
         """Carry out the requests before a continuation, and return that of the continuation; None: none is needed."""
         upstream = next(steps, None)
         while upstream is not None and not upstream.stream:
-            body = b"" if upstream.body is None else json.dumps(upstream.body).encode()
+            body = b"" if upstream.body is None else msgspec.json.encode(upstream.body)
             answer = await self.house.pool.fetch(
                 endpoint.address, "POST" if upstream.body is not None else "GET", upstream.path, body, deadline_s=STEP_S
             )
@@ -356,7 +354,7 @@ class StreamExchange(Exchange):
     async def _send(self, endpoint: Endpoint, upstream: Upstream) -> None:
         """Send the request, once more on a fresh connection if an idle one had closed meanwhile."""
         relay, pool = self.relay, self.house.pool
-        body = json.dumps(upstream.body).encode()
+        body = msgspec.json.encode(upstream.body)
         connection = await pool.connect(endpoint.address)
         relay.connection = connection
         connection.send("POST", upstream.path, body, relay)
@@ -453,10 +451,9 @@ class WholeExchange(Exchange):
         if answer.status != 200:
             raise UpstreamError(f"{endpoint.address} answered with status {answer.status}", answered=True)
         try:
-            document = json.loads(answer.body)
-        except ValueError:
-            raise UpstreamError(f"{endpoint.address} answered with a broken document", answered=True) from None
-        self._usage = Usage(*whole_usage(document))
+            self._usage = read_usage(answer.body)
+        except msgspec.MsgspecError as error:
+            raise UpstreamError(f"{endpoint.address} answered with no document: {error}", answered=True) from None
         self._first_token()
         return web.Response(body=answer.body, content_type="application/json")
 

@@ -76,11 +76,8 @@ class Gateway:
         self.latency: defaultdict[str, Latency] = defaultdict(lambda: Latency(Recent(), Recent(), Rate()))
         self.hold_s, self.resume_s = settings.hold_s, settings.resume_s
         self.open: set[Exchange] = set()
-        self.moving = asyncio.Event()  # Set when something happened that the server should know.
 
-    def clock(self) -> float:
-        """Return monotonic seconds."""
-        return time.monotonic()
+    clock = staticmethod(time.monotonic)
 
     def dialect(self, engine: str) -> Dialect:
         """Return the dialect of an engine; one that is not known speaks the plain OpenAI API."""
@@ -100,7 +97,6 @@ class Gateway:
         self.tenants.set_tenants(list(self.directory.tenants.values()), self.usage.unreported_pico_usd())
         for name in self.desks.keys() - self.directory.services.keys():
             del self.desks[name]
-        self.moving.set()
 
     def account(self, exchange: Exchange, outcome: Outcome) -> None:
         """Take down what a request used on one replica."""
@@ -116,11 +112,10 @@ class Gateway:
                 "output_tokens": outcome.output_tokens,
             }
         )  # fmt: skip
-        of = labels(service=service.name, model=call.model)
+        of = exchange.labels
         self.metrics.prompt.add(outcome.input_tokens, of)
         self.metrics.cached.add(outcome.cached_tokens, of)
         self.metrics.generated.add(outcome.output_tokens, of)
-        self.moving.set()
 
     def spent(self, exchange: Exchange, pico_usd: int) -> None:
         """Take down what a request cost."""
@@ -129,16 +124,16 @@ class Gateway:
     def moved(self, exchange: Exchange, why: str) -> None:
         """Count a request that goes on elsewhere."""
         self.metrics.moved.add(1, labels(service=exchange.service.name, why=why))
-        self.moving.set()
 
     def ended(self, exchange: Exchange, status: int, output_tokens: int) -> None:
         """Take down the latencies of a request."""
         now, call, name = self.clock(), exchange.call, exchange.service.name
-        self.metrics.requests.add(1, labels(service=name, path=call.path, status=str(status)))
-        self.latency[name].rate.add(now, output_tokens)
+        self.metrics.requests.add(1, (("service", name), ("path", call.path), ("status", str(status))))
+        latency = self.latency[name]
+        latency.rate.add(now, output_tokens)
         if status != 200 or exchange.first_s is None:
             return
-        of, latency = labels(service=name, model=call.model), self.latency[name]
+        of = exchange.labels
         self.metrics.duration.observe(now - exchange.began_s, of)
         if isinstance(exchange, StreamExchange):
             ttft = exchange.first_s - exchange.began_s
@@ -216,7 +211,6 @@ class Gateway:
 
     def _refresh(self, service: Service) -> None:
         self.desk(service).refresh(self._prices(service))
-        self.moving.set()
 
     def _note_busy(self, service: Service, endpoint: Endpoint, now: float, at_us: int) -> None:
         busy_us = endpoint.take_busy_us(now)

@@ -53,8 +53,8 @@ class ServerLink:
             self._gateway.apply(json.loads(self._kept.read_text()))
         version, wait_s = None, RETRY_S[0]
         while True:
-            after = "" if version is None else f"after={version}&"
-            routes = await self._ask("GET", f"/v1/gateway/routes?{after}wait_s={POLL_S:g}", None, POLL_S + 10)
+            which = "" if version is None else f"?after={version}&wait_s={POLL_S:g}"
+            routes = await self._ask("GET", f"/v1/gateway/routes{which}", None, POLL_S + 10)
             if routes is None:
                 await asyncio.sleep(wait_s)
                 wait_s, version = min(RETRY_S[1], 2 * wait_s), None

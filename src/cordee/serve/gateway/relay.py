@@ -6,7 +6,6 @@ A client that reads slowly stops the reading from the replica: what waits for it
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from cordee.serve.engines.port import Stream
 from cordee.serve.gateway.directory import Endpoint
@@ -190,13 +189,3 @@ class Relay:
 def count(stream: Stream | None) -> int:
     """Return the output tokens that a stream has passed on."""
     return stream.tokens if stream is not None else 0
-
-
-def whole_usage(answer: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return input, cached and output tokens of an answer that is no stream."""
-    usage = answer.get("usage")
-    if not isinstance(usage, dict):
-        return 0, 0, 0
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    return int(usage.get("prompt_tokens") or 0), int(cached or 0), int(usage.get("completion_tokens") or 0)

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cordee.errors import HomeInUseError
 
 SUMMED = ("busy_us", "requests", "failed", "input_tokens", "cached_tokens", "output_tokens")
@@ -56,7 +58,7 @@ class UsageSpool:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Write a row: `from_us`, `until_us`, whose it is and what is summed; what is absent counts as 0."""
-        os.write(self._file, json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        os.write(self._file, msgspec.json.encode(row) + b"\n")
         self._empty = False
 
     def close_journal(self) -> None:
