@@ -71,6 +71,17 @@ def test_days_without_tokens_are_unused_and_days_that_are_over_do_not_change():
     assert ledger.usage(3 * DAY_US)[2].key.tenant == "late"
 
 
+def test_days_pass_without_an_event() -> None:
+    ledger = ledger_of(ready(110), served(120, tokens=(100, 0, 100), tenant="acme"))
+    for _ in range(2):
+        lines = ledger.usage(2 * DAY_US + 3600 * S)
+        assert [(line.from_us // DAY_US, line.key.tenant) for line in lines] == [(0, "acme"), (1, ""), (2, "")]
+        assert [line.micro_usd.total for line in lines[1:]] == [48 * PRICE, 2 * PRICE]
+    assert ledger.spent(DAY_US, 2 * DAY_US + 3600 * S) == {"": 50 * PRICE}
+    [line] = ledger.usage(us(3700))
+    assert line.micro_usd.total == 2 * PRICE
+
+
 def test_old_days_are_merged_into_their_months():
     """A service without replicas that serves once a day, from 20 May to 16 September 1974."""
     ledger, first_us = Ledger(), 1_600 * DAY_US

@@ -123,7 +123,7 @@ class Ledger:
 
     def _advance(self, at_us: int) -> None:
         if at_us >= self._usage.day_us + DAY_US:
-            self._close_days(at_us)
+            self._close_days(self._usage, at_us)
         self._idle.advance(at_us)
         self.at_us = at_us
         while self._settling:
@@ -133,12 +133,20 @@ class Ledger:
             del self._settling[key]
             self._close(attempt)
 
-    def _close_days(self, at_us: int) -> None:
+    def _close_days(self, usage: Usage, at_us: int) -> None:
         """End the days before the one of this time."""
-        while at_us >= (end_us := self._usage.day_us + DAY_US):
-            self._usage.close_day(self._service_micro_usd(end_us))
+        while at_us >= (end_us := usage.day_us + DAY_US):
+            usage.close_day(self._service_micro_usd(end_us))
             if all(attempt.replica is None for attempt in self._open.values()):
-                self._usage.skip_to(at_us)
+                usage.skip_to(at_us)
+
+    def _usage_at(self, now_us: int) -> Usage:
+        """Return the usage on the day of a time, which no event may have reached yet."""
+        if now_us < self._usage.day_us + DAY_US:
+            return self._usage
+        usage = self._usage.copy()
+        self._close_days(usage, now_us)
+        return usage
 
     def retire(self, job_ids: Iterable[JobId]) -> dict[JobId, list[AttemptRow]]:
         """Keep only sums of jobs that have ended, and return the rows of their attempts."""
@@ -187,15 +195,18 @@ class Ledger:
 
     def usage(self, now_us: int) -> list[CostLine]:
         """Return tokens and dollars of services by day, tenant, key and model, until now, oldest first."""
-        return self._usage.lines(self._service_micro_usd(max(now_us, self.at_us)))
+        now_us = max(now_us, self.at_us)
+        return self._usage_at(now_us).lines(self._service_micro_usd(now_us))
 
     def prices(self, now_us: int) -> dict[str, TokenWeights]:
         """Return micro-dollars of a million tokens of each service, until now."""
-        return self._usage.prices(self._service_micro_usd(max(now_us, self.at_us)))
+        now_us = max(now_us, self.at_us)
+        return self._usage_at(now_us).prices(self._service_micro_usd(now_us))
 
     def spent(self, from_us: int, now_us: int) -> dict[str, int]:
         """Return the micro-dollars of each tenant since the start of a day of the last two months, until now."""
-        return self._usage.spent(self._service_micro_usd(max(now_us, self.at_us)), from_us)
+        now_us = max(now_us, self.at_us)
+        return self._usage_at(now_us).spent(self._service_micro_usd(now_us), from_us)
 
     def _service_micro_usd(self, until_us: int) -> dict[str, int]:
         """Return the micro-dollars of the replicas of each service from the beginning until a time."""

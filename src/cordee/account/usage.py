@@ -122,6 +122,13 @@ class Usage:
         self.day_us = 0
         self.weights, self._open, self._closed, self._charged = {}, {}, [], {}
 
+    def copy(self) -> "Usage":
+        """Return a copy whose days can be closed without a change of this one."""
+        new = Usage()
+        new.day_us, new.weights, new._open = self.day_us, self.weights, self._open
+        new._closed, new._charged = list(self._closed), dict(self._charged)
+        return new
+
     def count(self, event: TokensServed) -> None:
         """Add a gateway's report to the open day."""
         counts = (event.requests, event.failed, event.input_tokens, event.cached_tokens, event.output_tokens)

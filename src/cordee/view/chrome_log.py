@@ -1,6 +1,6 @@
 """A log as a Chrome trace: a group for each job, a line for each attempt, what it did with its time as slices.
 
-The classes are the ledger's: useful, checkpoint, restart, stall, lost, unreported. An arrow leads from an attempt that
+The classes are the ledger's, such as useful, lost or serving. An arrow leads from an attempt that
 got notice for another job to the attempt that gained by it.
 """
 
