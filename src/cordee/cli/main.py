@@ -18,7 +18,7 @@ from cordee.errors import CordeeError
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Before a run": {
         "plan": ("cordee.cli.plan", "Find the layouts that fit, with their speed and cost."),
-        "serve": ("cordee.cli.serve", "Plan a service: replicas, concurrency, latencies, price of a token."),
+        "serve": ("cordee.cli.serve", "Plan a service; run, scale, update, stop it; keys of its gateways."),
         "simulate": ("cordee.cli.simulate", "Run a trace of jobs under several policies, and compare them."),
         "pipeline": ("cordee.cli.pipeline", "Compare pipeline schedules for your pass times."),
         "experts": ("cordee.cli.experts", "Place and replicate a model's experts by load."),

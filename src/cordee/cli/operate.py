@@ -33,6 +33,14 @@ Machines = Annotated[
         show_default="as before, else local",
     ),
 ]
+Gateway = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PORT",
+        help="Run a gateway for services beside the server: 8480, HOST:PORT, auto (a free port) or off.",
+        show_default="as before, else off",
+    ),
+]
 Partition = Annotated[str | None, typer.Option(help="With --on slurm: the partition.", show_default="Slurm's default")]
 NodesMax = Annotated[int, typer.Option(help="With --on slurm: the number of nodes, at most.", min=1)]
 Idle = Annotated[str, typer.Option(help="With --on slurm: give a node back that is idle for this long.")]
@@ -75,6 +83,7 @@ def up(
     ] = False,
     on: Machines = None,
     lease: Lease = None,
+    gateway: Gateway = None,
     partition: Partition = None,
     nodes: NodesMax = 1,
     idle: Idle = "5m",
@@ -93,7 +102,7 @@ def up(
         check_not_connected(folder)
         from cordee.control.server import Options, serve
 
-        options = Options(slots, price_as, listen, certificate, key, database, standby, on, lease)
+        options = Options(slots, price_as, listen, certificate, key, database, standby, on, lease, gateway)
         serve(folder, options, on_ready=lambda url: print(f"the server runs at {url}", flush=True))
         return
     with terminal.waiting(f"starting a server on {folder}"):
@@ -108,6 +117,7 @@ def up(
             standby=standby,
             on=on,
             lease=lease,
+            gateway=gateway,
         )
     if as_json:
         terminal.print_json(health)

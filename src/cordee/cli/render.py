@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from ruamel.yaml import YAML
 
-from cordee.cli.run import job_from_file
+from cordee.cli.job_file import job_from_file
 from cordee.errors import InputError
 from cordee.hardware.labels import KNOWN, parse_label
 from cordee.workload.kubernetes import GPUS_PER_NODE, Cluster, Manifest, job_objects

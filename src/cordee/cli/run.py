@@ -10,6 +10,7 @@ from rich.console import Console
 
 from cordee.answers import RehearsalView, Submitted
 from cordee.cli import rehearse, terminal
+from cordee.cli.job_file import job_from_file, pairs, plan_of
 from cordee.cli.jobs import follow_to_end
 from cordee.cli.ship import names_program, send_files, ships
 from cordee.cli.terminal import Home, Json
@@ -18,8 +19,7 @@ from cordee.errors import InputError, SpecError
 from cordee.servers import is_remote
 from cordee.units import format_micro_usd, plural
 from cordee.workload.launcher import SEARCH_PATHS
-from cordee.workload.planned import PlannedJob, read_plan
-from cordee.workload.spec import JobSpec, parse_spec
+from cordee.workload.spec import JobSpec
 
 ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
 _GOES_ON = ("starts-now", "starting", "running", "held-up", "leaving", "ended")  # reasons that are no wait
@@ -130,7 +130,7 @@ def run(
         "limit_time": limit_time,
         "limit_cost": limit_cost,
         "model": model,
-        "plan": None if plan is None else _plan_of(plan, layout),
+        "plan": None if plan is None else plan_of(plan, layout),
     }
     if layout is not None and plan is None:
         raise InputError("--layout needs --plan", hint="add --plan plan.json")
@@ -140,6 +140,11 @@ def run(
         rehearse.dry_run(spec_of, given, home=home, as_json=as_json)
         return
     spec = spec_of(gpus, tier, queue)
+    if spec.service is not None:
+        from cordee.cli.services import declare
+
+        declare(spec, home, ship=ship, slots=slots, follow=follow, as_json=as_json)
+        return
     ask = terminal.may_ask() and not yes and not as_json
     submit(
         spec,
@@ -167,7 +172,7 @@ def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_ru
         return lambda *changes: rehearse.with_flags(spec, *changes) if dry_run else spec
     if gpus is None and flags["plan"] is None:
         raise SpecError("a command needs --gpus", hint="cordee run --gpus 4 -- python train.py")
-    env, secrets = _pairs(flags.pop("env") or ()), tuple(flags.pop("secret") or ())
+    env, secrets = pairs(flags.pop("env") or ()), tuple(flags.pop("secret") or ())
 
     def from_flags(gpus: str | None, tier: str | None, queue: str | None) -> JobSpec:
         more = flags | {"tier": tier, "queue": queue}
@@ -251,34 +256,5 @@ def _consent(seen: RehearsalView) -> None:
         terminal.ask(facts, "queue it?")
 
 
-def _plan_of(path: Path, layout: str | None = None) -> PlannedJob:
-    """Read a plan that `cordee plan --json` printed."""
-    return read_plan(_read(path, "give the file of `cordee plan --json`"), source=str(path), layout=layout)
-
-
 def _is_file(what: list[str], gpus: str | None) -> bool:
     return gpus is None and len(what) == 1 and what[0].endswith((".yaml", ".yml"))
-
-
-def job_from_file(path: Path) -> JobSpec:
-    """Read a job file, and the plan that it names."""
-    text = _read(path, "give the path of a job's YAML")
-    return parse_spec(text, source=str(path), plan_of=lambda plan: _plan_of(path.parent / plan))
-
-
-def _read(path: Path, hint: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SpecError(f"{path} cannot be read: {reason}", hint=hint) from None
-
-
-def _pairs(texts: list[str] | tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise SpecError(f"--env {text} is not NAME=VALUE", hint=f"write --env {text}=...")
-        pairs[name] = value
-    return pairs

@@ -1,4 +1,7 @@
-"""`cordee serve`: what a model needs to be served: layouts, concurrency, latencies, price, engine settings."""
+"""`cordee serve`: what a model needs to be served: layouts, concurrency, latencies, price, engine settings.
+
+The verbs of services that run are in `services.py`.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ from cordee.cli import terminal
 from cordee.cli.keys import keys
 from cordee.cli.plan_more import write_page
 from cordee.cli.serve_text import print_serving, print_settings
+from cordee.cli.services import VERBS
 from cordee.errors import DoesNotFitError
 from cordee.plan.serving.ask import ServingAnswer, ask
 from cordee.plan.serving.disaggregation import parse_phases
@@ -108,7 +112,11 @@ All = Annotated[bool, typer.Option("--all", help="Show every layout.")]
 
 @serve.callback()
 def _verbs() -> None:
-    """Plan the serving of a model."""
+    """Plan the serving of a model, run it, and look after it."""
+
+
+for verb, function in VERBS.items():
+    serve.command(verb)(function)
 
 
 @serve.command()

@@ -32,6 +32,7 @@ from cordee.control.collector import collected_when_idle
 from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
 from cordee.control.engines.port import Engine, Host
 from cordee.control.engines.slurm import SlurmRequest
+from cordee.control.gateway_process import gateway_beside, listen_address
 from cordee.control.home import SQLITE, Home
 from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress, hash_of
@@ -465,6 +466,7 @@ class Options:
     standby: bool = False
     on: str | None = None
     lease: str | None = None
+    gateway: str | None = None
 
 
 def _database(home: Home, options: Options) -> str | None:
@@ -540,12 +542,15 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
         offer = Offer.of(home, options.slots, options.price_as, options.on)
         database, stand_by = _database(home, options), options.standby
         listen, terms = options.listen, LeaseTerms.of(home, options.lease)
+        gateway = listen_address(home, options.gateway)
         if listen is None and offer.on != LOCAL and home.settings().get("listen", OFF) == OFF:
             listen = f"0.0.0.0:{PORT}"
         while True:
             public = Listener.of(home, listen, options.certificate, options.key)
+            server = Server(home, offer, public, database=database, terms=terms)
             try:
-                Server(home, offer, public, database=database, terms=terms).run(on_ready, stand_by=stand_by)
+                with gateway_beside(server.control.state, home, gateway, on_ready) as ready:
+                    server.run(ready, stand_by=stand_by)
                 return
             except ReplacedError as error:
                 structlog.get_logger().error("this server ends its lead, and stands by", error=str(error))
@@ -571,6 +576,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--standby", action="store_true")
     parser.add_argument("--on")
     parser.add_argument("--lease")
+    parser.add_argument("--gateway")
     given = vars(parser.parse_args(argv))
     if given["database"] == "-":
         given["database"] = sys.stdin.read().strip()

@@ -47,31 +47,15 @@ def check_not_connected(home: Path) -> None:
 
 
 def start_server(
-    home: Path,
-    *,
-    slots: str | None = None,
-    price_as: str | None = None,
-    listen: str | None = None,
-    certificate: Path | None = None,
-    key: Path | None = None,
-    database: str | None = None,
-    standby: bool = False,
-    on: str | None = None,
-    lease: str | None = None,
+    home: Path, *, database: str | None = None, standby: bool = False, **options: str | Path | None
 ) -> HealthView:
     """Start a server that outlives this process, and wait until it takes jobs.
 
     Args:
         home: the folder that it will own.
-        slots: number of CPU slots to offer in place of GPUs; `auto`: look for GPUs; None: as the last time.
-        price_as: charge each slot at this GPU's price; `none`: slots cost nothing; None: as the last time.
-        listen: HOST:PORT at which other machines reach it; `off`: they do not; None: as the last time.
-        certificate: PEM file for TLS; None: as the last time or, with `listen`, a self-made one.
-        key: PEM file of its key.
         database: URL of the PostgreSQL that keeps its log; `sqlite`: a file in the home; None: as the last time.
         standby: wait until the server that leads on the database is gone, and then take over.
-        on: the machines: `local`, `ray`, `ray:HOST:PORT` or `ray://HOST:PORT`; None: as the last time.
-        lease: a node without contact ends its ranks after this time, such as `30s`; None: as the last time.
+        options: the others of `cordee up`, such as `slots` and `price_as`; None: as the last time.
 
     Raises:
         HomeInUseError: a server runs there already.
@@ -81,10 +65,11 @@ def start_server(
     check_installed()
     check_not_connected(home)
     argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home.absolute())]
-    options: dict[str, str | Path | None] = {"slots": slots, "price-as": price_as, "listen": listen, "lease": lease}
-    options |= {"certificate": certificate, "key": key, "database": database and "-", "on": on}
+    options |= {"database": database and "-"}
     for name, value in options.items():
-        argv += [] if value is None else [f"--{name}", str(value.absolute() if isinstance(value, Path) else value)]
+        if value is not None:
+            absolute = value.absolute() if isinstance(value, Path) else value
+            argv += [f"--{name.replace('_', '-')}", str(absolute)]
     argv += ["--standby"] if standby else []
     with tempfile.TemporaryFile() as complaints, tempfile.TemporaryFile() as given:
         given.write((database or "").encode())  # not an argument, which each user of this machine can read
@@ -113,13 +98,13 @@ def start_server(
         return client.health()
 
 
-def ensure_server(home: Path, *, slots: str | None = None) -> HealthView:
-    """Return the health of the home's server; start one if none answers."""
+def ensure_server(home: Path, *, slots: str | None = None, gateway: str | None = None) -> HealthView:
+    """Return the health of the home's server; start one if none answers, with the gateway of `start_server`."""
     found = running(home)
     if found is not None:
         return found
     try:
-        return start_server(home, slots=slots)
+        return start_server(home, slots=slots, gateway=gateway)
     except HomeInUseError:
         return _wait_for_rival(home)
 

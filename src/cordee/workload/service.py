@@ -14,7 +14,7 @@ from cordee.units import parse_duration_s, parse_latency_s
 from cordee.workload.written import Where, check_keys, mapping, plain, quantity
 
 EngineKind = Literal["llama.cpp", "vllm", "transformers", "command"]
-EngineName = Literal["auto"] | EngineKind
+EngineName = Literal["auto", "llama.cpp", "vllm", "transformers", "command"]
 REPLICAS_MAX = 10_000
 FROM_JOB = "job:"
 """The prefix of a model that is a training job's newest verified checkpoint."""
@@ -147,6 +147,7 @@ def filled_in(data: Mapping[str, Any]) -> dict[str, Any]:
     filled = {"tier": "production", "launch": "node"} | {
         name: value for name, value in data.items() if value is not None
     }
+    filled["on_hang"] = {"report_after_s": 5.0, "restart_after_s": 60.0} | _plain_section(data.get("on_hang"))
     filled["on_preempt"] = {"grace_s": drain_s} | _plain_section(data.get("on_preempt"))
     return filled
 

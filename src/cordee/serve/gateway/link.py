@@ -16,6 +16,8 @@ from cordee.tls import client_context
 
 POLL_S = 20.0
 STATUS_S = 1.0
+ALIVE_S = 5.0
+"""A gateway without any change reports this often that it is there."""
 RETRY_S = (0.5, 5.0)
 FILE_S = 0.2
 """Between two looks at a file of routes."""
@@ -35,7 +37,7 @@ class ServerLink:
         self._kept = gateway.settings.spool / "routes.json"
         self._last: list[dict[str, Any]] = []
         self._acknowledged = 0
-        self._reported_s = 0.0
+        self._reported_s = self._status_s = 0.0
 
     async def run(self) -> None:
         """Follow the server, for ever."""
@@ -71,7 +73,7 @@ class ServerLink:
             await self.report_once()
 
     async def report_once(self, *, final: bool = False) -> None:
-        """Report the status if something has changed, and the usage if it is time."""
+        """Report the status if something has changed or nothing was said lately, and the usage if it is time."""
         gateway, now = self._gateway, time.monotonic()
         if final or now - self._reported_s >= gateway.settings.report_s:
             self._reported_s = now
@@ -84,8 +86,8 @@ class ServerLink:
                 return
         status = gateway.status()
         changes = status != self._last or any(row["queued"] or row["running"] for row in status)
-        if changes and await self._send(self._acknowledged, []):
-            self._last = status
+        if (changes or now - self._status_s >= ALIVE_S) and await self._send(self._acknowledged, []):
+            self._last, self._status_s = status, now
 
     async def _send(self, number: int, usage: list[dict[str, Any]]) -> bool:
         gateway, at_us = self._gateway, time.time_ns() // 1_000
