@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from cordee.agent import messages
+from cordee.agent.clock import MachineClock
 from cordee.agent.gpus import lock_file
 from cordee.agent.messages import (
     Beat,
@@ -95,7 +96,7 @@ class Bench:
         self.urls, self.replaced = ["https://a"], False
         self.up()
 
-    def up(self, confirm_s=DEADLINE_S, terms=None):
+    def up(self, confirm_s=DEADLINE_S, terms=None, clock=None):
         self.executor = AgentsExecutor(
             log=self,
             node_of=TOKENS.node_of,
@@ -104,6 +105,7 @@ class Bench:
             wake=self.woken.set,
             confirm_s=confirm_s,
             servers=self.servers,
+            clock=clock,
         )
         app = FastAPI()
         app.state.agents = self.executor
@@ -115,7 +117,14 @@ class Bench:
         port = listener.getsockname()[1]
         (self.home / "server.json").write_text(json.dumps({"agents": f"http://127.0.0.1:{port}"}))
         self.url = f"ws://127.0.0.1:{port}"
-        self.executor.start()
+        if clock is None:
+            self.executor.start(self.reads)
+        else:  # the test looks by itself
+            self.executor.claims.start()
+            self.executor.watch.count_silence_by(self.reads)
+
+    def reads(self):
+        return self.web.submit(link.read_all(self.executor))
 
     def servers(self):
         if self.replaced:
@@ -552,6 +561,52 @@ def test_a_lease_that_ends_while_the_log_is_away_is_reported_later(tmp_path, cap
         assert kinds == [NodeUnreachable, RanksEnded, NodeDown]
     finally:
         bench.close()
+
+
+class LateClock(MachineClock):
+    """A clock that the test sets forward."""
+
+    late_s = 0.0
+
+    def now_s(self):
+        return super().now_s() + self.late_s
+
+
+def test_what_a_loaded_server_has_not_read_yet_is_no_silence_of_a_node(tmp_path):
+    bench, clock = Bench(tmp_path), LateClock()
+    bench.down()
+    bench.up(clock=clock)
+    read, looks = threading.Event(), lambda: bench.executor.watch.look(clock.now_s())
+    try:
+        agent = bench.agent()
+        agent.hear()
+        looks()
+        bench.web.submit(blocked(read))
+        agent.say(Beat(number=1, clock_us=1))
+        clock.late_s = 60
+        looks()
+        assert bench.executor.reports() == [], "its beat is in the socket"
+        read.set()
+        assert isinstance(agent.hear(), Beat)
+        deadline = time.monotonic() + DEADLINE_S
+        while bench.executor.nodes.read_s < clock.now_s() - 30:
+            assert time.monotonic() < deadline
+            looks()
+        assert bench.executor.reports() == []
+        clock.late_s = 120
+        while not bench.executor.reports():  # a look goes on from where the web server was late
+            assert time.monotonic() < deadline
+            looks()
+        kinds = [type(event) for _, _, event in bench.reports(3)]
+        assert kinds == [NodeUnreachable, RanksEnded, NodeDown], "now it is silent"
+    finally:
+        read.set()
+        bench.close()
+
+
+async def blocked(until):
+    """Keep the web server's loop from anything else."""
+    until.wait(DEADLINE_S)
 
 
 def test_an_agent_learns_of_a_new_standby_by_its_next_beat(bench):

@@ -27,6 +27,7 @@ from cordee.client import Client
 from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
+from cordee.control.agents.link import read_all
 from cordee.control.api import create_app, local_owner
 from cordee.control.collector import collected_when_idle
 from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
@@ -224,7 +225,7 @@ class Server:
             else:
                 self._standby.leads = True
             self._announce(facts)
-            self._executor.start()
+            self._executor.start(lambda: http.submit(read_all(self._executor)))
             if not stand_by:
                 self._wait_for_node()
             # Clients come last: without a node, every job would be refused as too large.

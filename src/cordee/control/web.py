@@ -1,8 +1,11 @@
 """uvicorn in a thread of its own: the main thread turns the tick and handles signals."""
 
+import asyncio
 import logging
 import socket
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
 
 import uvicorn
 from fastapi import FastAPI
@@ -41,7 +44,12 @@ class WebServer(uvicorn.Server):
         self.answers = threading.Event()
         self._thread = threading.Thread(target=self.run, args=([listener],), name="http", daemon=True)
 
+    def submit(self, work: Coroutine[object, object, None]) -> "Future[None]":
+        """Run a coroutine on the server's loop, behind what waits there."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self._public is not None:
             loopback, self.config.ssl = self.servers, self._public.context

@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 
 from cordee.agent.clock import MachineClock
@@ -72,9 +73,13 @@ class AgentsExecutor:
         self._intake = Intake(self.nodes, log)
         self._farewell: Shutdown | None = None  # sent to the agents of the engines when they shall exit
 
-    def start(self) -> None:
-        """Start the engines, and watch over the nodes. Agents must find the server's address before."""
+    def start(self, reads: Callable[[], "Future[None]"] | None = None) -> None:
+        """Start the engines, and watch over the nodes. Agents must find the server's address before.
+
+        `reads` makes the web server read all that has arrived; without it what has arrived counts as read.
+        """
         self.begin()
+        self.watch.count_silence_by(reads)
         self.claims.start()
         self.watch.start()
 

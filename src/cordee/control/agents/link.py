@@ -22,6 +22,9 @@ from cordee.reports import repair_text
 CLAIM_S = 10.0
 """A connection without a claim is closed after this time."""
 
+LOOP_TURNS = 5
+"""In one turn of the loop bytes are read from the sockets, in the next ones the tasks that wait for them go on."""
+
 FINISH_S = 1.0
 TEXTS_MAX = 10_000
 """The number of messages that may wait for an agent that does not read."""
@@ -149,6 +152,15 @@ async def link(websocket: WebSocket) -> None:
     finally:
         writing.cancel()
         executor.closed(node, session, why)
+
+
+async def read_all(executor: AgentsExecutor) -> None:
+    """Return when every message that has arrived by now was taken in, on the web server's loop."""
+    for _ in range(2):  # a connection that waits for the check of its token sends its claim only then
+        for _ in range(LOOP_TURNS):
+            await asyncio.sleep(0)
+        await asyncio.to_thread(lambda: None)
+        await asyncio.wrap_future(executor.claims.reached())
 
 
 router.add_websocket_route("/v1/agents/{node}/link", link)  # without FastAPI's dependencies, which cost a claim 0.3 ms

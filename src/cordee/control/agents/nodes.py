@@ -70,6 +70,7 @@ class Nodes:
         terms, clock, changed: as given.
         members: the nodes by name.
         inbox: the reports that are not acknowledged.
+        read_s: the monotonic time up to which every message that had arrived is read; None: up to now.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Nodes:
         self.terms, self.clock, self.changed = terms, clock, changed
         self.members: dict[str, Member] = {}
         self.inbox = Inbox()
+        self.read_s: float | None = None
 
     def know(self, nodes: Iterable[Member], *, lease_before_s: float = 0.0) -> None:
         """Take in the nodes of the log, each with a fresh lease, before the first agent can claim one.
@@ -123,7 +125,7 @@ class Nodes:
 
     def is_over(self, member: Member) -> bool:
         """Report a node whose agent has become silent; return whether its lease is over, so that its ranks are gone."""
-        silent_s = self.clock.now_s() - member.heard_s
+        silent_s = self._silent_s(member)
         if member.up and member.reachable and silent_s >= self.terms.unreachable_s:
             self._report(member, NodeUnreachable(at_us=self.clock.now_us(), node=member.name, epoch=member.epoch))
             member.reachable = False
@@ -131,7 +133,11 @@ class Nodes:
 
     def silence(self, member: Member) -> str:
         """Return why the ranks of a node are gone whose lease is over."""
-        return f"it was silent for {self.clock.now_s() - member.heard_s:.0f} s: its lease is over"
+        return f"it was silent for {self._silent_s(member):.0f} s: its lease is over"
+
+    def _silent_s(self, member: Member) -> float:
+        """Return the silence of a node, as far as it is the node's own: a loaded server reads late what was sent."""
+        return (self.clock.now_s() if self.read_s is None else self.read_s) - member.heard_s
 
     # -- this server's own reports -----------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 
 from cordee.control.agents.nodes import ClusterLog, Nodes
 from cordee.control.engines.port import Engine
@@ -16,6 +17,9 @@ LOOK_S_MAX = 1.0
 
 FROZEN_S = 3.0
 """A server that stood still for so long has heard nobody meanwhile, so that the silence proves nothing."""
+
+READ_S = 0.05
+"""A look waits so long for the web server to read what has arrived; a later one goes on from there."""
 
 _log = logging.getLogger("cordee.control")
 
@@ -31,6 +35,8 @@ class Watch:
 
     def __init__(self, nodes: Nodes, log: ClusterLog, engines: Sequence[Engine]) -> None:
         self._nodes, self._log, self._engines = nodes, log, engines
+        self._reads: Callable[[], Future[None]] | None = None
+        self._reading: tuple[float, Future[None]] | None = None  # since when, until when
         self._stopped = False
         self._poke = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cordee-agents", daemon=True)
@@ -38,6 +44,10 @@ class Watch:
     def start(self) -> None:
         """Begin to watch."""
         self._thread.start()
+
+    def count_silence_by(self, reads: Callable[[], "Future[None]"] | None) -> None:
+        """Count the silence of nodes only as far as `reads`, which reads all that has arrived, has come to its end."""
+        self._reads, self._nodes.read_s = reads, None if reads is None else self._nodes.clock.now_s()
 
     @property
     def runs(self) -> bool:
@@ -89,6 +99,20 @@ class Watch:
             self._poke.wait(self.look(before_s))
             self._poke.clear()
 
+    def _read(self) -> None:
+        """Move the time up to which messages are read, unless the web server is late."""
+        if self._reads is None:
+            return
+        since_s, future = self._reading or (self._nodes.clock.now_s(), self._reads())
+        try:
+            future.result(READ_S)
+        except TimeoutError:
+            self._reading = since_s, future
+        except CancelledError:
+            self._reading = None  # the web server ends
+        else:
+            self._nodes.read_s, self._reading = since_s, None
+
     def _look(self) -> None:
         """Take in the deaths that the engines know, and report nodes that are silent."""
         nodes, members = self._nodes, self._nodes.members
@@ -110,6 +134,8 @@ class Watch:
                 if member is not None and member.up and member.announced.get(reclaim.deadline_us) != member.epoch:
                     member.announced[reclaim.deadline_us] = member.epoch
                     nodes.report_reclaim(member, reclaim.deadline_us)
+        self._read()
+        with nodes.changed:
             gone += [(name, nodes.silence(member)) for name, member in members.items() if nodes.is_over(member)]
         for name, why in gone:
             held = self._log.held_on(name)  # without the lock, since a tick takes it too
