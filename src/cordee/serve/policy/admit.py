@@ -13,8 +13,10 @@ from cordee.serve.policy.route import ReplicaLoad
 UNLIMITED = 1 << 62
 BLOCK_TOKENS = 16
 """Tokens of an engine's KV block: a request leaves a part of its last one empty."""
-PREFILL_TOKENS = 16_384
-"""Prompt tokens that may wait in a replica: about a second of one GPU's work with a model of 8B."""
+PREFILL_TOKENS = 4096
+"""Prompt tokens that may wait in a replica, and one prompt more: a quarter of a second of an 8B model's work."""
+SPARE = 16
+"""One part in so many of a replica's slots and KV tokens is kept for tenants that have less than their part."""
 QUANTILE = 0.95
 ANSWER_TOKENS = 1024
 """Tokens expected at most of an answer before enough were seen."""
@@ -71,6 +73,8 @@ class Admission:
             load.kv_tokens = _limit(capacity.kv_tokens)
             load.kv_free += _limit(capacity.kv_tokens) - _limit(old.kv_tokens)
             load.slots_free += _limit(capacity.slots) - _limit(old.slots)
+            load.spare_kv = 0 if capacity.kv_tokens is None else capacity.kv_tokens // SPARE
+            load.spare_slots = 0 if capacity.slots is None else capacity.slots // SPARE
             load.prefill_free += capacity.prefill_tokens - old.prefill_tokens
             self._capacities[name] = capacity
 

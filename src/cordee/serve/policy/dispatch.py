@@ -5,7 +5,8 @@ for each ticket that it returns `first_token`, and one of `finish`, `retry` or `
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from cordee.serve.policy.admit import BLOCK_TOKENS, Admission, AnswerLengths, Capacity, Reservation
@@ -22,6 +23,12 @@ WAITING_MAX = 10_000
 """Requests that wait for one service."""
 TENANT_WAITING_MAX = 2_000
 """Of one tenant in one priority."""
+ACTIVE_US = 60_000_000
+"""A tenant that sent nothing for so long has no part that others leave to it."""
+LIGHT_WAITING_MAX = 4
+"""Waiting requests of a tenant that still counts as light."""
+PARTS_MAX = 32
+"""Tenants whose weights make up the parts."""
 STARTS_MIN = 16
 """Requests that started since the queue was empty, from which the wait of another one is estimated."""
 
@@ -180,6 +187,7 @@ class Dispatcher:
         self.queue = FairQueue()
         self.answers = AnswerLengths()
         self._pace = _Pace(0)
+        self._parts = _Parts()
         self.admission = Admission(replicas)
         self.router: Chooser = Router(cache_blocks or _cache_blocks(replicas))
 
@@ -228,6 +236,7 @@ class Dispatcher:
         ticket = Ticket(ask, waiting, limit, most)
         waiting.item = ticket
         self.queue.put(waiting)
+        self._parts.seen(ask.tenant, now_us)
         return ticket
 
     def dispatch(self, now_us: int) -> Iterator[Ticket]:
@@ -258,6 +267,7 @@ class Dispatcher:
         """Put a ticket whose replica failed, after `generated` tokens in all, before its tenant's other requests."""
         assert ticket.choice is not None and ticket.reservation is not None, "it has not started"
         self.admission.release(ticket.reservation)
+        self._parts.change(ticket.ask.tenant, -1)
         ticket.avoid |= {ticket.choice.replica}
         ticket.generated = generated
         ticket.choice = ticket.reservation = None
@@ -316,12 +326,25 @@ class Dispatcher:
         prompt = ticket.ask.prompt_tokens + ticket.generated
         room = prompt + self.answers.expected(max(1, ticket.limit_tokens - ticket.generated)) + BLOCK_TOKENS
         room = min(room, self.admission.largest())
-        request = RouteRequest(ticket.ask.blocks, prompt, room, ticket.ask.session, ticket.avoid)
+        is_light = self._parts.is_light(
+            waiting.tenant, self.queue.waiting(waiting.tenant, waiting.priority), self.tenants
+        )
+        several = len(self._parts.seen_us) > 1
+        request = RouteRequest(
+            ticket.ask.blocks,
+            prompt,
+            room,
+            ticket.ask.session,
+            ticket.avoid,
+            several and is_light,
+            several and not is_light,
+        )
         choice = self.router.choose(request, self.admission.loads, wait=wait)
         if choice is None:
             return False
         ticket.choice = choice
         ticket.reservation = self.admission.reserve(choice.replica, room, choice.miss_tokens)
+        self._parts.change(waiting.tenant, 1)
         return True
 
     def _close(self, ticket: Ticket, spent_pico_usd: int) -> None:
@@ -332,6 +355,7 @@ class Dispatcher:
             self.queue.remove(ticket.waiting)
         if ticket.reservation is not None:
             self.admission.release(ticket.reservation)
+            self._parts.change(ticket.ask.tenant, -1)
         if ticket.charged_pico_usd:
             self.queue.charge(ticket.ask.tenant, spent_pico_usd - ticket.charged_pico_usd)
         self.tenants.leave(ticket.ask.tenant, ticket.held_pico_usd, spent_pico_usd)
@@ -350,6 +374,42 @@ class _Pace:
         if self.starts < STARTS_MIN or now_us <= self.since_us:
             return 0.0
         return backlog / self.cost * (now_us - self.since_us) / 1e6
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Running requests of the tenants that sent one lately."""
+
+    running: dict[str, int] = field(default_factory=dict)
+    seen_us: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+
+    def seen(self, tenant: str, now_us: int) -> None:
+        """Note a request of a tenant; forget those that sent none for a while."""
+        self.seen_us.pop(tenant, None)
+        self.seen_us[tenant] = now_us
+        while self.seen_us and (first := next(iter(self.seen_us))) and self.seen_us[first] < now_us - ACTIVE_US:
+            del self.seen_us[first]
+
+    def change(self, tenant: str, running: int) -> None:
+        """Count a request that starts or ends."""
+        left = self.running.get(tenant, 0) + running
+        self.total += running
+        if left:
+            self.running[tenant] = left
+        else:
+            self.running.pop(tenant, None)
+
+    def is_light(self, tenant: str, waiting: int, tenants: Tenants) -> bool:
+        """Return whether a tenant has few waiting requests, and runs less than its part of all.
+
+        Of tenants that keep waiting none is light: the counters alone decide between them.
+        """
+        if waiting > LIGHT_WAITING_MAX:
+            return False
+        # Of a thousand tenants each one's part is nearly nothing: their weights are not summed for each request.
+        weights = sum(tenants.get(each).weight for each in islice(self.seen_us, PARTS_MAX))
+        return self.running.get(tenant, 0) * weights <= tenants.get(tenant).weight * self.total
 
 
 def _cache_blocks(replicas: Mapping[str, Capacity]) -> dict[str, int]:

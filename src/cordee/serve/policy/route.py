@@ -60,6 +60,8 @@ class RouteRequest:
         kv_tokens: room that it needs: prompt and expected answer.
         session: of the client; requests of one session go to one replica.
         avoid: replicas that failed this request.
+        takes_spare: its tenant has less than its part: waiting prompts of others do not hold it back.
+        leaves_spare: its tenant has more than its part: it leaves the slots and tokens that are kept for others.
     """
 
     blocks: Sequence[int]
@@ -67,6 +69,8 @@ class RouteRequest:
     kv_tokens: int = 0
     session: str = ""
     avoid: frozenset[str] = frozenset()
+    takes_spare: bool = False
+    leaves_spare: bool = False
 
 
 @dataclass(slots=True)
@@ -79,6 +83,7 @@ class ReplicaLoad:
         slots_free: requests that it can start.
         miss_tokens: prompt tokens that it has yet to compute.
         prefill_free: prompt tokens that may be sent to it before it has computed others; the last prompt may be longer.
+        spare_kv, spare_slots: of the free tokens and slots, those kept for tenants that have less than their part.
         running: open requests.
         failing: it answered with errors, or not at all.
         draining: it takes no new request.
@@ -89,6 +94,8 @@ class ReplicaLoad:
     slots_free: int
     miss_tokens: int = 0
     prefill_free: int = 1 << 62
+    spare_kv: int = 0
+    spare_slots: int = 0
     running: int = 0
     failing: bool = False
     draining: bool = False
@@ -203,9 +210,12 @@ class Router:
 
 def _has_room(request: RouteRequest, load: ReplicaLoad, *, wait: bool) -> bool:
     """Return whether the request can start, or, if it may wait, whether it can once tokens are given back."""
+    if load.slots_free <= (load.spare_slots if request.leaves_spare else 0):
+        return False
     if wait:
-        return load.slots_free > 0 and load.kv_tokens >= request.kv_tokens
-    return load.slots_free > 0 and load.prefill_free > 0 and load.kv_free >= request.kv_tokens
+        return load.kv_tokens >= request.kv_tokens
+    tokens = min(request.kv_tokens + load.spare_kv, load.kv_tokens) if request.leaves_spare else request.kv_tokens
+    return load.kv_free >= tokens and (load.prefill_free > 0 or request.takes_spare)
 
 
 class _Cache:
