@@ -124,3 +124,19 @@ def test_a_command_with_another_api_is_ready_when_its_health_is(tmp_path: Path) 
         until(lambda: engine.ask("/anything")[0] == 200, "it answers")
         it.notice()
         assert it.exit_code() == EXIT_CHECKPOINTED
+
+
+def test_idle_sessions_wait_on_disk_for_the_next_replica(tiny_folder: Path, tmp_path: Path) -> None:
+    prompt = {"prompt": "def main(argv, more): " * 20, "max_tokens": 8, "temperature": 0}
+    models = {"CORDEE_MODELS": str(tmp_path / "models")}
+    answers = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        with wrapped(tmp_path / name, llama(tiny_folder), models) as wrapper:
+            answers.append(json.loads(wrapper.ready().ask(COMPLETIONS, prompt)[1]))
+            wrapper.notice()
+            assert wrapper.exit_code() == EXIT_CHECKPOINTED
+            assert "saved " in wrapper.output and ("restored " in wrapper.output) == (name == "second")
+    cold, warm = (each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers)
+    assert cold == 0 and warm >= answers[1]["usage"]["prompt_tokens"] - 1
+    assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"]

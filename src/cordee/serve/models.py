@@ -34,7 +34,7 @@ def find_model(settings: ReplicaSettings, environ: Mapping[str, str] = os.enviro
     """
     if settings.model is None:
         return ""
-    models = Path(environ.get(MODELS_ENV) or Path(tempfile.gettempdir()) / f"cordee-models-{os.getuid()}")
+    models = models_folder(environ)
     if settings.model.startswith(FROM_JOB):
         found: Path | None = _from_checkpoint(settings, models, environ.get(LIKE_ENV))
     else:
@@ -48,6 +48,11 @@ def find_model(settings: ReplicaSettings, environ: Mapping[str, str] = os.enviro
             f"the engine transformers does not load {found}", hint="use engine: llama.cpp for a .gguf file"
         )
     return str(found)
+
+
+def models_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of models, and of what is made from them, on this node."""
+    return Path(environ.get(MODELS_ENV) or Path.home() / ".cache" / "cordee" / "models")
 
 
 def _name_for(engine: str, name: str, models: Path) -> str:

@@ -20,9 +20,10 @@ from cordee.errors import EXIT_CHECKPOINTED, CordeeError, InputError, ReplicaErr
 from cordee.events import Estimate
 from cordee.serve.engine_process import EngineProcess, EngineWatch, free_port
 from cordee.serve.engines.known import find_engine
-from cordee.serve.engines.port import EngineCapacity, EngineLaunch, EngineLayout
-from cordee.serve.models import find_model
+from cordee.serve.engines.port import EngineCapacity, EngineLaunch, EngineLayout, Upstream
+from cordee.serve.models import find_model, models_folder
 from cordee.serve.reports import ReplicaReports
+from cordee.serve.sessions import IdleSessions
 from cordee.units import format_duration, plural
 from cordee.workload.service import SETTINGS_ENV, ReplicaSettings
 
@@ -36,6 +37,8 @@ QUIET_S = 0.3
 MARGIN_S = 2.0
 """Time before the deadline of a notice at which the engine is ended, whatever is open."""
 END_S = 1.0
+SAVE_S = 0.5
+"""Time to save idle sessions in, when open requests took all of the drain."""
 
 _TICK_S = 0.05
 
@@ -146,6 +149,10 @@ class Replica:
         if self._announced is True:
             return
         size = self._capacity(process)
+        if self._restarted_s is None and self._announced is None and (sessions := self._idle_sessions()) is not None:
+            restored = sessions.restore(lambda upstream: self._ask(process, upstream), size.slots or 1)
+            if restored:
+                _say(f"restored {plural(restored, 'idle session')}")
         model = self._settings.model or self._settings.service
         self._reports.ready(
             address=process.address, engine=self._engine.name, model=model, kv_tokens=size.kv_tokens, slots=size.slots
@@ -154,6 +161,17 @@ class Replica:
         tokens = "" if size.kv_tokens is None else f", {size.kv_tokens:,} KV tokens"
         slots = "" if size.slots is None else f", {size.slots} slots"
         _say(f"{model} is ready at {process.address}{tokens}{slots}")
+
+    def _ask(self, process: EngineProcess, upstream: Upstream) -> bytes:
+        status, answer = process.ask(upstream.path, upstream.body, limit_s=UNREADY_AFTER_S)
+        if status != 200:
+            raise OSError(f"{upstream.path} answers {status}")
+        return answer
+
+    def _idle_sessions(self) -> IdleSessions | None:
+        if self._engine.sessions is None or self._launch.session_folder is None:
+            return None
+        return IdleSessions(self._engine.sessions, self._launch, models_folder(os.environ) / "sessions")
 
     def _capacity(self, process: EngineProcess) -> EngineCapacity:
         if not self._engine.size_path:
@@ -186,6 +204,10 @@ class Replica:
             elif now_s - quiet_s >= QUIET_S:
                 break
             time.sleep(_TICK_S)
+        if watch.ready and process.exit_code() is None and (sessions := self._idle_sessions()) is not None:
+            until_s = max(began_s + self._limits.drain_s, time.monotonic() + SAVE_S)
+            saved = sessions.save(lambda upstream: self._ask(process, upstream), until_s)
+            _say(f"saved {plural(saved, 'idle session')}")
         is_open = "" if load is None else f", {plural(load.open, 'request')} open"
         _say(f"drained for {format_duration(time.monotonic() - began_s)}{is_open}")
 

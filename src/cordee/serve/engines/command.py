@@ -72,6 +72,7 @@ class Command:
 
     name = "command"
     size_path = load_path = ""
+    sessions = None
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         """Return the service's own command, with CORDEE_HOST, CORDEE_PORT and CORDEE_MODEL in its environment.

@@ -133,11 +133,31 @@ class LlamaDialect:
         return LlamaStream(path, body)
 
 
+class LlamaSessions:
+    """The KV of llama.cpp's slots in files (`port.SessionFiles`)."""
+
+    slots_path = "/slots"
+
+    def idle_slots(self, answer: bytes) -> list[int]:
+        """Return the slots that hold the KV of a session and have no request."""
+        # Of a slot that was never used it says nothing about a prompt.
+        return [each["id"] for each in json.loads(answer) if each.get("n_prompt_tokens") and not each["is_processing"]]
+
+    def save(self, slot: int, name: str) -> Upstream:
+        """Return the request that writes a slot to a file."""
+        return Upstream(f"/slots/{slot}?action=save", {"filename": name})
+
+    def restore(self, slot: int, name: str) -> Upstream:
+        """Return the request that reads a slot from a file."""
+        return Upstream(f"/slots/{slot}?action=restore", {"filename": name})
+
+
 class LlamaCpp:
     """The process half of llama.cpp (`port.Engine`)."""
 
     name = "llama.cpp"
     size_path = "/props"
+    sessions = LlamaSessions()
     load_path = "/metrics"
 
     def command(self, launch: EngineLaunch) -> EngineCommand:

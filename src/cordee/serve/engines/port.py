@@ -147,6 +147,23 @@ class EngineLoad:
     progress: int
 
 
+class SessionFiles(Protocol):
+    """An engine that writes the KV of a slot to a file in `EngineLaunch.session_folder`, and reads it again."""
+
+    @property
+    def slots_path(self) -> str:
+        """Return the path of the answer that `idle_slots` reads."""
+
+    def idle_slots(self, answer: bytes) -> list[int]:
+        """Return the slots that hold the KV of a session and have no request."""
+
+    def save(self, slot: int, name: str) -> Upstream:
+        """Return the request that writes a slot to a file."""
+
+    def restore(self, slot: int, name: str) -> Upstream:
+        """Return the request that reads a slot from a file."""
+
+
 class Engine(Protocol):
     """The process half of an engine."""
 
@@ -168,6 +185,10 @@ class Engine(Protocol):
         Raises:
             MissingExtraError: it is not installed.
         """
+
+    @property
+    def sessions(self) -> SessionFiles | None:
+        """Return how sessions are written to files; None: they are not."""
 
     def capacity(self, answer: bytes) -> EngineCapacity:
         """Return the engine's size as it says itself."""

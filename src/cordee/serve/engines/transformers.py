@@ -18,6 +18,7 @@ class Transformers:
 
     name = "transformers"
     size_path = load_path = "/load"
+    sessions = None
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         """Return how to start the engine.

@@ -19,6 +19,7 @@ class Vllm:
 
     name = "vllm"
     size_path = load_path = "/metrics"
+    sessions = None
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         """Return how to start the engine.

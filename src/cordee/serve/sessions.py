@@ -1,0 +1,76 @@
+"""KV of idle sessions on this node's disk, for the replica that comes next: a drained engine saves it, a new one has
+it again.
+
+While a replica runs, its engine pages idle sessions to host memory by itself. An engine gives a slot to the request
+with the longest common prefix, so a session needs no name here.
+"""
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from cordee.serve.engines.port import EngineLaunch, SessionFiles, Upstream
+
+KEPT_S = 3600.0
+"""Age at which a file goes: chats that paused longer seldom continue."""
+FILES_MAX = 64
+
+Ask = Callable[[Upstream], bytes]
+"""Sends a request to the engine and returns the answer; it raises OSError if the answer is an error."""
+
+
+class IdleSessions:
+    """The files of sessions that any replica with this model and these settings on this node may take."""
+
+    def __init__(self, engine: SessionFiles, launch: EngineLaunch, folder: Path) -> None:
+        assert launch.session_folder is not None, "the engine writes its files there"
+        self._engine, self._own = engine, Path(launch.session_folder)
+        model = Path(launch.model)
+        stamp = model.stat().st_mtime_ns if model.exists() else 0
+        same = json.dumps([launch.model, stamp, launch.context, sorted(map(str, launch.flags.items()))])
+        self._shared = folder / sha256(same.encode()).hexdigest()[:32]
+        for each in (self._own, self._shared):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)  # Their content is what was said.
+
+    def save(self, ask: Ask, until_s: float) -> int:
+        """Save the idle slots until a time of the monotonic clock, and return how many sessions that are."""
+        saved = 0
+        with suppress(OSError):
+            for slot in self._engine.idle_slots(ask(Upstream(self._engine.slots_path))):
+                if time.monotonic() >= until_s:
+                    break
+                name = uuid.uuid4().hex
+                ask(self._engine.save(slot, name))
+                shutil.move(self._own / name, self._shared / f".{name}")
+                (self._shared / f".{name}").rename(self._shared / name)  # Whole, also from another file system.
+                saved += 1
+        return saved
+
+    def restore(self, ask: Ask, slots: int) -> int:
+        """Put the newest files into the slots of a new engine, and return how many sessions that are."""
+        files = sorted(self._shared.glob("[0-9a-f]*"), key=_age_s)
+        for old in (*(path for path in files[:FILES_MAX] if _age_s(path) > KEPT_S), *files[FILES_MAX:]):
+            old.unlink(missing_ok=True)
+        restored = 0
+        for path in files[:FILES_MAX]:
+            if restored == slots:
+                break
+            with suppress(OSError):  # Another replica took it, or the engine cannot read it.
+                claimed = path.rename(path.with_name(f".{path.name}"))
+                shutil.move(claimed, self._own / path.name)
+                ask(self._engine.restore(restored, path.name))
+                restored += 1
+            (self._own / path.name).unlink(missing_ok=True)
+        return restored
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return KEPT_S
