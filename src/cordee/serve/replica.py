@@ -69,7 +69,7 @@ class Replica:
         self._settings, self._limits = settings, WaitLimits.of(settings, environ)
         self._engine = find_engine(settings.engine)
         self._reports = ReplicaReports(environ)
-        self._launch = _launch(settings, environ)
+        self._launch = launch_of(settings, environ)
         self._notice = threading.Event()
         self._process: EngineProcess | None = None
         self._announced: bool | None = None  # What was reported last; None: nothing, or a drain.
@@ -212,7 +212,7 @@ class Replica:
         _say(f"drained for {format_duration(time.monotonic() - began_s)}{is_open}")
 
 
-def _launch(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLaunch:
+def launch_of(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLaunch:
     """Return what the engine is started with: from the service, the plan, and the GPUs that the agent gives."""
     if int(environ.get("NODE_RANK") or 0) or int(environ.get("NNODES") or 1) > 1:
         raise InputError(

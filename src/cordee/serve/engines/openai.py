@@ -340,22 +340,6 @@ def completion_part(event: bytes) -> Part:
     return Part(usage=usage)
 
 
-def answer_usage(answer: bytes) -> Usage | None:
-    """Return the usage of a whole answer in JSON; None: it does not say.
-
-    >>> answer_usage(b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}')
-    Usage(input_tokens=3, cached_tokens=0, output_tokens=1)
-    """
-    at = answer.rfind(b'"usage":')
-    if at < 0:
-        return None
-    try:
-        usage, _ = json.JSONDecoder().raw_decode(answer[at + 8 :].decode().lstrip())
-    except ValueError:
-        return None
-    return read_usage(usage) if isinstance(usage, dict) else None
-
-
 def with_usage(body: Body) -> Body:
     """Return a request that asks for usage at the end of the stream."""
     options = body.get("stream_options")
