@@ -388,6 +388,8 @@ def main() -> None:
             result["rotation"].append(rotation(name, start, given.quick))
         if "churn" in only:
             result["churn"].append(asdict(churn(name, start, given.quick)))
+        if given.json:
+            sys.stderr.write(f"{name} is done\n")
     if given.json:
         print(json.dumps(result, indent=1))
         return

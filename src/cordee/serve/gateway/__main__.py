@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,9 +94,9 @@ async def _serve(gateway: "Gateway", host: str, port: int, routes: Path | None, 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     link = ServerLink(gateway, address) if address is not None else None
-    work = [gateway.health.watch(), gateway.tick()]
-    work.append(link.run() if link is not None else follow_file(gateway, routes or Path()))
-    tasks = [asyncio.create_task(each) for each in work]
+    work: list[Callable[[], Awaitable[None]]] = [gateway.health.watch, gateway.tick]
+    work.append(link.run if link is not None else lambda: follow_file(gateway, routes or Path()))
+    tasks = [asyncio.create_task(_keep(each)) for each in work]
     protocol = App(gateway).server()
     server = await loop.create_server(protocol, host, port, backlog=4096, reuse_address=True)
     url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
@@ -103,8 +104,7 @@ async def _serve(gateway: "Gateway", host: str, port: int, routes: Path | None, 
         link.url = url
     sys.stdout.write(url + "\n")
     sys.stdout.flush()
-    waiting = asyncio.create_task(stop.wait())
-    done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    await stop.wait()
     server.close()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GRACE_S):
@@ -118,8 +118,16 @@ async def _serve(gateway: "Gateway", host: str, port: int, routes: Path | None, 
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     gateway.usage.close()
-    for each in done - {waiting}:
-        each.result()
+
+
+async def _keep(work: Callable[[], Awaitable[None]]) -> None:
+    """Do a work that never ends; a fault in it ends no open request."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            logging.exception("a part of the gateway failed, and starts again")
+        await asyncio.sleep(1.0)
 
 
 def _address(given: argparse.Namespace) -> ServerAddress:

@@ -81,7 +81,7 @@ class Gateway:
 
     def dialect(self, engine: str) -> Dialect:
         """Return the dialect of an engine; one that is not known speaks the plain OpenAI API."""
-        return DIALECTS.get(engine) or DIALECTS["llama.cpp"]
+        return DIALECTS.get(engine) or DIALECTS["command"]
 
     def desk(self, service: Service) -> Desk:
         """Return the queue of a service."""
