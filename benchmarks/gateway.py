@@ -65,6 +65,7 @@ class Churn:
     moved: int = 0
     longest_gap_s: float = 0.0
     gap_p99_s: float = 0.0
+    gap_p50_s: float = 0.0
 
 
 def body(prompt: str, limit: int, *, stream: bool) -> dict[str, Any]:
@@ -328,6 +329,7 @@ def churn(name: str, start: Callable[..., Any], quick: bool) -> Churn:
         found.streams = len(done)
         gaps = sorted(each.gap_s for each in done)
         found.longest_gap_s, found.gap_p99_s = gaps[-1], gaps[int(0.99 * len(gaps))]
+        found.gap_p50_s = gaps[len(gaps) // 2]
         for each in done:
             broken, wrong, clean, got = each.verdict()
             found.broken += broken

@@ -73,7 +73,8 @@ def _run(given: argparse.Namespace) -> int:
     _raise_file_limit()
 
     async def work() -> None:
-        await _serve(Gateway(settings), host.strip("[]"), int(port), given.routes, address)
+        find = None if address is None else lambda: _address(given)
+        await _serve(Gateway(settings), host.strip("[]"), int(port), given.routes, find)
 
     with contextlib.suppress(KeyboardInterrupt):
         try:
@@ -85,7 +86,9 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(gateway: "Gateway", host: str, port: int, routes: Path | None, address: ServerAddress | None) -> None:
+async def _serve(
+    gateway: "Gateway", host: str, port: int, routes: Path | None, find: Callable[[], ServerAddress] | None
+) -> None:
     from cordee.serve.gateway.app import App
     from cordee.serve.gateway.link import ServerLink, follow_file
 
@@ -93,7 +96,7 @@ async def _serve(gateway: "Gateway", host: str, port: int, routes: Path | None, 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    link = ServerLink(gateway, address) if address is not None else None
+    link = ServerLink(gateway, find) if find is not None else None
     work: list[Callable[[], Awaitable[None]]] = [gateway.health.watch, gateway.tick]
     work.append(link.run if link is not None else lambda: follow_file(gateway, routes or Path()))
     tasks = [asyncio.create_task(_keep(each)) for each in work]

@@ -237,22 +237,6 @@ class Exchange(ABC):
     def _broken(self, why: str) -> ApiError:
         return ApiError(502, f"the answer broke off: {why}", kind="server_error", code="upstream_failed", retry_s=1.0)
 
-    async def _steps(self, endpoint: Endpoint, steps: Generator[Upstream, bytes, None]) -> Upstream | None:
-        """Carry out the requests before a continuation, and return that of the continuation; None: none is needed."""
-        upstream = next(steps, None)
-        while upstream is not None and not upstream.stream:
-            body = b"" if upstream.body is None else msgspec.json.encode(upstream.body)
-            answer = await self.house.pool.fetch(
-                endpoint.address, "POST" if upstream.body is not None else "GET", upstream.path, body, deadline_s=STEP_S
-            )
-            if answer.status != 200:
-                raise UpstreamError(f"{endpoint.address}{upstream.path} answered with status {answer.status}")
-            try:
-                upstream = steps.send(answer.body)
-            except StopIteration:
-                return None
-        return upstream
-
     # The account.
 
     def _leave_endpoint(self) -> None:
@@ -308,6 +292,7 @@ class StreamExchange(Exchange):
         self.response: web.StreamResponse | None = None
         self._model: tuple[str, str, int] = ("", "", 0)
         self._resending: asyncio.Task[None] | None = None
+        self._step: asyncio.Task[Answer] | None = None
 
     async def _once(self, endpoint: Endpoint, request: web.BaseRequest) -> web.StreamResponse:
         relay = self.relay
@@ -350,6 +335,30 @@ class StreamExchange(Exchange):
         if stream.tokens and not endpoint.same_model(before):
             raise self._broken(f"no replica with {before[1] or 'the same model'} is left")
         return await self._steps(endpoint, steps)
+
+    async def _steps(self, endpoint: Endpoint, steps: Generator[Upstream, bytes, None]) -> Upstream | None:
+        """Carry out the requests before a continuation, and return that of the continuation; None: none is needed."""
+        upstream = next(steps, None)
+        while upstream is not None and not upstream.stream:
+            body = b"" if upstream.body is None else msgspec.json.encode(upstream.body)
+            method = "POST" if upstream.body is not None else "GET"
+            fetch = self.house.pool.fetch(endpoint.address, method, upstream.path, body, deadline_s=STEP_S)
+            self._step = asyncio.create_task(fetch)
+            try:
+                answer = await self._step
+            except asyncio.CancelledError:
+                if self.relay.failure is None:
+                    raise
+                raise self.relay.failure from None  # It was left.
+            finally:
+                self._step = None
+            if answer.status != 200:
+                raise UpstreamError(f"{endpoint.address}{upstream.path} answered with status {answer.status}")
+            try:
+                upstream = steps.send(answer.body)
+            except StopIteration:
+                return None
+        return upstream
 
     async def _send(self, endpoint: Endpoint, upstream: Upstream) -> None:
         """Send the request, once more on a fresh connection if an idle one had closed meanwhile."""
@@ -419,6 +428,8 @@ class StreamExchange(Exchange):
         if not self.draining:
             self.patience *= 2
         self.relay.fail(kind(f"{self.endpoint.address} {why}", answered=True))
+        if self._step is not None:
+            self._step.cancel()
 
     def drain(self) -> None:
         """Look for another replica while this one goes on."""

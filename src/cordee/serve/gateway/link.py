@@ -1,15 +1,17 @@
 """The link to the server: routes by long poll, status and usage as reports. Without it the gateway serves on."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from cordee.errors import CordeeError
 from cordee.serve.gateway.gateway import Gateway
 from cordee.servers import ServerAddress, write_private
 from cordee.tls import client_context
@@ -28,11 +30,13 @@ log = logging.getLogger(__name__)
 class ServerLink:
     """Fetches routes from the server and reports to it, over whichever of its addresses answers."""
 
-    def __init__(self, gateway: Gateway, address: ServerAddress) -> None:
+    def __init__(self, gateway: Gateway, find: Callable[[], ServerAddress]) -> None:
+        """Follow the server that `find` returns; it is asked again when no address answers."""
         self.url = ""
         """Where clients reach the gateway."""
-        self._gateway, self._address = gateway, address
-        self._urls = [address.url, *address.others]
+        self._gateway, self._find = gateway, find
+        self._urls: list[str] = []
+        self._token = ""
         self._session: aiohttp.ClientSession | None = None
         self._kept = gateway.settings.spool / "routes.json"
         self._last: list[dict[str, Any]] = []
@@ -41,11 +45,11 @@ class ServerLink:
 
     async def run(self) -> None:
         """Follow the server, for ever."""
-        context = client_context(self._address.fingerprint) if self._address.url.startswith("https") else None
-        headers = {"Authorization": f"Bearer {self._address.token}"}
+        address = self._find()
+        self._take(address)
+        context = client_context(address.fingerprint) if address.url.startswith("https") else None
         connector = aiohttp.TCPConnector(ssl=context) if context else None
-        session = aiohttp.ClientSession(headers=headers, connector=connector)
-        async with session as self._session, asyncio.TaskGroup() as group:
+        async with aiohttp.ClientSession(connector=connector) as self._session, asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._report())
 
@@ -104,9 +108,10 @@ class ServerLink:
         """Return the answer of the server; None: none came."""
         assert self._session is not None, "it runs"
         for url in list(self._urls):
+            headers, timeout = {"Authorization": f"Bearer {self._token}"}, aiohttp.ClientTimeout(total=deadline_s)
             try:
                 async with self._session.request(
-                    method, url + path, json=body, timeout=aiohttp.ClientTimeout(total=deadline_s)
+                    method, url + path, json=body, headers=headers, timeout=timeout
                 ) as answer:
                     if answer.status == 200:
                         found = await answer.json()
@@ -115,7 +120,12 @@ class ServerLink:
             except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
                 log.warning("%s does not answer: %s", url, error or type(error).__name__)
             self._urls.append(self._urls.pop(0))
+        with contextlib.suppress(CordeeError):  # A server that starts again may have another address.
+            self._take(self._find())
         return None
+
+    def _take(self, address: ServerAddress) -> None:
+        self._urls, self._token = [address.url, *address.others], address.token
 
 
 async def follow_file(gateway: Gateway, path: Path) -> None:
