@@ -422,3 +422,43 @@ def test_a_replica_that_is_refused_is_tried_again_and_its_reason_is_said(world: 
     assert world.states() == [], "not at each turn"
     world.turn(6)
     assert (world.view().why, world.states()) == ("", ["loading"])
+
+
+def test_training_makes_room_for_a_replica_and_grows_back(world: World) -> None:
+    """Traffic takes a GPU from an elastic, preemptible job, which shrinks; when traffic falls it has them all again."""
+    scene = world.api.scene
+    train = {"run": ["true"], "gpus": 3, "name": "gpt", "tier": "preemptible", "elastic": {"sizes": [2, 1]}}
+    job_id = JobId(world.api.client.submit(train, unprotected=True).job.job_id)
+    world.api.client.declare(chat(1, 2, window_s=60.0))
+    world.turn()
+    world.get_ready()
+    assert (gpus_of(world, job_id), world.states()) == (3, ["ready"]), "the node is full"
+    world.turn(3600)
+
+    world.say(queued=20, running=4)
+    world.turn()
+    assert world.states() == ["ready", "waiting"]
+    [notice] = scene.of(NoticeGiven)
+    assert isinstance(notice, NoticeGiven)
+    assert (notice.job_id, notice.reason, notice.gpus) == (job_id, "resize", 2)
+    assert notice.for_job == world.of("waiting")[0].job_id, "the replica, which is charged for the loss"
+    world.leave(ReplicaView.model_validate(world.view().replicas[0].model_dump() | {"job_id": job_id, "epoch": 1}))
+    assert (gpus_of(world, job_id), world.states()) == (2, ["ready", "loading"]), "both run at once"
+    world.get_ready()
+
+    for _ in range(8):
+        world.say(running=1)
+        world.turn(10)
+    assert world.states() == ["ready", "draining"]
+    world.leave()
+    world.turn(7200)
+    [_, growth] = [each for each in scene.of(NoticeGiven) if isinstance(each, NoticeGiven) and each.job_id == job_id]
+    assert (growth.reason, growth.gpus) == ("resize", 3)
+    world.leave(ReplicaView.model_validate(world.view().replicas[0].model_dump() | {"job_id": job_id, "epoch": 2}))
+    assert (gpus_of(world, job_id), world.states()) == (3, ["ready"])
+
+
+def gpus_of(world: World, job_id: JobId) -> int:
+    attempt = world.api.scene.control.state.attempts[job_id]
+    assert not attempt.leaving
+    return attempt.gpus
