@@ -274,7 +274,7 @@ def test_a_backlog_starts_replicas_and_a_quiet_window_ends_them(world: World) ->
     world.say(queued=20, running=4)
     world.turn()
     assert (world.view().wanted, len(world.view().replicas)) == (3, 3)
-    assert world.api.scene.of(ServiceScaled)[-1].why == "24 requests are open"  # type: ignore[attr-defined]
+    assert world.api.scene.of(ServiceScaled)[-1].why == "24 requests for 4 slots each"  # type: ignore[attr-defined]
     world.get_ready()
     for _ in range(8):
         world.say(queued=0, running=1)
