@@ -108,6 +108,8 @@ class Replica:
                 self._process.end(0)
 
     def _start(self) -> EngineProcess:
+        if self._launch.session_folder is not None:
+            Path(self._launch.session_folder).mkdir(mode=0o700, parents=True, exist_ok=True)  # llama-server wants it.
         port = self._settings.port or free_port(self._launch.host)
         launch = self._launch.at(port)
         command = self._engine.command(launch)

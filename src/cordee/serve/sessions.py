@@ -34,8 +34,7 @@ class IdleSessions:
         stamp = model.stat().st_mtime_ns if model.exists() else 0
         same = json.dumps([launch.model, stamp, launch.context, sorted(map(str, launch.flags.items()))])
         self._shared = folder / sha256(same.encode()).hexdigest()[:32]
-        for each in (self._own, self._shared):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)  # Their content is what was said.
+        self._shared.mkdir(mode=0o700, parents=True, exist_ok=True)  # The files tell what was said.
 
     def save(self, ask: Ask, until_s: float) -> int:
         """Save the idle slots until a time of the monotonic clock, and return how many sessions that are."""
