@@ -219,3 +219,13 @@ def test_a_division_that_cannot_be_is_refused(play: FluidPlay, tmp_path: Path) -
     small = replace(tight, scenario=replace(tight.scenario, nodes=cluster("1x2xA10")))
     with pytest.raises(DoesNotFitError, match="of the worst hour's requests"):
         compare(small)
+
+
+def test_a_trace_with_prefixes_finds_them_cached(play: FluidPlay) -> None:
+    model = replace(play.model, prefixes=True)
+    requests = [Request(0.5 * n, 2048, 20, (n % 5, 10 + n % 5, 20 + n % 5, 100 + n), 512) for n in range(120)]
+    exact = ExactPlay(model, of_requests("prefixes", requests))
+    exact.advance(0.0, 61.0, range(3))
+    exact.finish()
+    cached = sum(each.cached_tokens for each in exact.outcomes)
+    assert cached > 0.5 * 120 * 1536, "three of the four blocks of a prompt are those of others"

@@ -125,7 +125,14 @@ class ClusterRun:
         play = self.asked.play
         low, high = int((at_s - SAMPLE_S) / play.slot_s), int(at_s / play.slot_s)
         per_s = float(play.requests[low:high].sum()) / SAMPLE_S
-        self.samples.append(GpuSample(at_s=at_s, serving=held.serving, training=held.training, requests_per_s=per_s))
+        self.samples.append(
+            GpuSample(
+                at_s=at_s,
+                serving=round(held.serving / 1000),
+                training=round(held.training / 1000),
+                requests_per_s=per_s,
+            )
+        )
         if now_us + SAMPLE_S * US_PER_S <= self.asked.start_us + self.asked.span_us:
             self._engine.at(now_us + SAMPLE_S * US_PER_S, self._sample)
 
@@ -157,7 +164,7 @@ class ClusterRun:
             lost_gpu_hours=lost / US_PER_HOUR,
             goodput=useful / held if held else 0.0,
             ended=self.held.ended,
-            waiting_gpus=self.held.waiting_us / self.asked.span_us,
+            waiting_gpus=self.held.waiting_us / 1000 / self.asked.span_us,
             preemptions=self.held.preemptions,
             micro_usd=usd,
             usd_per_useful_gpu_hour=usd / MICRO_USD / (useful / US_PER_HOUR) if useful and usd else None,

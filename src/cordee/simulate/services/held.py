@@ -9,7 +9,7 @@ from cordee.simulate.metrics import CHOSEN
 
 @dataclass(slots=True)
 class _Known:
-    gpus: int
+    milli: int
     serves: bool
     waits: bool = False
     leases: dict[str, int] = field(default_factory=dict)
@@ -19,8 +19,8 @@ class HeldGpus:
     """The fold. Jobs that are no replica count as training.
 
     Attributes:
-        serving, training: GPUs that are held now.
-        waiting: GPUs that waiting jobs ask for now; replicas are not among them.
+        serving, training: thousandths of GPUs that are held now.
+        waiting: thousandths of GPUs that waiting jobs ask for now; replicas are not among them.
         waiting_us: their integral over time.
         ended: training jobs that ran to their end.
         preemptions: notices to training jobs because another job was chosen.
@@ -52,7 +52,7 @@ class HeldGpus:
     def _submitted(self, event: JobSubmitted) -> None:
         self.advance(event.at_us)
         job = event.job
-        known = self._jobs[job.job_id] = _Known(job.gpus, job.service is not None)
+        known = self._jobs[job.job_id] = _Known(job.gpus * job.gpu_milli, job.service is not None)
         self._wait(known, waits=True)
 
     def _fold(self, event: Event, known: _Known) -> None:
@@ -60,7 +60,7 @@ class HeldGpus:
             case AttemptPlaced():
                 self._wait(known, waits=False)
                 for lease in event.leases:
-                    known.leases[lease.node] = len(lease.gpus)
+                    known.leases[lease.node] = lease.gpu_milli
                 self._hold(known, sum(known.leases.values()))
             case RanksEnded():
                 self._hold(known, -known.leases.pop(event.node, 0))
@@ -73,16 +73,16 @@ class HeldGpus:
                 self.ended += not known.serves and event.state == "done"
                 del self._jobs[event.job_id]
 
-    def _hold(self, known: _Known, gpus: int) -> None:
+    def _hold(self, known: _Known, milli: int) -> None:
         if known.serves:
-            self.serving += gpus
+            self.serving += milli
         else:
-            self.training += gpus
+            self.training += milli
 
     def _wait(self, known: _Known, *, waits: bool) -> None:
         """Note that a job waits from now on, or does not."""
         if not known.serves:
-            self.waiting += known.gpus * (waits - known.waits)
+            self.waiting += known.milli * (waits - known.waits)
         known.waits = waits
 
 

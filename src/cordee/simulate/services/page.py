@@ -28,7 +28,7 @@ def together_page(answer: TogetherAnswer) -> str:
 def _table(answer: TogetherAnswer) -> Section:
     columns = [("one cluster", answer.one), ("two clusters", answer.two)]
     columns += [("two that do as well", answer.enough)] if answer.enough is not None else []
-    rows = [[name, *(show(result) for _, result in columns)] for name, show in result_rows() if show is not None]
+    rows = [[name, *("" if show is None else show(result) for _, result in columns)] for name, show in result_rows()]
     lead = (
         "In one cluster replicas come and go as the scaling policy decides, and training jobs make room for them. "
         "Of two clusters, the first has a fixed number of replicas."
