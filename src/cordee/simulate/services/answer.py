@@ -10,7 +10,7 @@ GOAL = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingResult:
-    """How a service did.
+    """The result of the service.
 
     Attributes:
         refused: requests that are longer than the context; they miss the SLO.
@@ -39,7 +39,7 @@ class ServingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """How the training jobs did in the same time.
+    """The result of the training jobs in the same time.
 
     Attributes:
         useful_gpu_hours: GPU time of steps that are kept.
