@@ -89,7 +89,6 @@ def test_no_class_wants_to_be_two(path: Path) -> None:
 
 
 _CALLED_BY_OTHERS = {"down_revision", "Protect", "protect"}
-_CALLED_BY_OTHERS |= {"ReplicaReports", "ready", "unready"}
 # asyncio and httptools call a connection.
 _CALLED_BY_OTHERS |= {"connection_made", "connection_lost", "data_received"}
 _CALLED_BY_OTHERS |= {"on_header", "on_headers_complete", "on_body", "on_message_complete"}

@@ -50,7 +50,9 @@ class Engine(BaseHTTPRequestHandler):
 
 ThreadingHTTPServer(("127.0.0.1", int(os.environ["CORDEE_PORT"])), Engine).serve_forever()
 """
-BODY = json.dumps({"model": "web", "messages": [{"role": "user", "content": "Hello"}]}).encode()
+BODY = json.dumps(
+    {"model": "web", "temperature": 0, "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
+).encode()
 
 
 @dataclass
@@ -182,3 +184,17 @@ def test_a_service_sleeps_without_requests_and_wakes_for_one(place: Place) -> No
     assert place.ask(url) == "hello", "the first request is held until a replica is ready"
     assert place.client.service("web").wanted == 1
     place.wait(lambda each: each.state == "idle" and not each.replicas)
+
+
+def test_a_model_is_served_by_llama_cpp_and_survives_its_replica(place: Place, tiny_folder: Path) -> None:
+    service = {"model": str(tiny_folder / "tiny.gguf"), "replicas": "1", "context": 512, "drain": "1s"}
+    spec = JobSpec.from_flags(run=(), gpus="1", name="web", service=service)
+    place.client.declare(spec.model_dump(mode="json") | {"cwd": str(tiny_folder)})
+    [replica] = place.wait(lambda each: all_ready(1)(each) and bool(each.urls)).replicas
+    assert (replica.engine, replica.kv_tokens is not None, replica.slots is not None) == ("llama.cpp", True, True)
+    [url] = place.client.service("web").urls
+    answer = place.ask(url)
+    process_of(replica.job_id).kill()
+    assert place.ask(url) == answer, "the gateway holds a request that no replica takes"
+    place.wait(lambda each: all_ready(1)(each) and each.replicas[0].epoch == 2)
+    assert place.ask(url) == answer
