@@ -10,6 +10,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,15 @@ POLICIES: dict[str, Callable[[], Baseline | None]] = {
 
 def play(trace: tuple[Request, ...], policy: Baseline | None, *, closed: bool) -> dict[str, float]:
     """Return what one policy does: `closed`, 32 requests are open at a time; else they come at their times."""
-    unlimited = Capacity(prefill_tokens=1 << 60)
-    played = fleet(REPLICAS, blocks=BLOCKS, capacity=unlimited if closed else OPEN)
+    # The peers hold nothing back: what they route waits in the engine.
+    capacity = (
+        Capacity(prefill_tokens=1 << 60)
+        if closed
+        else OPEN
+        if policy is None
+        else replace(OPEN, prefill_tokens=1 << 60)
+    )
+    played = fleet(REPLICAS, blocks=BLOCKS, capacity=capacity)
     if policy is not None:
         played.dispatcher.router = policy
     if closed:

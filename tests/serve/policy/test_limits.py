@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.serve.policy.limits import PICO_PER_MICRO, Budget, Prices, Rate
+from cordee.serve.policy.limits import PICO_PER_MICRO, Budget, Prices, RateLimit
 
 
 def test_a_rate_allows_its_burst_and_then_one_request_in_its_time() -> None:
-    rate = Rate(4.0)
+    rate = RateLimit(4.0)
     assert [rate.take("t", 0) is None for _ in range(5)] == [True] * 4 + [False]
     refusal = rate.take("t", 0)
     assert refusal is not None and refusal.retry_after_s == 0.25 and refusal.status == 429
@@ -19,7 +19,7 @@ def test_a_rate_allows_its_burst_and_then_one_request_in_its_time() -> None:
 
 @given(st.floats(0.1, 1000), st.lists(st.integers(0, 200_000), max_size=200))
 def test_no_more_pass_than_the_burst_and_the_time_allow(per_s: float, gaps_us: list[int]) -> None:
-    rate, now_us, passed = Rate(per_s), 0, 0
+    rate, now_us, passed = RateLimit(per_s), 0, 0
     for gap_us in gaps_us:
         now_us += gap_us
         passed += rate.take("t", now_us) is None
@@ -27,7 +27,7 @@ def test_no_more_pass_than_the_burst_and_the_time_allow(per_s: float, gaps_us: l
 
 
 def test_the_time_that_a_refusal_names_is_right_to_the_microsecond() -> None:
-    rate = Rate(3.0, burst=1)
+    rate = RateLimit(3.0, burst=1)
     assert rate.take("t", 0) is None
     refusal = rate.take("t", 100_000)
     assert refusal is not None and refusal.retry_after_s is not None
@@ -37,7 +37,7 @@ def test_the_time_that_a_refusal_names_is_right_to_the_microsecond() -> None:
 
 
 def test_a_rate_of_nothing_never_allows_a_second_request() -> None:
-    rate = Rate(0.0)
+    rate = RateLimit(0.0)
     assert rate.take("t", 0) is None
     refusal = rate.take("t", 10**12)
     assert refusal is not None and refusal.retry_after_s is None

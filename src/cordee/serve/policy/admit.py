@@ -22,6 +22,8 @@ ANSWER_TOKENS = 1024
 """Tokens expected at most of an answer before enough were seen."""
 OBSERVED_MIN = 32
 """Answers that are enough."""
+OBSERVED_FEW = 256
+"""Answers up to which each one may change the quantile; then it is looked up once in `OBSERVED_MIN`."""
 OBSERVED_MAX = 4096
 """Answers after which earlier ones count half."""
 
@@ -127,7 +129,8 @@ class AnswerLengths:
         """Note the length of an answer that ended by itself or by its limit."""
         self._counts[ceil(4 * log2(max(1, tokens)))] += 1
         self._total += 1
-        self._expected = None
+        if self._total < OBSERVED_FEW or not self._total % OBSERVED_MIN:
+            self._expected = None
         if self._total >= OBSERVED_MAX:
             self._counts = [each / 2 for each in self._counts]
             self._total /= 2

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from cordee.serve.policy.admit import BLOCK_TOKENS, Admission, AnswerLengths, Capacity, Reservation
 from cordee.serve.policy.fair import FairQueue, Waiting
-from cordee.serve.policy.limits import PICO_PER_MICRO, Budget, Prices, Rate
+from cordee.serve.policy.limits import PICO_PER_MICRO, Budget, Prices, RateLimit
 from cordee.serve.policy.refusal import Refusal
 from cordee.serve.policy.route import Choice, ReplicaLoad, Router, RouteRequest
 
@@ -59,7 +59,7 @@ class Tenants:
     def __init__(self, tenants: Sequence[Tenant] = ()) -> None:
         """Begin with these tenants; others have the default rules."""
         self.rules: dict[str, Tenant] = {}
-        self._rates: dict[str, Rate] = {}
+        self._rates: dict[str, RateLimit] = {}
         self._budgets: dict[str, Budget] = {}
         self.set_tenants(tenants)
 
@@ -77,7 +77,7 @@ class Tenants:
             if each.rate_per_s is None:
                 self._rates.pop(each.name, None)
             elif rate is None or rate.per_s != each.rate_per_s:
-                self._rates[each.name] = Rate(each.rate_per_s)
+                self._rates[each.name] = RateLimit(each.rate_per_s)
             if each.budget_micro_usd is None:
                 self._budgets.pop(each.name, None)
                 continue

@@ -36,7 +36,7 @@ class Prices:
         )
 
 
-class Rate:
+class RateLimit:
     """A token bucket of requests: full at first, refilled with the time that passes."""
 
     def __init__(self, per_s: float, *, burst: int | None = None, now_us: int = 0) -> None:

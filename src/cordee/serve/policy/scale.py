@@ -43,7 +43,7 @@ class ScaleRules:
 
 @dataclass(frozen=True, slots=True)
 class ScaleInput:
-    """What the gateways report of a service, summed.
+    """The sums of the gateways' reports about a service.
 
     Attributes:
         ready: replicas that take requests.
@@ -68,7 +68,7 @@ class ScaleInput:
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """What `decide` remembers: the number wanted, those wanted by each moment of the window, the times of the last
+    """The memory of `decide`: the number wanted, those wanted by each moment of the window, the times of the last
     request and of the last raise.
     """
 
