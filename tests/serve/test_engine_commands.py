@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from engines_world import RunningEngine, follow, free_port, running, seen
+import tiny
+from engines_world import follow, free_port, running, running_llama, seen
 
 from cordee.errors import InputError, MissingExtraError
 from cordee.serve.engines import llama_cpp, vllm
@@ -85,10 +86,11 @@ vllm:cache_config_info{block_size="32",cache_dtype="auto",num_gpu_blocks="5461",
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None and shutil.which("vllm") is None, reason="vLLM is not installed"
 )
-def test_a_stream_of_vllm_goes_on_elsewhere(tiny_folder: Path, llama: RunningEngine) -> None:
+def test_a_stream_of_vllm_goes_on_elsewhere(tmp_path: Path) -> None:
+    gguf = tiny.build(tmp_path / "model", heads=2, kv_heads=1)  # Its attention on the CPU has no heads of 16.
     environ = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     flags = {"dtype": "float32", "enforce-eager": True}
-    given = {"service": "chat", "revision": 1, "engine": "vllm", "model": str(tiny_folder), "context": 512}
+    given = {"service": "chat", "revision": 1, "engine": "vllm", "model": str(gguf.parent), "context": 512}
     launch = launch_of(ReplicaSettings.model_validate({**given, "flags": flags}), environ).at(free_port())
     asked = {
         "model": "chat",
@@ -96,7 +98,8 @@ def test_a_stream_of_vllm_goes_on_elsewhere(tiny_folder: Path, llama: RunningEng
         "temperature": 0,
         "max_tokens": 40,
     }
-    with running(Vllm().command(launch), launch.port, wait_s=600) as engine:
+    command = Vllm().command(launch)
+    with running_llama(gguf, tmp_path) as llama, running(command, launch.port, wait_s=800) as engine:
         kv_tokens = Vllm().capacity(engine.ask("/metrics")[1]).kv_tokens
         assert kv_tokens is not None and kv_tokens > 512
         for path, body in ((CHAT, {"messages": [{"role": "user", "content": "hi"}]}), (COMPLETIONS, {"prompt": "def"})):

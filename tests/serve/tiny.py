@@ -27,7 +27,7 @@ TEMPLATE = (
 )
 
 
-def build(folder: Path, *, seed: int = 0) -> Path:
+def build(folder: Path, *, seed: int = 0, heads: int = HEADS, kv_heads: int = KV_HEADS) -> Path:
     """Make the model in an empty folder, and return the path of its GGUF file, `tiny.gguf` in it."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(folder)
@@ -38,9 +38,9 @@ def build(folder: Path, *, seed: int = 0) -> Path:
         "hidden_size": HIDDEN,
         "intermediate_size": INTER,
         "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HIDDEN // HEADS,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": HIDDEN // heads,
         "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
@@ -55,7 +55,7 @@ def build(folder: Path, *, seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     generation = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    weights = _weights(folder, seed)
+    weights = _weights(folder, seed, HIDDEN // heads * kv_heads)
     entries = [(name, "float32", array.shape, array.nbytes) for name, array in weights.items()]
     write_file(folder / "model.safetensors", entries, (array.tobytes() for array in weights.values()))
     return convert(folder, folder / "tiny.gguf")
@@ -85,9 +85,8 @@ def _write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _weights(folder: Path, seed: int) -> dict[str, np.ndarray]:
+def _weights(folder: Path, seed: int, kv: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    head = HIDDEN // HEADS
 
     def matrix(rows: int, columns: int, scale: float) -> np.ndarray:
         return (rng.standard_normal((rows, columns)) * scale / columns**0.5).astype(np.float32)
@@ -100,8 +99,8 @@ def _weights(folder: Path, seed: int) -> dict[str, np.ndarray]:
             at + "input_layernorm.weight": ones,
             at + "post_attention_layernorm.weight": ones,
             at + "self_attn.q_proj.weight": matrix(HIDDEN, HIDDEN, 2),
-            at + "self_attn.k_proj.weight": matrix(KV_HEADS * head, HIDDEN, 2),
-            at + "self_attn.v_proj.weight": matrix(KV_HEADS * head, HIDDEN, 2),
+            at + "self_attn.k_proj.weight": matrix(kv, HIDDEN, 2),
+            at + "self_attn.v_proj.weight": matrix(kv, HIDDEN, 2),
             at + "self_attn.o_proj.weight": matrix(HIDDEN, HIDDEN, 2),
             at + "mlp.gate_proj.weight": matrix(INTER, HIDDEN, 1),
             at + "mlp.up_proj.weight": matrix(INTER, HIDDEN, 1),
