@@ -225,3 +225,14 @@ def test_a_standby_takes_over_while_no_other_replica_answers(tmp_path: Path) -> 
         made.fake("b", interval_ms=2, state="standby")
         made.start()
         check_whole(run(work), 60)
+
+
+def test_a_stream_bears_more_failures_than_a_request_that_makes_no_progress(two: Rig) -> None:
+    async def work(session: aiohttp.ClientSession) -> Answer:
+        async def cut(answer: Answer) -> None:
+            if answer.events in (10, 20, 30, 40, 50):
+                await post(session, f"{(await working(session, two)).address}/fault", {"cut": True})
+
+        return await stream(session, two.url, chat(PROMPT, 60), on_event=cut)
+
+    check_whole(run(work), 60)

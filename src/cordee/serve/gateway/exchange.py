@@ -89,7 +89,7 @@ class Exchange(ABC):
         self.draining = False
         self._choice: asyncio.Future[None] | None = None
         self._outcome: Outcome | None = None
-        self._fruitless = 0
+        self._fruitless = self._reached = 0
 
     @property
     def service(self) -> Service:
@@ -206,7 +206,6 @@ class Exchange(ABC):
 
     def _first_token(self) -> None:
         assert self.ticket is not None, "it is admitted"
-        self._fruitless = 0
         if self.first_s is None:
             self.first_s = self.house.clock()
         self.desk.first_token(self.ticket)
@@ -219,7 +218,8 @@ class Exchange(ABC):
         chosen = isinstance(error, Moved)
         if not chosen:
             self.house.health.failed(self.service, endpoint, str(error))
-            self._fruitless += error.answered
+            self._fruitless = self._fruitless + error.answered if self.progress() == self._reached else 0
+            self._reached = self.progress()
             if self._fruitless >= FRUITLESS_MAX:
                 raise self._broken(f"{self._fruitless} replicas in a row failed with it, the last one: {error}")
         self.house.moved(self, "drain" if chosen else "failure")

@@ -59,7 +59,7 @@ class Relay:
         self.stream, self.endpoint = stream, endpoint
         self.status, self.error_body, self.failure, self.connection = 0, b"", None, None
         self.on_stale = None
-        self.last_s = self._clock()
+        self.last_s, self.first_s = self._clock(), 0.0
 
     def attach(self, client: asyncio.Transport, *, chunked: bool) -> None:
         """Write to the client from now on; its head is written."""
