@@ -91,6 +91,15 @@ def test_a_session_stays_unless_its_replica_is_overloaded() -> None:
     assert stays is not None and stays.replica == moved.replica
 
 
+def test_a_session_does_not_wait_for_tokens_while_others_have_them() -> None:
+    router, load = _router()
+    first = router.choose(_request(1, 2, session="s"), load)
+    assert first is not None
+    load[first.replica].kv_free = 0
+    elsewhere = router.choose(_request(7, 8, session="s"), load)
+    assert elsewhere is not None and elsewhere.replica != first.replica
+
+
 def test_a_request_may_wait_for_its_prefix_or_take_what_is_free() -> None:
     router, load = _router(2)
     prompt = _request(*range(40))

@@ -155,7 +155,7 @@ class Router:
 
     def _sticky(self, request: RouteRequest, usable: list[str], load: Mapping[str, ReplicaLoad]) -> Choice | None:
         replica = self._sessions.get(request.session) if request.session else None
-        if replica is None or replica not in usable:
+        if replica is None or replica not in usable or load[replica].kv_free < request.kv_tokens:
             return None
         least = min(load[each].miss_tokens for each in usable)
         if load[replica].miss_tokens - least > max(OVERLOAD_TOKENS, request.tokens):
