@@ -253,6 +253,7 @@ def test_the_environment_of_a_rank(tmp_path):
         "CORDEE_JOB": "j",
         "CORDEE_EPOCH": "3",
         "CORDEE_SPOOL": str(tmp_path / "f" / "spool"),
+        "CORDEE_PYTHON": sys.executable,
         "CORDEE_CLOUD": "none",
         "CORDEE_GRACE_S": "12.5",
         "CORDEE_HANG_REPORT_S": "60",

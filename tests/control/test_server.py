@@ -66,7 +66,7 @@ def test_nobody_finds_a_server_that_has_no_node_yet(
             said.append(client.health().home)
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(server._executor, "start", lambda: None)
+    monkeypatch.setattr(server._executor, "start", lambda *_: None)
     monkeypatch.setattr(server, "_wait_for_node", look)
     server.run(ask)
     assert said[1:] == [str(tmp_path)]
