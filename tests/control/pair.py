@@ -230,7 +230,10 @@ class Pair:
         assert [number for number, _ in log] == list(range(1, len(log) + 1))
         kinds = (AttemptPlaced, RanksStarted, JobEnded)
         for kind in kinds:
-            assert Counter(e.job_id for _, e in log if isinstance(e, kind)) == Counter(self.jobs), kind.__name__
+            found = Counter(e.job_id for _, e in log if isinstance(e, kind))
+            wrong = {job_id for job_id in self.jobs if found[job_id] != 1}
+            story = [each for each in log if getattr(each[1], "job_id", None) in wrong or hasattr(each[1], "node")]
+            assert found == Counter(self.jobs), f"{kind.__name__} of {wrong}:\n" + "\n".join(map(str, story[-200:]))
         assert {e.state for _, e in log if isinstance(e, JobEnded)} == {"done"}
         ranks = Counter(line.partition(" ")[2] for line in self._diary() if line.startswith("start"))
         assert ranks == Counter([f"{self.gang}.1 1", *(f"{job_id}.1 0" for job_id in self.jobs)])
