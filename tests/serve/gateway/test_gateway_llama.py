@@ -83,12 +83,13 @@ def test_streams_of_a_killed_a_frozen_and_a_drained_replica(replicas: Replicas) 
     good = [undisturbed(engines[0], body, path) for path, body in bodies]
 
     async def disturbed(session: aiohttp.ClientSession, disturb: Any) -> list[Answer]:
-        hit: list[RunningEngine] = []
+        first: list[Answer] = []
 
         async def at(answer: Answer) -> None:
-            if answer.events == 40 and not hit:
-                hit.append(await replicas.working(session))
-                disturb(hit[0])
+            if answer.events == 40:
+                first.append(answer)
+                if first[0] is answer:
+                    disturb(await replicas.working(session))
 
         asked = [stream(session, made.url, body, path=path, on_event=at) for path, body in bodies]
         return await asyncio.gather(*asked)

@@ -16,6 +16,7 @@ from cordee.serve.gateway.directory import Endpoint, Service
 from cordee.serve.gateway.documents import read_usage
 from cordee.serve.gateway.health import Health
 from cordee.serve.gateway.keys import Key
+from cordee.serve.gateway.metrics import Labels
 from cordee.serve.gateway.relay import Relay, count
 from cordee.serve.gateway.replies import COMMENT, ApiError, engine_error
 from cordee.serve.gateway.wire import Answer, Collector, Pool, UpstreamError
@@ -81,7 +82,6 @@ class Exchange(ABC):
 
     def __init__(self, house: House, desk: Desk, call: Call, key: Key) -> None:
         self.house, self.desk, self.call, self.key = house, desk, call, key
-        self.labels = (("service", desk.service.name), ("model", call.model))
         self.began_s = house.clock()
         self.first_s: float | None = None
         self.ticket: Ticket | None = None
@@ -95,6 +95,11 @@ class Exchange(ABC):
     def service(self) -> Service:
         """Return the service that the request is for."""
         return self.desk.service
+
+    @property
+    def labels(self) -> Labels:
+        """Return the labels of its metrics."""
+        return (("service", self.service.name), ("model", self.call.model))
 
     async def run(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer the request.
