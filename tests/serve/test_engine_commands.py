@@ -107,3 +107,16 @@ def test_a_stream_of_vllm_goes_on_elsewhere(tmp_path: Path) -> None:
             for cuts in ((), (0,), (1, 20, 3), (40,)):
                 got = seen(follow(TokenIdDialect("vllm"), [engine], path, {**body, **asked}, cuts)[1])
                 assert (got.text, got.finish, len(got.ids), got.ends) == (expected.text, "length", 1, 1)
+
+
+def test_the_client_gets_no_tokens_that_it_did_not_ask_for() -> None:
+    stream = TokenIdDialect("vllm").open(COMPLETIONS, {"prompt": "a", "stream": True})
+    same = b'"object":"text_completion","created":1,"model":"chat","choices":[{"index":0,"text":"'
+    first = (
+        b'data: {"id":"c",'
+        + same
+        + b'a","logprobs":null,"finish_reason":null,"prompt_token_ids":[7],"token_ids":[5]}]}\n\n'
+    )
+    second = first.replace(b"[7]", b"null").replace(b"[5]", b"[6,8]")
+    assert b"token_ids" not in stream.feed(first + second)
+    assert (stream.prompt_ids, list(stream.sent.ids)) == ([7], [5, 6, 8])

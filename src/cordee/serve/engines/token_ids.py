@@ -12,7 +12,7 @@ from cordee.serve.engines.openai import CHAT, COMPLETIONS, OpenAIStream, Part, c
 from cordee.serve.engines.port import Body, Upstream
 
 _CHAT_TEXT, _TEXT = b'"delta":{"content":"', b'"text":"'
-_IDS = b',"token_ids":['
+_IDS, _NO_PROMPT = b',"token_ids":[', b',"prompt_token_ids":null'
 # What follows a text; within a JSON string the second quote would have a backslash before it.
 _CHAT_END, _END = b'"},"', b'","'
 
@@ -43,7 +43,7 @@ class TokenIdStream(OpenAIStream):
         except ValueError:
             return None
         self.sent.take(named, event[start:end], exact=bool(named))
-        return event[:ids] + event[close + 1 :]
+        return (event[:ids] + event[close + 1 :]).replace(_NO_PROMPT, b"")
 
     def take_out(self, chunk: dict[str, Any]) -> tuple[list[int], bool]:
         """Return the tokens of a parsed event, and whether these are all; take out what only `ask` asked for."""
