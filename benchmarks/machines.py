@@ -18,6 +18,7 @@ a PART it runs the first four.
 import argparse
 import json
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -142,8 +143,8 @@ def beats(sizes: Sequence[int], seconds: float) -> list[Row]:
         empty_bytes = pss_bytes(server.pid)
         for size in sizes:
             more, began_s, used_s = size - len(fleet.agents), time.perf_counter(), cpu_s(server.pid)
-            fleet.connect(size)
-            fleet.wait(lambda counts, size=size: counts.up >= size)  # type: ignore[misc]
+            fleet.connect(size, at_once=500)
+            fleet.wait(lambda counts, size=size: counts.up >= size, timeout_s=max(100, more / 20))  # type: ignore[misc]
             claims_s, claims_cpu_s = time.perf_counter() - began_s, cpu_s(server.pid) - used_s
             rows.append(
                 {
@@ -314,6 +315,8 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="src of an earlier version")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))  # each simulated agent is an open file
     parts: dict[str, Callable[[], list[Row]]] = {
         "start": lambda: start(args.agents, args.rounds),
         "reports": lambda: reports(args.seconds),
