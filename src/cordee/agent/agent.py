@@ -403,7 +403,6 @@ class NodeAgent:
         except OSError as error:
             # An order that is not on disk is not confirmed, so the server sends it again over the next connection.
             _log.error("command %d cannot be kept: %s", order.number, error)
-            self._stream.failed(error)
             self._hang_up()
 
     def _obey(self, event: Event, order: Order) -> None:

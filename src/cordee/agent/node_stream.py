@@ -90,13 +90,13 @@ class NodeStream:
                 self._unwritten[0].write()
                 del self._unwritten[0]
         except OSError as error:
-            self.failed(error)
+            self._failed(error)
         else:
             if self.problem:
                 _log.warning("the disk of %s takes reports again", self._folder)
             self.problem, self.retry_s = "", math.inf
 
-    def failed(self, error: OSError) -> None:
+    def _failed(self, error: OSError) -> None:
         """Note that the disk has not taken something, and try again later."""
         if not self.problem:
             _log.error(
