@@ -371,8 +371,9 @@ def test_usage_is_counted_once_however_often_it_is_sent(world: World) -> None:
     assert world.say(seq=2, usage=[line]) == 2
     served = world.api.scene.of(TokensServed)
     assert [(each.gateway, each.tenant, each.output_tokens) for each in served] == [("edge", "a", 50)] * 2  # type: ignore[attr-defined]
-    with pytest.raises(NotFoundError, match="of 'chta', which is no service"):
-        world.say(seq=3, usage=[line.model_copy(update={"service": "chta"})])
+    foreign = line.model_copy(update={"service": "chta"})
+    assert world.say(seq=3, usage=[foreign, line]) == 3, "a gateway must not send a line for ever that nobody takes"
+    assert len(world.api.scene.of(TokensServed)) == 3
 
 
 def test_what_gateways_say_is_in_the_view_until_they_are_silent(world: World) -> None:

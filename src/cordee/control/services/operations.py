@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from cordee.control.admission import check_program
 from cordee.control.directory import Service
 from cordee.control.operations import Operations, read_spec
@@ -195,20 +197,22 @@ class ServiceOperations:
     def take_report(self, name: str, report: GatewayReport) -> GatewayAcknowledged:
         """Keep a gateway's status, and commit its usage exactly once.
 
+        A line of a service that this cluster never had, as from a gateway of another one, is left out: refused, the
+        gateway would send it again for ever, and all that comes after it.
+
         Raises:
             StoreError: nothing was committed: the gateway sends it again.
-            NotFoundError: a line is of no service.
         """
         control, now_us = self.operations.control, self.operations.clock.now_us()
         services = control.fold.directory.services
-        for line in report.usage:
-            if line.service not in services:
-                raise NotFoundError(f"a usage line is of {line.service!r}, which is no service")
+        usage = [line for line in report.usage if line.service in services]
+        if foreign := {line.service for line in report.usage} - services.keys():
+            structlog.get_logger().warning("usage of no service is left out", gateway=name, services=sorted(foreign))
         self.gateways.put(name, report, now_us)
         asleep = {each.name for each in services.values() if not each.ended and not each.wanted}
         if any(status.queued and status.service in asleep for status in report.status):
             self.operations.wake()
-        seq = control.take_in(f"gateway/{name}", report.seq, usage_events(name, report.usage))
+        seq = control.take_in(f"gateway/{name}", report.seq, usage_events(name, usage))
         return GatewayAcknowledged(seq=seq)
 
 
