@@ -33,7 +33,7 @@ def hash_key(secret: str) -> str:
     """Return the hash under which a key is kept.
 
     >>> hash_key("sk-1")[:8]
-    'ec2b3e74'
+    '0f2c10bf'
     """
     return hashlib.sha256(secret.encode()).hexdigest()
 
