@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from cordee.agent.clock import Clock
 from cordee.agent.connection import Connection
 from cordee.agent.launch import Assignment, prepare
 from cordee.agent.lease import Lease
+from cordee.agent.link import Link
 from cordee.agent.logs import Masker
 from cordee.agent.settings import AgentSettings
 from cordee.agent.spools import spool_files
@@ -32,6 +34,18 @@ from cordee.telemetry.stream import StreamReader, StreamWriter, last_records
 from cordee.workload.launcher import launcher_of
 
 PARTS = f"parts-{os.getpid()}.1"  # so that two runs of these tests do not meet
+
+
+class Line:
+    """Keeps what is sent."""
+
+    address = "127.0.0.1"
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
 
 
 def left(step):
@@ -105,7 +119,8 @@ def test_a_stream_gives_back_what_was_written(tmp_path_factory, sizes, after, li
         assert writer.append(RankLeft(at_us=n, job_id="j", epoch=1, rank=0, how="h" * size * 9, step=size)) == n
     writer.close()
     reader, got = StreamReader(path, after=after), []
-    while records := reader.read(limit):
+    while not reader.at_end:
+        records = reader.read(limit)
         assert len(records) <= limit
         got += records
     reader.close()
@@ -122,6 +137,24 @@ def test_a_line_longer_than_the_readers_window(tmp_path):
     assert [record.seq for record in last_records(path)] == [2]
     reader.close()
     writer.close()
+
+
+@pytest.mark.parametrize("junk", ["x" * (7 << 20), "{}\n" * (3 << 20)], ids=["one long line", "many short lines"])
+def test_the_end_of_an_attempt_never_overtakes_a_report_behind_junk(tmp_path, junk):
+    spool, line = tmp_path / "rank0.jsonl", Line()
+    spool.write_text(junk + "\n" + json.dumps({"seq": 1, "event": {"kind": "x"}}) + "\n")
+    node = StreamWriter(tmp_path / "1.jsonl")
+    node.append(left(1))
+    link_ = Link()
+    link_.open(line)
+    link_.add_rank_source("job.1/rank0", spool, lambda record: record.event)
+    link_.add_node_source("node/a/1", partial(StreamReader, tmp_path / "1.jsonl"))
+    link_.complete("job.1/")
+    link_.welcome({})
+    link_.forward()
+    assert [message.source for message in line.sent] == ["job.1/rank0", "node/a/1"]
+    link_.close()
+    node.close()
 
 
 # -- masks -----------------------------------------------------------------------------------------------

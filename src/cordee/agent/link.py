@@ -14,6 +14,7 @@ from cordee.telemetry.stream import StreamReader, StreamRecord
 
 IN_FLIGHT_MAX = 1000  # records sent and not yet committed; bounds memory on both sides
 CHECKED_MAX = 1000  # records of one stream read per call: refused ones do not count against the window
+SKIPS_MAX = 20  # reads of one stream per call that find no record in megabytes of what is none
 
 Convert = Callable[[StreamRecord], dict[str, object] | None]
 """Return the event to forward, or None to leave the record out."""
@@ -40,8 +41,13 @@ class Line(Protocol):
 class Reader(Protocol):
     """A reader of a stream while it grows (`StreamReader`, or one that reads memory too)."""
 
+    @property
+    def at_end(self) -> bool:
+        """Return whether the last `read` reached the current end."""
+        ...
+
     def read(self, limit: int) -> list[StreamRecord]:
-        """Return the next records, `limit` at most; none at the current end."""
+        """Return the next records, `limit` at most; perhaps none where much is skipped."""
         ...
 
     def close(self) -> None:
@@ -162,9 +168,9 @@ class Link:
         checked = 0
         while checked < CHECKED_MAX and source.sent - source.seen < window:
             records = source.reader.read(window - (source.sent - source.seen))
-            if not records:
+            if not records and source.reader.at_end:
                 return True
-            checked += len(records)
+            checked += len(records) or CHECKED_MAX // SKIPS_MAX
             converted = [(record.seq, source.convert(record)) for record in records]
             good = [(seq, event) for seq, event in converted if event is not None]
             if good:

@@ -202,6 +202,11 @@ class _EpochReader:
     def __init__(self, file: StreamReader, unwritten: deque[tuple[int, Event]]) -> None:
         self._file, self._unwritten = file, unwritten
 
+    @property
+    def at_end(self) -> bool:
+        """Return whether the last `read` reached the current end."""
+        return self._file.at_end
+
     def read(self, limit: int) -> list[StreamRecord]:
         """Return the next records, `limit` at most."""
         found = self._file.read(limit)

@@ -18,8 +18,8 @@ def read_ends(path: Path) -> tuple[list[tuple[int, RanksEnded]], int]:
     """Return the ends of rank groups in an agent's stream, with their seq, and the stream's last seq."""
     ends: list[tuple[int, RanksEnded]] = []
     reader = StreamReader(path)
-    while records := reader.read(1000):
-        for record in records:
+    while not reader.at_end:
+        for record in reader.read(1000):
             event = decode(record.event)
             if isinstance(event, RanksEnded):
                 ends.append((record.seq, event))

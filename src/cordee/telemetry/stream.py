@@ -79,24 +79,29 @@ class StreamReader:
 
     A rank may replace its stream by anything: a file that is not a regular one counts as absent, and a line of more
     than LINE_BYTES_MAX bytes is skipped.
+
+    Attributes:
+        after: the seq of the last record read.
+        at_end: whether the last `read` reached the current end; one may also end within what is skipped.
     """
 
     def __init__(self, path: Path, after: int = 0) -> None:
         self.path = path
         self.after = after
+        self.at_end = False
         self._fd: int | None = None
         self._offset = 0
         self._overlong = False  # the offset is within a line that is too long
 
     def read(self, limit: int) -> list[StreamRecord]:
-        """Return the next records, `limit` at most; none at the current end."""
-        if self._fd is None and (fd := _open_regular(self.path)) is not None:
-            self._fd = fd
+        """Return the next records, `limit` at most, from the next 5 MiB at most."""
         if self._fd is None:
-            return []
+            self._fd = _open_regular(self.path)
+        self.at_end = self._fd is None
         records: list[StreamRecord] = []
         end = self._offset + _READ_BYTES_MAX
-        while len(records) < limit and self._offset < end and (lines := self._lines()):
+        while len(records) < limit and self._offset < end and not self.at_end:
+            lines, self.at_end = self._lines()
             for line in lines:
                 self._offset += len(line)
                 record = None if self._overlong else _parse(line)
@@ -108,19 +113,22 @@ class StreamReader:
                         break
         return records
 
-    def _lines(self) -> list[bytes]:
-        # An incomplete last line is read from the file again, since a new writer may replace it.
+    def _lines(self) -> tuple[list[bytes], bool]:
+        """Return the next complete lines, and whether there is none before the end of the file.
+
+        An incomplete last line is read from the file again, since a new writer may replace it.
+        """
         assert self._fd is not None
         size = _TAIL_BYTES
         while True:
             data = os.pread(self._fd, size, self._offset)
             end = data.rfind(b"\n") + 1
             if end or len(data) < size:
-                return data[:end].splitlines(keepends=True)
+                return data[:end].splitlines(keepends=True), not end
             if size >= LINE_BYTES_MAX:
                 self._offset += len(data)
                 self._overlong = True
-                return []
+                return [], False
             size *= 2
 
     def close(self) -> None:
