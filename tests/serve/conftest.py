@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tiny
 from engines_world import RunningEngine, running_llama
+
+from cordee.demo import tiny_model
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a Hugging Face folder with the tiny model, and `tiny.gguf` in it."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    tiny.build(folder)
+    tiny_model.build(folder)
     return folder
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import tiny
 from engines_world import follow, free_port, running, running_llama, seen
 
+from cordee.demo import tiny_model
 from cordee.errors import InputError, MissingExtraError
 from cordee.serve.engines import llama_cpp, vllm
 from cordee.serve.engines.known import find_engine
@@ -87,7 +87,7 @@ vllm:cache_config_info{block_size="32",cache_dtype="auto",num_gpu_blocks="5461",
     importlib.util.find_spec("vllm") is None and shutil.which("vllm") is None, reason="vLLM is not installed"
 )
 def test_a_stream_of_vllm_goes_on_elsewhere(tmp_path: Path) -> None:
-    gguf = tiny.build(tmp_path / "model", heads=2, kv_heads=1)  # Its attention on the CPU has no heads of 16.
+    gguf = tiny_model.build(tmp_path / "model", heads=2, kv_heads=1)  # Its attention on the CPU has no heads of 16.
     environ = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     flags = {"dtype": "float32", "enforce-eager": True}
     given = {"service": "chat", "revision": 1, "engine": "vllm", "model": str(gguf.parent), "context": 512}

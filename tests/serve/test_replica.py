@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-import tiny
+from engines_world import FLAGS as LLAMA_FLAGS
 from engines_world import until
 from replica_world import plain_flags, wrapped
 
@@ -16,7 +16,7 @@ from cordee.events import ReplicaReady, ReplicaUnready
 from cordee.serve.engines.openai import COMPLETIONS
 from cordee.serve.engines.port import Upstream
 
-FLAGS = plain_flags(tiny.FLAGS)
+FLAGS = plain_flags(LLAMA_FLAGS)
 LONG = {"prompt": "def main", "stream": True, "temperature": 0, "max_tokens": 1500}
 
 
