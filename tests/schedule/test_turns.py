@@ -12,6 +12,7 @@ from cordee.events import (
     NoticeReason,
     Queue,
     QueuesSet,
+    RanksEnded,
 )
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, decide, explain
@@ -228,6 +229,15 @@ def test_an_elastic_job_starts_smaller_and_grows_when_that_pays():
     notices = [event for event in world.log if isinstance(event, NoticeGiven)]
     assert [(each.job_id, each.reason, each.gpus) for each in notices] == [("e", NoticeReason.RESIZE, 8)]
     assert sum(len(lease.gpus) for lease in placed[2].leases) == 8
+
+
+def test_an_elastic_job_grows_as_soon_as_it_wants():
+    elastic = job("e", 8, sizes=(4,), grow_after_us=10 * S)
+    world = World(node("n1"), job("a", 4), elastic, work={"a": 100, "e": 10**6})
+    world.play(until_s=1000)
+    (notice,) = (event for event in world.log if isinstance(event, NoticeGiven))
+    freed_us = next(each.at_us for each in world.log if isinstance(each, RanksEnded) and each.job_id == "a")
+    assert (notice.reason, notice.gpus, notice.at_us) == (NoticeReason.RESIZE, 8, freed_us), "it had run for 10 s"
 
 
 def test_a_node_that_goes_down_again_and_again_rests_for_an_hour():

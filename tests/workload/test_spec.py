@@ -135,6 +135,7 @@ def test_a_part_that_cannot_be_is_refused(text: str) -> None:
 
 
 def test_an_elastic_job_runs_on_the_halves_in_whole_units() -> None:
+    assert parse_spec("run: x\ngpus: 4\nelastic: {sizes: [2], grow_after: 5m}").elastic.grow_after_s == 300
     assert parse_spec("run: x\ngpus: 48\nelastic: {at_least: 4}").sizes == (24, 12, 6)
     assert parse_spec("run: x\ngpus: 48\nelastic: {at_least: 4}\nplace: {unit: 4}").sizes == (24, 12)
     assert parse_spec("run: x\ngpus: 48").sizes == ()

@@ -295,6 +295,7 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
         cpu_milli=_cpu_milli(spec),
         memory_bytes=spec.memory_bytes or 0,
         within=spec.place.within,
+        grow_after_us=None if spec.elastic.grow_after_s is None else _us(spec.elastic.grow_after_s),
         estimate_us=None if spec.estimate_s is None else _us(spec.estimate_s),
         preemptions_max=spec.limit.preemptions,
         estimates=() if expected is None else expected.estimates,

@@ -163,6 +163,7 @@ class Job:
     unit_gpus: int | None = None  # GPUs that lie in one island, else node; None: as much of the gang as a node holds
     within: str | None = None  # the whole gang lies in one island, node, rack or block; None: as close as possible
     sizes: tuple[int, ...] = ()  # fewer GPUs that it can run on, largest first; empty: not elastic
+    grow_after_us: int | None = None  # least time from a smaller start until it grows; None: when that pays
     estimate_us: int | None = None  # its run time on `gpus`, if its user gave one
     preemptions_max: int | None = None  # times it may be preempted; None: no such limit
     estimates: tuple[Estimate, ...] = ()  # the plan's answers for `gpus` and `sizes`, if the job names its model

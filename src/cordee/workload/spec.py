@@ -36,10 +36,14 @@ class Limit(_Section):
 
 
 class Elastic(_Section):
-    """Other numbers of GPUs that the job can run on: the halves of `gpus` down to `at_least`, or these sizes."""
+    """Other numbers of GPUs that the job can run on: the halves of `gpus` down to `at_least`, or these sizes.
+
+    A smaller gang grows `grow_after_s` after its start at the earliest; None: when that pays for a save and a restart.
+    """
 
     at_least: Positive | None = None
     sizes: tuple[Positive, ...] = ()
+    grow_after_s: Annotated[float, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _says_it_once(self) -> "Elastic":
@@ -277,6 +281,7 @@ def _ram(text: str) -> float | str:
 _UNITS: dict[tuple[str | None, str], tuple[str, Callable[[str], Any]]] = {
     (None, "estimate"): ("estimate_s", parse_duration_s),
     (None, "memory"): ("memory_bytes", parse_bytes),
+    ("elastic", "grow_after"): ("grow_after_s", parse_duration_s),
     ("limit", "time"): ("time_s", parse_duration_s),
     ("limit", "cost"): ("cost_micro_usd", parse_micro_usd),
     ("checkpoint", "every"): ("every_s", _every),

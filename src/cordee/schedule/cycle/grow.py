@@ -1,4 +1,4 @@
-"""Growth of elastic jobs: one that runs on fewer GPUs than it asked for starts again on more, if that pays."""
+"""Growth of elastic jobs: one that runs on fewer GPUs than it asked for starts again on more, when that pays."""
 
 from cordee.events import Lease, NoticeReason
 from cordee.ids import JobId
@@ -26,9 +26,9 @@ def _grow_one(state: State, draft: Draft, job_id: JobId) -> bool:
     attempt = state.attempts[job_id]
     if attempt.leaving or attempt.ended:
         return True
-    pays_us = pays_from_us(attempt, state.jobs[job_id], state.policy)
-    if draft.now_us < pays_us:
-        draft.wake_by(pays_us)
+    from_us = grows_from_us(attempt, state.jobs[job_id], state.policy)
+    if draft.now_us < from_us:
+        draft.wake_by(from_us)
         return True
     leases = _larger_place(state, draft, attempt)
     if leases is not None:
@@ -38,16 +38,18 @@ def _grow_one(state: State, draft: Draft, job_id: JobId) -> bool:
     return True
 
 
-def pays_from_us(attempt: Attempt, record: JobRecord, policy: Policy) -> int:
-    """Return the time from which growing to full size pays.
+def grows_from_us(attempt: Attempt, record: JobRecord, policy: Policy) -> int:
+    """Return the time from which the job may grow: after the time that it names, else when growing to full size pays.
 
     The job is expected to run for as long again as it has run: without an estimate nothing better is known, because run
     times spread so widely. On all its GPUs that takes held/asked of the time, and growing saves the rest.
     """
     job, gpus = attempt.job, attempt.gpus
+    started_us = attempt.placed_us if attempt.started_us is None else attempt.started_us
+    if job.grow_after_us is not None:
+        return started_us + job.grow_after_us
     costs_us = PAYS * (job.save_us + job.restart_us)
     ran_us = costs_us * job.gpus // (job.gpus - gpus)
-    started_us = attempt.placed_us if attempt.started_us is None else attempt.started_us
     return max(started_us + ran_us - record.used_us, attempt.placed_us + policy.time_slice_us)
 
 
