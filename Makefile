@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/cordee demo
 
 test: .venv/ready check
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -34,6 +34,7 @@ def test_a_gang_over_three_nodes_of_ray_needs_no_ray_to_run(world: RayHome) -> N
     world.start({"n1": 2, "n2": 1, "n3": 1})
     job = world.run(gpus=4)
     (placed,) = world.events(AttemptPlaced)
+    until(lambda: len(world.events(RanksStarted)) == 3, world.logs)
     started = world.events(RanksStarted)
     assert {event.node for event in started} == {"n1", "n2", "n3"}
     after_ms = (max(event.at_us for event in started) - placed.at_us) / 1000
