@@ -7,7 +7,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
@@ -98,15 +98,16 @@ class Cluster:
 
     def ask(self, *argv: str) -> str:
         """What a client's command writes; empty where it fails."""
-        return self._run(argv, self.folder, {}).stdout.strip()
+        return self.run(*argv, cwd=self.folder).stdout.strip()
 
     def submit(self, *argv: str, cwd: Path, **extra: str) -> str:
         """The id of a new batch job."""
-        done = self._run(("sbatch", "--parsable", *argv), cwd, extra)
+        done = self.run("sbatch", "--parsable", *argv, cwd=cwd, **extra)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def _run(self, argv: Sequence[str], cwd: Path, extra: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    def run(self, *argv: str, cwd: Path, **extra: str) -> "subprocess.CompletedProcess[str]":
+        """Run a client's command to its end."""
         env = {**self.env, **extra}
         return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
 

@@ -113,6 +113,67 @@ def test_the_script_of_the_docs_survives_preemption_and_the_time_limit(cluster: 
             assert 0 < len(losses) < STEPS and losses == whole.end(rank)["losses"][-len(losses) :]
 
 
+class Rendered(Training):
+    """The same training, by the script that `cordee render slurm` makes of a job file."""
+
+    def __init__(self, cluster: Cluster, folder: Path, nodes: str, *options: str, pause_s: float = 0.0) -> None:
+        folder.mkdir()
+        self.cluster, self.folder = cluster, folder
+        self._write(pause_s)
+        job = {
+            "name": "rendered",
+            "run": [sys.executable, "train.py"],
+            "gpus": 2,
+            "launch": "rank",
+            "checkpoint": {"to": "checkpoints"},
+            "limit": {"time": "30m"},
+        }
+        spec, script = folder / "job.yaml", folder / "job.sh"
+        spec.write_text(json.dumps(job))
+        words = ["render", "slurm", str(spec), "--gpus-per-node", "1", "--partition", "low", "-o", str(script)]
+        words += [f"--sbatch={each}" for each in ("--output=out.txt", f"--nodelist={nodes}", *options)]
+        subprocess.run([sys.executable, "-m", "cordee", *words], env=cluster.env, check=True, timeout=LIMIT_S)
+        tested = cluster.run("sbatch", "--test-only", str(script), cwd=folder)
+        assert tested.returncode == 0 and "to start at" in tested.stderr, tested.stderr
+        self.id = cluster.submit(str(script), cwd=folder)
+
+
+@pytest.mark.slurm
+@needs_slurm
+def test_a_rendered_job_is_requeued_after_a_preemption_and_not_after_scancel(cluster: Cluster, tmp_path: Path) -> None:
+    preempted = Rendered(cluster, tmp_path / "preempted", "127.0.0.[1-2]", pause_s=0.02)
+    cancelled = Rendered(cluster, tmp_path / "cancelled", "127.0.0.[3-4]", pause_s=0.5)
+    preempted.until_step(10)
+    whole = Training(cluster, tmp_path / "whole", "127.0.0.[1-2]", "--partition=high", "--exclusive", "--time=30")
+    preempted.until_requeued()
+    assert "its checkpoint is durable" in preempted.output and "Exited with exit code 75" in preempted.output
+    cancelled.until_step(3)
+    cluster.ask("scancel", cancelled.id)
+    for each in (whole, preempted):
+        each.until("JobState", "COMPLETED")
+    cancelled.until("JobState", "CANCELLED")
+    assert "Exited with exit code 75" in cancelled.output and cancelled.told("Restarts") == "0"
+    for rank in range(2):
+        assert preempted.steps(rank) == list(range(STEPS)), "a step was repeated or left out"
+        assert preempted.end(rank)["weights"] == whole.end(rank)["weights"], f"weights of rank {rank}"
+
+
+@pytest.mark.slurm
+@needs_slurm
+def test_one_failed_rank_ends_a_rendered_gang(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(600)\n"
+    )
+    spec = tmp_path / "job.yaml"
+    spec.write_text(json.dumps({"run": f"cd . && {sys.executable} train.py", "gpus": 2}))
+    words = ["render", "slurm", str(spec), "--gpus-per-node", "1", "--sbatch=--output=out.txt", "-o", "job.sh"]
+    subprocess.run([sys.executable, "-m", "cordee", *words], cwd=tmp_path, check=True, timeout=LIMIT_S)
+    job = cluster.submit("job.sh", cwd=tmp_path)
+    cluster.until(lambda: cluster.job(job)["JobState"] == "FAILED", "the job's end", LIMIT_S)
+    assert "task 1 left with exit code 3: the gang ends" in (tmp_path / "out.txt").read_text()
+    assert cluster.job(job)["Restarts"] == "0"
+
+
 class OnSlurm:
     """Cordee on the nodes of a partition, as a user without root runs it: by its command line."""
 

@@ -30,7 +30,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "why": ("cordee.cli.jobs", "Explain a job's state, and forecast when it starts and ends."),
         "logs": ("cordee.cli.jobs", "Print the output of a job's ranks."),
         "stop": ("cordee.cli.jobs", "Stop a job; it checkpoints first, unless --now is given."),
-        "render": ("cordee.cli.render", "Write a job file for another system: kubernetes."),
+        "render": ("cordee.cli.render", "Write a job file for another system: slurm, kubernetes."),
     },
     "Cluster": {
         "up": ("cordee.cli.operate", "Start a server; jobs of an earlier one continue."),

@@ -21,6 +21,7 @@ from cordee.workload.kubernetes_cluster import (
     ray_objects,
     server_objects,
 )
+from cordee.workload.slurm import SlurmCluster, sbatch_script
 
 render = typer.Typer(no_args_is_help=True)
 
@@ -167,9 +168,40 @@ def kubernetes_ray(
     _write(ray_objects(pods), out)
 
 
+@render.command()
+def slurm(
+    job: JobFile,
+    *,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of one node.")] = GPUS_PER_NODE,
+    gpu_type: Annotated[
+        str | None, typer.Option(help="The cluster's name of the kind of GPU, as `sinfo -o %G` shows it; or any.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition.", show_default="the cluster's")] = None,
+    account: Annotated[str | None, typer.Option(help="Account.", show_default="the cluster's")] = None,
+    qos: Annotated[str | None, typer.Option(help="QOS, which stands for tier and priority.")] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="More for sbatch, --exclusive; may be repeated.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Write a job file as a batch script of Slurm, which needs no Cordee server."""
+    cluster = SlurmCluster(
+        gpus_per_node=gpus_per_node,
+        gpu_type=gpu_type,
+        partition=partition,
+        account=account,
+        qos=qos,
+        options=tuple(sbatch or ()),
+    )
+    _write_text(sbatch_script(job_from_file(job), cluster), out)
+
+
 def _write(objects: list[Manifest], out: Path | None) -> None:
     """Write objects to a file, or to standard output."""
-    text = as_yaml(objects)
+    _write_text(as_yaml(objects), out)
+
+
+def _write_text(text: str, out: Path | None) -> None:
     if out is None:
         print(text, end="")
         return
