@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cordee.cli import terminal
+from cordee.cli.gateway import gateway
 from cordee.cli.keys import keys
 from cordee.cli.plan_more import write_page
 from cordee.cli.serve_text import print_serving, print_settings
@@ -117,6 +118,7 @@ def _verbs() -> None:
 
 for verb, function in VERBS.items():
     serve.command(verb)(function)
+serve.command(epilog="Example: cordee serve gateway --listen 0.0.0.0:8480 --name edge-1")(gateway)
 
 
 @serve.command()

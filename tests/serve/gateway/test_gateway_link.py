@@ -198,3 +198,26 @@ def test_a_wrong_command_says_what_is_wrong(
     assert main(words) > 1
     said = capsys.readouterr().err
     assert message in said and "hint: " in said
+
+
+def test_the_verb_runs_a_gateway_until_it_is_terminated(tmp_path: Path) -> None:
+    routes = {"version": 1, "services": [{"name": "chat", "models": ["tiny"], "context": 64, "endpoints": []}]}
+    (tmp_path / "routes.json").write_text(json.dumps(routes))
+    words = ["--listen", "127.0.0.1:0", "--routes", str(tmp_path / "routes.json"), "--spool", str(tmp_path / "spool")]
+    gateway = Process([sys.executable, "-m", "cordee", "serve", "gateway", *words], tmp_path / "log")
+    try:
+
+        async def work(session: aiohttp.ClientSession) -> None:
+            async def listed() -> bool:
+                async with session.get(f"{gateway.address}/models") as answer:
+                    return {"chat", "tiny"} <= {each["id"] for each in (await answer.json())["data"]}
+
+            await until(listed, "the models of the routes")
+
+        run(work)
+        gateway.process.terminate()
+        assert gateway.process.wait(30) == 0
+    finally:
+        gateway.stop()
+    assert gateway.address.endswith("/v1")
+    assert "Ctrl-C ends it when its open requests are answered" in (tmp_path / "log").read_text()

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,14 +24,46 @@ GRACE_S = 30.0
 """Time that open requests have after SIGTERM."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayArguments:
+    """The arguments of a gateway's process.
+
+    Attributes:
+        listen: HOST:PORT.
+        server: the server's URL; None: the one of `home`, or of the environment.
+        home: the server's folder.
+        routes: a file of routes in place of a server.
+        name: unique among the gateways of a server; None: the host's and the port.
+        spool: folder of usage that is not reported yet; None: in the home.
+        hold: seconds that a request waits for a first replica.
+        resume: seconds that a stream waits for another replica.
+        report_every: seconds between two reports of usage.
+        log_requests: log a line for each request.
+        log_prompts: log it with its prompt.
+    """
+
+    listen: str = "127.0.0.1:8480"
+    server: str | None = None
+    home: Path | None = None
+    routes: Path | None = None
+    name: str | None = None
+    spool: Path | None = None
+    hold: float = 600.0
+    resume: float = 60.0
+    report_every: float = 30.0
+    log_requests: bool = False
+    log_prompts: bool = False
+
+
 def main(words: list[str] | None = None) -> int:
     """Run a gateway until SIGTERM or SIGINT."""
-    given = _parser().parse_args(words)
+    given = GatewayArguments(**vars(_parser().parse_args(words)))
     try:
-        return _run(given)
+        run(given, lambda url: print(url, flush=True))
     except CordeeError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,7 +86,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(given: argparse.Namespace) -> int:
+def run(given: GatewayArguments, on_ready: Callable[[str], None]) -> None:
+    """Run a gateway until SIGTERM or SIGINT; `on_ready` gets its URL once it listens.
+
+    Raises:
+        InputError: not an address.
+        MissingExtraError: its libraries are not installed.
+        NoServerError: no server is known.
+    """
     try:
         from cordee.serve.gateway.gateway import Gateway, Settings
     except ImportError as error:
@@ -74,7 +114,7 @@ def _run(given: argparse.Namespace) -> int:
 
     async def work() -> None:
         find = None if address is None else lambda: _address(given)
-        await _serve(Gateway(settings), host.strip("[]"), int(port), given.routes, find)
+        await _serve(Gateway(settings), host.strip("[]"), int(port), given.routes, find, on_ready)
 
     with contextlib.suppress(KeyboardInterrupt):
         try:
@@ -83,11 +123,15 @@ def _run(given: argparse.Namespace) -> int:
             asyncio.run(work())
         else:
             uvloop.run(work())
-    return 0
 
 
 async def _serve(
-    gateway: "Gateway", host: str, port: int, routes: Path | None, find: Callable[[], ServerAddress] | None
+    gateway: "Gateway",
+    host: str,
+    port: int,
+    routes: Path | None,
+    find: Callable[[], ServerAddress] | None,
+    on_ready: Callable[[str], None],
 ) -> None:
     from cordee.serve.gateway.app import App
     from cordee.serve.gateway.link import ServerLink, follow_file
@@ -101,12 +145,14 @@ async def _serve(
     work.append(link.run if link is not None else lambda: follow_file(gateway, routes or Path()))
     tasks = [asyncio.create_task(_keep(each)) for each in work]
     protocol = App(gateway).server()
-    server = await loop.create_server(protocol, host, port, backlog=4096, reuse_address=True)
+    try:
+        server = await loop.create_server(protocol, host, port, backlog=4096, reuse_address=True)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}", hint="give another --listen") from error
     url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
     if link is not None:
         link.url = url
-    sys.stdout.write(url + "\n")
-    sys.stdout.flush()
+    on_ready(url)
     await stop.wait()
     server.close()
     with contextlib.suppress(TimeoutError):
@@ -133,7 +179,7 @@ async def _keep(work: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(1.0)
 
 
-def _address(given: argparse.Namespace) -> ServerAddress:
+def _address(given: GatewayArguments) -> ServerAddress:
     if given.server:
         token = os.environ.get("CORDEE_TOKEN", "")
         return ServerAddress(check_url(given.server), token, fingerprint_of_environment())
