@@ -10,9 +10,10 @@ from api_scene import TOKEN, Api
 
 from cordee.account.measured import service_comparisons
 from cordee.control.services.planned import planned_replica
-from cordee.events import Estimate, Node, ReplicaReady
+from cordee.events import Estimate, Node, NodeUp, ReplicaReady
 from cordee.service_answers import GatewayReport, GatewayStatus
 from cordee.view.measured import compared_texts
+from cordee.workload.service import SETTINGS_ENV, ReplicaSettings
 from cordee.workload.spec import JobSpec
 
 H100 = Node(name="a", epoch=1, gpu_name="NVIDIA H100 80GB HBM3", gpus=8)
@@ -58,6 +59,21 @@ def test_a_replica_is_planned_where_model_and_gpu_are_known() -> None:
 )
 def test_elsewhere_it_is_not(asked: JobSpec, nodes: list[Node]) -> None:
     assert planned_replica(asked, nodes) is None
+
+
+def test_the_engine_gets_the_planned_settings_under_those_of_the_service(api: Api) -> None:
+    api.scene.agents.report(NodeUp(at_us=api.scene.time.us, node=H100), source="node/a/1")
+    api.scene.control.tick()
+    section = {"model": "llama-3-8b", "engine": "vllm", "context": 4096, "flags": {"max_num_seqs": 32}}
+    api.client.declare({"name": "chat", "gpus": 1, "gpu": H100.gpu_name, "service": section})
+    api.services.controller.step()
+    api.scene.control.tick()
+    [replica] = api.client.service("chat").replicas
+    settings = ReplicaSettings.model_validate_json(api.client.job(replica.job_id).spec["env"][SETTINGS_ENV])
+    assert settings.flags["--max-num-seqs"] == 32 and settings.flags["--max-model-len"] == 4096
+    assert settings.flags["--gpu-memory-utilization"] == "0.92" and settings.flags["--tensor-parallel-size"] is False
+    estimate = api.client.service("chat").estimate
+    assert estimate is not None and estimate.sequences == 32, "the plan is made with the service's settings"
 
 
 def test_planned_measured_off_by() -> None:

@@ -111,9 +111,8 @@ def running_llama(model: Path, slots: Path) -> Iterator[RunningEngine]:
         host="127.0.0.1",
         port=free_port(),
         context=CONTEXT,
-        slots=SLOTS,
         session_folder=str(slots),
-        flags=FLAGS,
+        flags={"--parallel": SLOTS, **FLAGS},
     )
     with running(LlamaCpp().command(launch), launch.port) as engine:
         yield engine

@@ -1,31 +1,75 @@
 """The commands of engines: on the GPUs that the agent gives, laid out as planned; and vLLM for real where it is."""
 
+import argparse
 import importlib.util
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines_world import follow, free_port, running, running_llama, seen
 
+from cordee.control.services.planned import planned_settings
+from cordee.control.services.replica_spec import replica_of
 from cordee.demo import tiny_model
 from cordee.errors import InputError, MissingExtraError
+from cordee.events import Node
+from cordee.plan.serving.ask import ask
+from cordee.plan.serving.estimate import whole_replica
+from cordee.plan.serving.flags import Deployment, asked_settings, engine_settings, planned_flags
+from cordee.planning import serving_request
 from cordee.serve.engines import llama_cpp, vllm
 from cordee.serve.engines.known import find_engine
+from cordee.serve.engines.llama_cpp import LlamaCpp
 from cordee.serve.engines.openai import CHAT, COMPLETIONS
 from cordee.serve.engines.port import EngineCapacity, EngineLoad
 from cordee.serve.engines.token_ids import TokenIdDialect
 from cordee.serve.engines.vllm import Vllm
 from cordee.serve.replica import launch_of
-from cordee.workload.service import ReplicaSettings
+from cordee.workload.service import SETTINGS_ENV, EngineKind, ReplicaSettings
+from cordee.workload.spec import JobSpec
 
-PLAN = '{"layout": "tp2 pp2", "peak_bytes": 1, "gpu_memory_bytes": 1, "gpus": 4, "sequences": 96, "kv_tokens": 1}'
+PLAN = {"--tensor-parallel-size": 2, "--pipeline-parallel-size": 2, "--data-parallel-size": False, "--max-num-seqs": 96}
+H100 = Node(name="a", epoch=1, gpu_name="H100", gpus=8)
+VLLM_VALUES = (
+    "--host", "--port", "--served-model-name", "--tensor-parallel-size", "--pipeline-parallel-size",
+    "--data-parallel-size", "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--dtype",
+    "--gpu-memory-utilization", "--quantization", "--kv-cache-dtype", "--speculative-config",
+)  # fmt: skip
+VLLM_SWITCHES = (
+    "--enable-expert-parallel", "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill",
+    "--enable-prompt-tokens-details", "--enforce-eager",
+)  # fmt: skip
+"""Arguments of `vllm serve` as vllm/engine/arg_utils.py and vllm/entrypoints/openai/cli_args.py have them since 0.8."""
 
 
 def words(engine: str, environ: Mapping[str, str], flags: Mapping[str, object] | None = None) -> str:
     given = {"service": "chat", "revision": 1, "engine": engine, "model": "org/model", "context": 4096}
     settings = ReplicaSettings.model_validate({**given, "flags": flags or {}})
     return " ".join(find_engine(engine).command(launch_of(settings, environ).at(9000)).argv)
+
+
+def started(engine: EngineKind, model: str, gpus: int, **section: Any) -> list[str]:
+    """Return the command of the engine of one replica of a service that is planned for H100s."""
+    service = {"model": model, "engine": engine, **section}
+    spec = JobSpec.model_validate({"name": "chat", "gpus": gpus, "service": service})
+    made = replica_of(spec, revision=1, engine=engine, planned=planned_settings(spec, [H100]))
+    settings = ReplicaSettings.model_validate_json(made.env[SETTINGS_ENV])
+    devices = ",".join(map(str, range(gpus)))
+    return list(find_engine(engine).command(launch_of(settings, {"CUDA_VISIBLE_DEVICES": devices}).at(9000)).argv)
+
+
+def parsed(argv: list[str]) -> dict[str, str]:
+    """Return the settings of `vllm serve`, all of which vLLM must know; the last of two wins, as there."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("model")
+    for name in VLLM_VALUES:
+        parser.add_argument(name, nargs="+" if name == "--served-model-name" else None)
+    for name in VLLM_SWITCHES:
+        parser.add_argument(name, action="store_const", const="")
+    assert argv[1] == "serve"
+    return {name: value for name, value in vars(parser.parse_args(argv[2:])).items() if value is not None}
 
 
 @pytest.fixture
@@ -36,14 +80,66 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_vllm_gets_the_gpus_and_the_layout_of_the_plan() -> None:
-    planned = words("vllm", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "CORDEE_ESTIMATE": PLAN, "MASTER_ADDR": "10.0.0.7"})
+    planned = words("vllm", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "MASTER_ADDR": "10.0.0.7"}, PLAN)
     assert planned.startswith("/bin/vllm serve org/model --host 10.0.0.7 --port 9000 ")
-    assert "--tensor-parallel-size 2 --pipeline-parallel-size 2 --max-num-seqs 96 --max-model-len 4096" in planned
+    for each in ("--tensor-parallel-size 2", "--pipeline-parallel-size 2", "--max-num-seqs 96", "--max-model-len 4096"):
+        assert f" {each} " in planned
     assert planned.endswith("--served-model-name chat org/model")
     assert "--tensor-parallel-size 4" in words("vllm", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}), "without a plan"
     assert "parallel" not in words("vllm", {"CUDA_VISIBLE_DEVICES": ""}), "on CPU slots"
     own = words("vllm", {}, {"max_num_seqs": 7, "enforce-eager": True, "--enable-prompt-tokens-details": False})
     assert "--max-num-seqs 7" in own and "--enforce-eager" in own and "details" not in own
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("model", "gpus", "flags", "expected"),
+    [
+        ("llama-3-8b", 1, {}, {"max_num_seqs": "1024", "max_num_batched_tokens": "8192"}),
+        (
+            "llama-3-8b",
+            1,
+            {"max_num_seqs": 64, "kv-cache-dtype": "fp8"},
+            {"max_num_seqs": "64", "kv_cache_dtype": "fp8"},
+        ),
+        ("llama-3-70b", 4, {"pipeline-parallel-size": 2}, {"tensor_parallel_size": "2", "pipeline_parallel_size": "2"}),
+        ("llama-3-70b", 2, {"quantization": "fp8"}, {"quantization": "fp8"}),
+        ("mixtral-8x7b", 4, {"enable-expert-parallel": True}, {"enable_expert_parallel": ""}),
+    ],
+)
+def test_vllm_is_started_as_the_plan_says_by_names_that_it_knows(
+    model: str, gpus: int, flags: dict[str, Any], expected: dict[str, str]
+) -> None:
+    argv = started("vllm", model, gpus, context=4096, flags=flags)
+    found = parsed(argv)
+    assert expected.items() <= found.items()
+    assert found["max_model_len"] == "4096" and found["gpu_memory_utilization"] == "0.92"
+    # The command that `cordee serve plan --launch vllm` prints for this replica has the same settings.
+    request = serving_request(model, f"{gpus}xH100", context="4096", **asked_settings("vllm", flags))
+    whole = whole_replica(ask(request))
+    assert whole is not None
+    launch = parsed(engine_settings("vllm", Deployment(model, whole.case, 1)).text.replace("\\\n", "").split())
+    assert {name: value for name, value in launch.items() if name != "dtype"}.items() <= found.items()
+
+
+def test_llama_cpp_is_started_as_the_plan_says(installed: None, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    flags = {"parallel": 8, "cache-type-k": "q8_0", "cache-type-v": "q8_0"}
+    asked = asked_settings("llama.cpp", flags)
+    assert asked == {"max_sequences": 8, "kv": "q8_0"}
+    whole = whole_replica(ask(serving_request("llama-3-8b", "1xH100", engine="llama.cpp", context="4096", **asked)))
+    assert whole is not None
+    planned = planned_flags(whole.case)
+    spec = JobSpec.model_validate({"name": "chat", "gpus": 1, "service": {"model": str(tmp_path / "model.gguf")}})
+    made = replica_of(spec, revision=1, engine="llama.cpp", planned=planned)
+    settings = ReplicaSettings.model_validate_json(made.env[SETTINGS_ENV])
+    command = " ".join(find_engine("llama.cpp").command(launch_of(settings, {"CUDA_VISIBLE_DEVICES": "0"})).argv)
+    for each in ("--parallel 8", "--ctx-size 32768", "--cache-type-k q8_0", "--cache-type-v q8_0", "--flash-attn on"):
+        assert each in command
+    assert "--split-mode" not in command
+    # A number of slots that only the service names gets as much context for each.
+    settings = settings.model_copy(update={"context": 512, "flags": {"parallel": 2}})
+    assert "--parallel 2 --ctx-size 1024" in " ".join(LlamaCpp().command(launch_of(settings, {})).argv)
 
 
 def test_llama_cpp_puts_all_layers_on_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

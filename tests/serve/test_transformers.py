@@ -31,7 +31,7 @@ pytestmark = pytest.mark.gang
 def engine(tiny_folder: Path) -> Iterator[RunningEngine]:
     port = free_port()
     launch = EngineLaunch(
-        model=str(tiny_folder), served_names=("tiny",), host="127.0.0.1", port=port, context=256, slots=4
+        model=str(tiny_folder), served_names=("tiny",), host="127.0.0.1", port=port, context=256, flags={"--slots": 4}
     )
     with running(ENGINE.command(launch), port, wait_s=250) as found:
         yield found

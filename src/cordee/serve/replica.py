@@ -5,7 +5,6 @@ that ends or hangs is started again once; then the wrapper exits with its last l
 wanted: it waits until none is open, or until the deadline, and exits with 75, as the job may run again elsewhere.
 """
 
-import json
 import os
 import signal
 import sys
@@ -17,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.errors import EXIT_CHECKPOINTED, CordeeError, InputError, ReplicaError
-from cordee.events import Estimate
 from cordee.serve.engine_process import EngineProcess, EngineWatch, free_port
 from cordee.serve.engines.known import find_engine
-from cordee.serve.engines.port import EngineCapacity, EngineLaunch, EngineLayout, Upstream
+from cordee.serve.engines.port import EngineCapacity, EngineLaunch, Upstream
 from cordee.serve.models import find_model, models_folder
 from cordee.serve.reports import ReplicaReports
 from cordee.serve.sessions import IdleSessions
 from cordee.units import format_duration, plural
-from cordee.workload.service import SETTINGS_ENV, ReplicaSettings
+from cordee.workload.service import SETTINGS_ENV, ReplicaSettings, flag_name
 
 UNREADY_AFTER_S = 5.0
 RESTART_AFTER_S = 60.0
@@ -215,14 +213,13 @@ class Replica:
 
 
 def launch_of(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLaunch:
-    """Return what the engine is started with: from the service, the plan, and the GPUs that the agent gives."""
+    """Return the engine's settings: of the service with its plan, and of the GPUs that the agent gives."""
     if int(environ.get("NODE_RANK") or 0) or int(environ.get("NNODES") or 1) > 1:
         raise InputError(
             f"this replica has GPUs on {environ.get('NNODES')} nodes, and the engine {settings.engine} starts on one",
             hint="declare the service with at most the GPUs of one node (gpus:)",
         )
     gpus = len([each for each in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()])
-    estimate = _estimate(environ.get("CORDEE_ESTIMATE"))
     model = find_model(settings, environ)
     spool = environ.get("CORDEE_SPOOL")
     address = environ.get("MASTER_ADDR") or "127.0.0.1"
@@ -232,37 +229,12 @@ def launch_of(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLa
         host="127.0.0.1" if address in ("localhost", "") else address,
         port=settings.port,
         context=settings.context,
-        slots=estimate.sequences if estimate else None,
         gpus=gpus,
-        layout=_layout(estimate, gpus),
         threads=int(environ["OMP_NUM_THREADS"]) if environ.get("OMP_NUM_THREADS") else None,
         session_folder=str(Path(spool).parent / "sessions") if spool else None,
         run=settings.run,
-        flags={_flag(name): _value(value) for name, value in settings.flags.items()},
+        flags={flag_name(name): _value(value) for name, value in settings.flags.items()},
     )
-
-
-def _estimate(text: str | None) -> Estimate | None:
-    """Return the plan's estimate; one that another version wrote with other fields is left out."""
-    try:
-        return Estimate(**json.loads(text)) if text else None
-    except (TypeError, ValueError):
-        return None
-
-
-def _layout(estimate: Estimate | None, gpus: int) -> EngineLayout:
-    """Return the planned layout; without a plan, each layer is cut over all GPUs."""
-    if gpus > 1 and estimate is not None and estimate.layout:
-        from cordee.plan.serving.layouts import parse_serving_layout
-
-        layout = parse_serving_layout(estimate.layout).plainest
-        if layout.gpus == gpus:
-            return EngineLayout(layout.tp, layout.pp, layout.dp, layout.ep)
-    return EngineLayout(tp=max(1, gpus))
-
-
-def _flag(name: str) -> str:
-    return name if name.startswith("-") else f"--{name.replace('_', '-')}"
 
 
 def _value(value: bool | int | float | str) -> object:

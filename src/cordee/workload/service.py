@@ -119,6 +119,15 @@ class ReplicaSettings(_Part):
     flags: dict[str, Flag] = Field(default_factory=dict)
 
 
+def flag_name(name: str) -> str:
+    """Return the name of an engine's setting as its command has it, however a job file writes it.
+
+    >>> flag_name("max_num_seqs"), flag_name("--parallel"), flag_name("-np")
+    ('--max-num-seqs', '--parallel', '-np')
+    """
+    return name if name.startswith("-") else f"--{name.replace('_', '-')}"
+
+
 def parse_replicas(text: str | int) -> Replicas:
     """Return the replicas of `2` or `1..4`.
 

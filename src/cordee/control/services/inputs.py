@@ -1,6 +1,7 @@
 """Inputs of a replica besides its service's spec: the engine for the nodes, a checkpoint to serve, secrets."""
 
 from cordee.control.operations import Operations
+from cordee.control.services.planned import planned_settings
 from cordee.control.services.replica_spec import engine_of, replica_of, trained_by
 from cordee.errors import SpecError
 from cordee.storage.destination import absolute, below
@@ -15,9 +16,10 @@ def replica_spec(operations: Operations, spec: JobSpec, revision: int) -> JobSpe
     """
     assert spec.service is not None, "only services have replicas"
     with operations.control.changed:
-        gpu_names = {record.node.gpu_name for record in operations.control.state.nodes.records.values()}
-    engine = engine_of(spec, spec.service, gpu_names)
-    return replica_of(spec, revision=revision, engine=engine, checkpoint=_checkpoint_of(operations, spec))
+        nodes = [record.node for record in operations.control.state.nodes.records.values()]
+    engine = engine_of(spec, spec.service, {node.gpu_name for node in nodes})
+    checkpoint, planned = _checkpoint_of(operations, spec), planned_settings(spec, nodes)
+    return replica_of(spec, revision=revision, engine=engine, checkpoint=checkpoint, planned=planned)
 
 
 def _checkpoint_of(operations: Operations, spec: JobSpec) -> str | None:

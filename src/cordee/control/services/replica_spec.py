@@ -1,7 +1,18 @@
 """A replica's JobSpec from that of its service. Pure."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from cordee.control.prices import SLOT
-from cordee.workload.service import FROM_JOB, SETTINGS_ENV, EngineKind, ReplicaSettings, ServiceSpec
+from cordee.workload.service import (
+    FROM_JOB,
+    SETTINGS_ENV,
+    EngineKind,
+    Flag,
+    ReplicaSettings,
+    ServiceSpec,
+    flag_name,
+)
 from cordee.workload.spec import JobSpec
 
 RUN = 'exec "$CORDEE_PYTHON" -m cordee.serve.replica'
@@ -18,7 +29,14 @@ def engine_of(spec: JobSpec, service: ServiceSpec, gpu_names: set[str]) -> Engin
     return "llama.cpp" if on_slots or (service.model or "").endswith(".gguf") else "vllm"
 
 
-def replica_of(spec: JobSpec, *, revision: int, engine: EngineKind, checkpoint: str | None = None) -> JobSpec:
+def replica_of(
+    spec: JobSpec,
+    *,
+    revision: int,
+    engine: EngineKind,
+    checkpoint: str | None = None,
+    planned: Mapping[str, Flag] = MappingProxyType({}),
+) -> JobSpec:
     """Return the job of one replica.
 
     Args:
@@ -26,6 +44,7 @@ def replica_of(spec: JobSpec, *, revision: int, engine: EngineKind, checkpoint: 
         revision: of the declaration.
         engine: the engine; never auto.
         checkpoint: the destination of the training job that the model names.
+        planned: settings of the engine; those that the service gives come first.
     """
     service = spec.service
     assert service is not None, "only services have replicas"
@@ -41,7 +60,7 @@ def replica_of(spec: JobSpec, *, revision: int, engine: EngineKind, checkpoint: 
         slo=service.slo,
         drain_s=service.drain_s,
         health=service.health,
-        flags=service.flags,
+        flags={**planned, **{flag_name(name): value for name, value in service.flags.items()}},
     )
     env = spec.env | {SETTINGS_ENV: settings.model_dump_json()}
     return spec.model_copy(update={"run": RUN, "service": None, "env": env})

@@ -4,21 +4,21 @@ import math
 
 from cordee.events import Estimate, TokenWeights
 from cordee.plan.serving.ask import ServingAnswer
+from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.price.price import PhaseRates
 
 _NS_PER_S = 1e9
 _US_PER_S = 1e6
 
 
-def service_estimate(answer: ServingAnswer) -> Estimate | None:
-    """Return the estimate of one replica on all GPUs of the request; None if no layout of it fits them.
-
-    Latencies are those of 99 of 100 requests at the load that was asked for.
-    """
+def whole_replica(answer: ServingAnswer) -> ServingCandidate | None:
+    """Return one replica on all GPUs of the request; None if no layout of it fits them."""
     whole = (each for each in answer.candidates if each.fits and each.replicas == 1)
-    found = next((each for each in whole if each.case.layout.gpus == answer.request.gpus), None)
-    if found is None:
-        return None
+    return next((each for each in whole if each.case.layout.gpus == answer.request.gpus), None)
+
+
+def replica_estimate(found: ServingCandidate) -> Estimate:
+    """Return the estimate of a replica. Latencies are those of 99 of 100 requests at the load that was asked for."""
     memory, gpu, plays = found.memory, found.case.gpu, found.performance
     fixed_bytes = memory.weights_bytes + memory.activation_bytes + memory.graph_bytes + memory.context_bytes
     return Estimate(

@@ -7,14 +7,16 @@ in vLLM's engine arguments, SGLang's server arguments, the reference of trtllm-s
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Any
 
 from cordee.errors import LayoutError
 from cordee.plan.launch import Launch
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
-from cordee.plan.serving.formats import GGUF
+from cordee.plan.serving.formats import GGUF, KV, WEIGHTS, find_format
 from cordee.plan.serving.layouts import missing_axes
 from cordee.units import plural
+from cordee.workload.service import Flag, flag_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Dialect:
         file: return lines of the configuration file that `--config` reads.
         spanning: return settings of a replica on several nodes, given their number.
         joined: how to start these nodes; `{nodes}`, `{gpus}` and `{here}`, the attention copies on each, are filled in.
+        asked: what a setting that a user gives asks of the plan: an axis of the layout, `context`, `contexts` (of all
+            sequences together), `max_sequences`, `memory_fraction`, `kv` or `weights`.
     """
 
     command: str
@@ -49,6 +53,7 @@ class Dialect:
     file: Callable[[Deployment], list[str]] = lambda _: []
     spanning: Callable[[ServingLayout, int], Mapping[str, object]] = lambda _, nodes: {}
     joined: Callable[[ServingLayout], str] = lambda _: ""
+    asked: Mapping[str, str] = field(default_factory=dict)
 
 
 def engine_settings(engine: str, deployed: Deployment) -> Launch:
@@ -87,6 +92,61 @@ def engine_settings(engine: str, deployed: Deployment) -> Launch:
     if lines:
         text = "\n".join(["cat > serve.yaml <<'END'", *lines, "END", text + " \\\n    --config serve.yaml"])
     return Launch(engine, str(case.layout), text, tuple(cannot), tuple(notes))
+
+
+def planned_flags(case: ServingCase) -> dict[str, Flag]:
+    """Return the settings with which a replica's engine serves the case, as a job file writes them under `flags`.
+
+    `True` is a switch, `False` takes out what the replica would set by itself. The weights are the checkpoint's: the
+    engine reads their format from it.
+    """
+    dialect = DIALECTS[case.engine.name]
+    settings = {**dialect.settings(Deployment("", case, 1))}
+    settings |= {name: dialect.kv.get(case.kv.name) or None for name in dialect.kv_name}
+    switches: Mapping[object, bool] = {None: False, "": True}
+    return {name: switches[value] if value in switches else _plain(value) for name, value in settings.items()}
+
+
+def _plain(value: object) -> int | str:
+    return value if isinstance(value, int) else str(value)
+
+
+def asked_settings(engine: str, flags: Mapping[str, Flag]) -> dict[str, Any]:
+    """Return what the settings that a user gives to an engine ask of its plan, as `serve_plan` takes it.
+
+    >>> asked_settings("vllm", {"max_num_seqs": 64, "kv-cache-dtype": "fp8", "-tp": 2, "enforce-eager": True})
+    {'max_sequences': 64, 'kv': 'fp8', 'layout': 'tp=2'}
+    >>> asked_settings("llama.cpp", {"parallel": 8, "ctx-size": 32768, "cache-type-v": "q8_0"})
+    {'max_sequences': 8, 'kv': 'q8_0', 'context': '4096'}
+    """
+    meanings = DIALECTS[engine].asked
+    named = {flag_name(name): value for name, value in flags.items()}
+    found = {meanings[name]: value for name, value in named.items() if name in meanings and value is not False}
+    asked: dict[str, Any] = {}
+    if "max_sequences" in found:
+        asked["max_sequences"] = int(found["max_sequences"])
+    if "memory_fraction" in found:
+        asked["memory_fraction"] = float(found["memory_fraction"])
+    if "kv" in found and (kv := _kv_format(str(found["kv"]))):
+        asked["kv"] = kv
+    if found.get("weights") in WEIGHTS:
+        asked["weights"] = found["weights"]
+    if "contexts" in found:
+        found["context"] = int(found["contexts"]) // asked.get("max_sequences", 1)
+    if "context" in found:
+        asked["context"] = str(found["context"])
+    axes = [
+        axis if found[axis] is True else f"{axis}={found[axis]}" for axis in ("tp", "pp", "dp", "ep") if axis in found
+    ]
+    return asked | ({"layout": ",".join(axes)} if axes else {})
+
+
+def _kv_format(text: str) -> str | None:
+    """Return the format of a KV cache that an engine calls so; None: its default, or one that is not known."""
+    try:
+        return find_format(KV, "fp8" if text.startswith("fp8") else text).name
+    except LayoutError:
+        return None
 
 
 PHASES: Mapping[str, tuple[str, str]] = {
@@ -223,6 +283,21 @@ DIALECTS: Mapping[str, Dialect] = {
         kv={"bf16": "", "fp16": "", "fp32": "", "fp8": "fp8"},
         spanning=_vllm_spanning,
         joined=_vllm_joined,
+        asked={
+            "--tensor-parallel-size": "tp",
+            "-tp": "tp",
+            "--pipeline-parallel-size": "pp",
+            "-pp": "pp",
+            "--data-parallel-size": "dp",
+            "-dp": "dp",
+            "--enable-expert-parallel": "ep",
+            "--max-num-seqs": "max_sequences",
+            "--max-model-len": "context",
+            "--gpu-memory-utilization": "memory_fraction",
+            "--kv-cache-dtype": "kv",
+            "--quantization": "weights",
+            "-q": "weights",
+        },
     ),
     "sglang": Dialect(
         command="python -m sglang.launch_server --model-path {model}",
@@ -267,6 +342,16 @@ DIALECTS: Mapping[str, Dialect] = {
         spanning=lambda _, nodes: {"--rpc": ",".join(f"NODE{node}:50052" for node in range(1, nodes))},
         joined=lambda _: "start `rpc-server --host 0.0.0.0 --port 50052` on the others",
         kv={"fp16": "", "bf16": "bf16", "fp32": "f32", "int8": "q8_0", "q8_0": "q8_0", "q4_0": "q4_0"},
+        asked={
+            "--parallel": "max_sequences",
+            "-np": "max_sequences",
+            "--ctx-size": "contexts",
+            "-c": "contexts",
+            "--cache-type-k": "kv",
+            "-ctk": "kv",
+            "--cache-type-v": "kv",
+            "-ctv": "kv",
+        },
     ),
 }
 """Engines, by name."""

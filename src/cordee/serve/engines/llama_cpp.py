@@ -25,6 +25,9 @@ _TIMINGS, _MADE = b',"timings":{', b'"predicted_n":'
 _OWN_TEXT, _OWN_TOKENS, _OWN_STOP = b'"content":"', b'","tokens":[', b'],"stop":false'
 _OWN_MADE = b'"tokens_predicted":'
 
+SLOTS = 4
+"""Slots of an engine for which neither the plan nor the service names a number."""
+
 _TEMPLATE = frozenset(("messages", "add_generation_prompt", "chat_template_kwargs", "reasoning_format"))
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 
@@ -172,7 +175,7 @@ class LlamaCpp:
                 "the engine llama.cpp is not installed: there is neither llama-server on PATH nor xllamacpp",
                 hint="pip install 'cordee[serve]'; for CUDA, a wheel of xllamacpp for it, or build llama-server",
             )
-        slots = launch.slots or 4
+        slots = int(str(launch.flags.get("--parallel") or launch.flags.get("-np") or SLOTS))
         settings = {
             "--model": launch.model,
             "--alias": ",".join(launch.served_names),
@@ -182,7 +185,7 @@ class LlamaCpp:
             # The context is divided among the slots.
             "--ctx-size": None if launch.context is None else slots * launch.context,
             "--n-gpu-layers": "all" if launch.gpus else 0,
-            "--split-mode": ("tensor" if launch.layout.tp > 1 else "layer") if launch.gpus > 1 else None,
+            "--split-mode": "tensor" if launch.gpus > 1 else None,
             "--threads": launch.threads,
             "--slot-save-path": launch.session_folder,
             "--metrics": "",

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import xllamacpp
@@ -27,6 +28,11 @@ def _cache_type(text: str) -> Any:
 def _flash(text: str) -> Any:
     name = {"on": "ENABLED", "off": "DISABLED"}.get(text, "AUTO")
     return getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{name}")
+
+
+def _speculation(text: str) -> Any:
+    kind = xllamacpp.common_speculative_type
+    return [getattr(kind, f"COMMON_SPECULATIVE_TYPE_{each.upper().replace('-', '_')}") for each in text.split(",")]
 
 
 def _split(text: str) -> Any:
@@ -48,12 +54,15 @@ VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--cache-ram": ("cache_ram_mib", int),
     "--cache-reuse": ("n_cache_reuse", int),
     "--slot-save-path": ("slot_save_path", lambda text: text.rstrip("/") + "/"),
+    "--spec-type": ("speculative.types", _speculation),
+    "--model-draft": ("speculative.draft.mparams.path", str),
+    "--spec-draft-n-max": ("speculative.draft.n_max", int),
     "--sleep-idle-seconds": ("sleep_idle_seconds", int),
     "--chat-template": ("chat_template", str),
     "--verbosity": ("verbosity", int),
     "--api-key": ("api_keys", lambda text: [text]),
 }
-"""Settings of llama-server with a value: the attribute of xllamacpp's parameters, and how it is read."""
+"""Settings of llama-server with a value: the path of an attribute of xllamacpp's parameters, and how it is read."""
 
 SWITCHES = {
     "--metrics": ("endpoint_metrics", True),
@@ -89,9 +98,10 @@ def main(argv: list[str]) -> None:
         params.model_alias = set(given.alias.split(","))
     threads = given.threads or min(os.cpu_count() or 1, len(os.sched_getaffinity(0)))
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    for attribute in (attribute for attribute, _ in (*VALUES.values(), *SWITCHES.values())):
-        if (value := getattr(given, attribute)) is not None:
-            setattr(params, attribute, value)
+    for path in (path for path, _ in (*VALUES.values(), *SWITCHES.values())):
+        if (value := getattr(given, path)) is not None:
+            *parts, attribute = path.split(".")
+            setattr(reduce(getattr, parts, params), attribute, value)
     server = xllamacpp.Server(params)
     print(f"llama.cpp listens on {server.listening_address}", flush=True)
     signal.sigwait(ends)

@@ -76,16 +76,6 @@ class Dialect(Protocol):
         """Return the stream of a request to /v1/chat/completions or /v1/completions that has `"stream": true`."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLayout:
-    """The GPUs of one replica, as `plan.serving` lays them out; that room is slow to import."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLaunch:
     """The settings of an engine, by names of ours.
@@ -95,13 +85,12 @@ class EngineLaunch:
         served_names: the model's names in the API.
         port: a free port of `host`.
         context: longest prompt and answer of one request, in tokens; None: the model's.
-        slots: requests in one batch; None: the engine's default.
-        gpus: GPUs that the replica holds; 0: none, it runs on the CPU.
-        layout: of the plan, on these GPUs.
+        gpus: GPUs that the replica holds, over which each layer is cut; 0: none, it runs on the CPU.
         threads: CPU threads; None: the engine's default.
         session_folder: where KV of paused sessions is kept; None: nowhere.
         run: the command of the engine `command`.
-        flags: settings by their names, over all others; a value of "" is a switch, None takes a setting out.
+        flags: settings by their names, of the plan and of the service, over all others; a value of "" is a switch, None
+            takes a setting out.
     """
 
     model: str
@@ -109,9 +98,7 @@ class EngineLaunch:
     host: str
     port: int
     context: int | None = None
-    slots: int | None = None
     gpus: int = 0
-    layout: EngineLayout = field(default_factory=EngineLayout)
     threads: int | None = None
     session_folder: str | None = None
     run: str | tuple[str, ...] = ()

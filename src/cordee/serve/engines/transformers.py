@@ -44,7 +44,6 @@ class Transformers:
             "--host": launch.host,
             "--port": launch.port,
             "--context": launch.context,
-            "--slots": launch.slots,
             **launch.flags,
         }
         program = (sys.executable, "-m", "cordee.serve.engines.transformers_server")

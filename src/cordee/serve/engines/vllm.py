@@ -1,4 +1,4 @@
-"""vLLM, started as `vllm serve` with the plan's layout. Its dialect is that of `token_ids`."""
+"""vLLM, started as `vllm serve`. Its dialect is that of `token_ids`."""
 
 import importlib.util
 import re
@@ -33,16 +33,11 @@ class Vllm:
                 "the engine vllm is not installed: there is neither vllm on PATH nor its package",
                 hint="pip install vllm in the environment of the node's agent",
             )
-        layout = launch.layout
         settings = {
             "--served-model-name": list(launch.served_names),
             "--host": launch.host,
             "--port": launch.port,
-            "--tensor-parallel-size": layout.tp if layout.tp > 1 else None,
-            "--pipeline-parallel-size": layout.pp if layout.pp > 1 else None,
-            "--data-parallel-size": layout.dp if layout.dp > 1 else None,
-            "--enable-expert-parallel": "" if layout.ep else None,
-            "--max-num-seqs": launch.slots,
+            "--tensor-parallel-size": launch.gpus if launch.gpus > 1 else None,
             "--max-model-len": launch.context,
             "--enable-prompt-tokens-details": "",  # Usage says how many tokens were cached.
             **launch.flags,
