@@ -13,6 +13,7 @@ from cordee.events import (
     Behind,
     CheckpointCommitted,
     Measured,
+    MetricsLogged,
     RankBehind,
     RankEvent,
     RankLeft,
@@ -45,6 +46,7 @@ GOOD: list[RankEvent] = [
     ReplicaReady(at_us=NOW, **OF, rank=1, address="http://10.0.0.7:8000", engine="vllm", model="tiny", kv_tokens=9000),
     ReplicaReady(at_us=NOW, **OF, rank=1, address="http://[fe80::1]:8000", engine="llama.cpp", model="tiny", slots=4),
     ReplicaUnready(at_us=NOW, **OF, rank=1, why="it drains", draining=True),
+    MetricsLogged(at_us=NOW, **OF, rank=1, step=3, names=("val/loss", "acc"), values=(-1.5, None)),
 ]
 
 COMMIT = encode(GOOD[6])
@@ -53,6 +55,7 @@ SPAN = encode(GOOD[2])
 LEFT = encode(GOOD[7])
 READY = encode(GOOD[9])
 UNREADY = encode(GOOD[11])
+METRICS = encode(GOOD[12])
 
 BAD = [
     (COMMIT | {"step": 10**30}, r"CheckpointCommitted: step 10\^30 is out of range"),
@@ -88,6 +91,14 @@ BAD = [
     (READY | {"address": "http://host:8000/v1"}, "ReplicaReady: address .* is not http://HOST:PORT"),
     (READY | {"address": 8000}, "ReplicaReady: address 8000 is not http://HOST:PORT"),
     (READY | {"kv_tokens": -1}, "ReplicaReady: kv_tokens -1 is out of range"),
+    (METRICS | {"rank": 0}, "MetricsLogged: it is about another rank than 1"),
+    (METRICS | {"names": ["acc"]}, "MetricsLogged: 1 names have 2 values"),
+    (METRICS | {"names": ["a", "a"]}, "MetricsLogged: names of type tuple has more than 64 names, or one twice"),
+    (METRICS | {"names": ["a", "b c"]}, "MetricsLogged: names of type tuple holds what is no name of a metric"),
+    (METRICS | {"names": [f"m{at}" for at in range(65)]}, "MetricsLogged: names of type tuple has more than 64 names"),
+    (METRICS | {"values": [1, math.nan]}, "MetricsLogged: values of type tuple holds what is no finite number"),
+    (METRICS | {"values": [1, 10**400]}, "MetricsLogged: values of type tuple holds what is no finite number"),
+    (METRICS | {"values": [1, "low"]}, "MetricsLogged: values of type tuple holds what is no finite number"),
     (UNREADY | {"draining": 1}, "ReplicaUnready: draining 1 is neither true nor false"),
     (
         {"kind": "RanksEnded", "at_us": NOW, **OF, "node": "n", "outcome": "lost"},

@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import TypeGuard, get_args, get_type_hints
 
 from cordee.event_json import decode
-from cordee.events import Event, Measured, RankEvent, RankLeft, ReplicaReady, ReplicaUnready, Reported
+from cordee.events import Event, Measured, MetricsLogged, RankEvent, RankLeft, ReplicaReady, ReplicaUnready, Reported
 from cordee.ids import JobId
 from cordee.units import US_PER_HOUR
 
@@ -28,11 +28,13 @@ SKEW_US = 24 * US_PER_HOUR
 TEXT_CHARS_MAX = 10_000
 LIST_ITEMS_MAX = 256
 RANKS_PER_GPU_MAX = 16
+METRICS_MAX = 64
+METRIC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 
 RANK_REPORTS = frozenset(get_args(RankEvent))
 
 # A rank's uploader has a stream of its own; `drain` is its name in version 0.1.0.
-_OF_ITS_OWN_RANK = (RankLeft, Measured, ReplicaReady, ReplicaUnready)
+_OF_ITS_OWN_RANK = (RankLeft, Measured, MetricsLogged, ReplicaReady, ReplicaUnready)
 _ADDRESS = re.compile(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}")
 
 _STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)(?:-(?:uploader|drain))?")
@@ -155,6 +157,8 @@ def check_report(event: RankEvent, scope: ReportScope, now_us: int) -> RankEvent
         raise ReportError(f"{kind.__name__}: {name} {_short(value)} {problem}")
     if scope.rank is not None and isinstance(event, _OF_ITS_OWN_RANK) and scope.rank != event.rank:
         raise ReportError(f"{kind.__name__}: it is about another rank than {scope.rank}")
+    if isinstance(event, MetricsLogged) and len(event.names) != len(event.values):
+        raise ReportError(f"MetricsLogged: {len(event.names)} names have {len(event.values)} values")
     if isinstance(event, Reported) and event.loss is not None and not math.isfinite(event.loss):
         return replace(event, loss=None)
     return event
@@ -209,6 +213,26 @@ def _texts(value: object, scope: ReportScope, now_us: int) -> str | None:
     return next((problem for each in value if (problem := _text(each, scope, now_us))), None)
 
 
+def _names(value: object, scope: ReportScope, now_us: int) -> str | None:
+    if not isinstance(value, tuple):
+        return "is not a list"
+    if len(value) > METRICS_MAX or len(set(map(repr, value))) < len(value):
+        return f"has more than {METRICS_MAX} names, or one twice"
+    are_names = all(isinstance(each, str) and METRIC_NAME.fullmatch(each) for each in value)
+    return None if are_names else "holds what is no name of a metric"
+
+
+def _finite(value: object, scope: ReportScope, now_us: int) -> str | None:
+    if not isinstance(value, tuple):
+        return "is not a list"
+    are_finite = all(each is None or _number(each) for each in value)
+    return None if are_finite else "holds what is no finite number"
+
+
+def _number(value: object) -> bool:
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= COUNT_MAX)
+
+
 def _choice(value: object, scope: ReportScope, now_us: int) -> str | None:
     return None if isinstance(value, StrEnum) else "is not one of the values that it may have"
 
@@ -226,6 +250,8 @@ _BY_NAME: Mapping[str, _Check] = {
     "rank": _rank,
     "loss": _loss,
     "address": _address,
+    "names": _names,
+    "values": _finite,
     **dict.fromkeys(("at_us", "from_us", "since_us"), _time),
 }
 _BY_TYPE: Mapping[object, _Check] = {int: _count, float: _amount, str: _text, bool: _flag, tuple[str, ...]: _texts}

@@ -50,6 +50,7 @@ _COLOURS = {
     "queued": "yellow",
     "placed": "yellow",
     "stopping": "yellow",
+    "paused": "cyan",
     "stopped": "dim",
     "killed": "magenta",
     "failed": "bold red",

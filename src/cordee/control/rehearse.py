@@ -14,7 +14,7 @@ from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.explain import Reason, explain
 from cordee.schedule.forecast.snapshot import Snapshot
-from cordee.schedule.state.records import micro_usd_per_hour
+from cordee.schedule.state.records import Phase, micro_usd_per_hour
 from cordee.schedule.state.state import State
 from cordee.schedule.state.transitions import apply
 from cordee.units import US_PER_HOUR
@@ -58,9 +58,9 @@ def rehearse(
 def forecast_of(
     state: State, now_us: int, job_id: JobId, draws: int, steps_left: Mapping[JobId, StepsLeft]
 ) -> Forecast | None:
-    """Forecast a job; None without draws, for a job that has ended, and while the server shuts down."""
+    """Forecast a job; None without draws, for a job that has ended or is paused, and while the server shuts down."""
     record = state.jobs.get(job_id)
-    if not draws or record is None or record.phase.ended or state.shutting_down:
+    if not draws or record is None or record.phase.ended or record.phase is Phase.PAUSED or state.shutting_down:
         return None
     return forecast(Snapshot(state), now_us, [job_id], steps_left, draws=draws)[job_id]
 

@@ -64,6 +64,48 @@ class JobEnded:
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPaused:
+    """The job left with a checkpoint by itself (`Job.pauses`): it holds no GPU and waits for a `JobResumed`."""
+
+    at_us: int
+    job_id: JobId
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResumed:
+    """A paused job is queued again, and goes on from its checkpoint."""
+
+    at_us: int
+    job_id: JobId
+    by: str
+    why: str
+
+
+# -- sweeps ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepDeclared:
+    """A sweep was submitted: its trials follow as jobs. `spec` is its JobSpec as JSON; it holds no secret's value."""
+
+    at_us: int
+    sweep: str  # its id
+    by: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepEnded:
+    """A sweep starts no trials any more; those that have not ended are stopped."""
+
+    at_us: int
+    sweep: str
+    by: str
+    why: str
+
+
 # -- nodes -----------------------------------------------------------------------------------------------
 
 
@@ -315,6 +357,16 @@ class Measured(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsLogged(AttemptEvent):
+    """The newest values that the script logged under names of its own, such as a validation loss."""
+
+    rank: int
+    step: int  # the one that ran, or the next one to begin
+    names: tuple[str, ...]
+    values: tuple[float | None, ...]  # None: not finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted(AttemptEvent):
     """A generation is durable and verified: steps below `step` will never be repeated."""
 
@@ -368,7 +420,17 @@ class ReplicaUnready(AttemptEvent):
     draining: bool = False
 
 
-RankEvent = Restored | Reported | Measured | CheckpointCommitted | RankLeft | RankBehind | ReplicaReady | ReplicaUnready
+RankEvent = (
+    Restored
+    | Reported
+    | Measured
+    | MetricsLogged
+    | CheckpointCommitted
+    | RankLeft
+    | RankBehind
+    | ReplicaReady
+    | ReplicaUnready
+)
 """Reports of ranks, which keep the times at which they happened."""
 
 
@@ -431,6 +493,10 @@ Event = (
     | JobSubmitted
     | StopRequested
     | JobEnded
+    | JobPaused
+    | JobResumed
+    | SweepDeclared
+    | SweepEnded
     | NodeUp
     | NodeDown
     | NodeUnreachable
@@ -453,6 +519,7 @@ Event = (
     | Restored
     | Reported
     | Measured
+    | MetricsLogged
     | CheckpointCommitted
     | RankLeft
     | RankBehind

@@ -169,6 +169,9 @@ class Job:
     estimates: tuple[Estimate, ...] = ()  # the plan's answers for `gpus` and `sizes`, if the job names its model
     service: str | None = None  # the service of which it is a replica; None: it is no replica
     revision: int = 0  # of the service's declaration that it was made from
+    sweep: str | None = None  # the id of the sweep of which it is a trial; None: it is no trial
+    trial: int = 0  # its number in the sweep, counted from 1
+    pauses: bool = False  # once an attempt left with a checkpoint by itself, until a JobResumed
 
     def estimate_on(self, gpus: int) -> Estimate | None:
         """Return the estimate for this number of GPUs; None if there is none."""

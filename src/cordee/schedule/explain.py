@@ -34,6 +34,7 @@ class Reason(StrEnum):
     HELD_UP = "held-up"  # it runs, and one of its ranks makes no progress or is slower than the others
     STARTING = "starting"  # placed; its ranks have not started
     LEAVING = "leaving"  # has notice, or is being killed
+    PAUSED = "paused"  # holds no GPU until it is resumed
     SERVER_SHUTTING_DOWN = "server-shutting-down"
     STARTS_NOW = "starts-now"  # the next cycle places it
     NO_NODES = "no-nodes"
@@ -85,6 +86,8 @@ def explain(state: State, job_id: JobId, now_us: int) -> Explanation:
     attempt = state.attempts.get(job_id)
     if attempt is not None:
         return _live(record, attempt, now_us)
+    if record.phase is Phase.PAUSED:
+        return _why(record, Reason.PAUSED, "it left with a checkpoint, and holds no GPU until it is resumed")
     if state.shutting_down:
         return _why(
             record,

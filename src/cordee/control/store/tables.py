@@ -23,6 +23,8 @@ from cordee.events import (
     EstimateMissed,
     Event,
     JobEnded,
+    JobPaused,
+    JobResumed,
     JobSubmitted,
     KillOrdered,
     NoticeGiven,
@@ -175,6 +177,10 @@ def _follow_job(connection: sa.Connection, event: Event) -> None:
         case EstimateMissed():
             connection.execute(jobs.update().where(_runs(event) & (jobs.c.why == "")).values(why=event.why))
         case AttemptEnded():
+            _set_job(connection, event.job_id, state="queued", why=event.why)
+        case JobPaused():
+            _set_job(connection, event.job_id, state="paused", why=event.why)
+        case JobResumed():
             _set_job(connection, event.job_id, state="queued", why=event.why)
         case JobEnded():
             connection.execute(secrets.delete().where(secrets.c.job_id == event.job_id))

@@ -8,7 +8,8 @@ A job:
                      │  │                                every RanksEnded
                      │  │                                      ▼
                      ├──│───────────── again ◀───────── AttemptEnded ──JobEnded──▶ done | failed | stopped
-                        └──StopRequested, JobEnded──▶ stopped
+                        ├──StopRequested, JobEnded──▶ stopped
+                        └──JobPaused──▶ paused ──JobResumed──▶ queued
 
 An attempt ends with the worst outcome of its rank groups, when none of its leases is held any more:
 
@@ -17,7 +18,7 @@ An attempt ends with the worst outcome of its rank groups, when none of its leas
     failed         one failed by itself, before any notice           again; failed after 3 in a row without a commit
     killed         one was killed, or failed after a notice          again; counted as failed, if its queue's day ended
                                                                      it and it used most of that without a commit
-    checkpointed   one left at the agreed step                       again
+    checkpointed   one left at the agreed step                       again; paused if it pauses and had no notice
     finished       all finished                                      done
 
 and "again" is stopped after a StopRequested, after a notice for the job's own limit, or after a preemption of a job
@@ -29,7 +30,7 @@ reports that when the lease of the node's agent has run out.
 from bisect import bisect_right
 from operator import itemgetter
 
-from cordee.events import AttemptEnded, JobEnded, KillOrdered, NoticeReason, Outcome, RanksEnded
+from cordee.events import AttemptEnded, JobEnded, JobPaused, KillOrdered, NoticeReason, Outcome, RanksEnded
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle.draft import Draft, emit, guarded
 from cordee.schedule.preemption.notice import notice
@@ -82,7 +83,7 @@ def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
     """Decide on everything that follows for one job from its reports."""
     record, attempt, now_us = state.jobs[job_id], state.attempts.get(job_id), draft.now_us
     if attempt is None:
-        if record.stop is not None and record.phase is Phase.QUEUED:
+        if record.stop is not None and not record.phase.ended:
             why = f"stopped by {record.stop.by}"
             emit(state, draft, JobEnded(at_us=now_us, job_id=job_id, state="stopped", why=why))
         return True
@@ -168,6 +169,8 @@ def _end(state: State, draft: Draft, attempt: Attempt) -> None:
     verdict = _verdict(state.jobs[job_id], attempt, ended)
     if verdict is not None:
         emit(state, draft, JobEnded(at_us=now_us, job_id=job_id, state=verdict[0].value, why=verdict[1]))
+    elif attempt.job.pauses and outcome is Outcome.CHECKPOINTED and not attempt.leaving:
+        emit(state, draft, JobPaused(at_us=now_us, job_id=job_id, why="it left with a checkpoint by itself"))
 
 
 def _why_ended(attempt: Attempt, outcome: Outcome) -> str:

@@ -29,6 +29,7 @@ class Phase(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     STOPPING = "stopping"
+    PAUSED = "paused"  # holds no GPU, and waits for none
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -56,11 +57,12 @@ class JobRecord(NamedTuple):
     stop: StopRequested | None = None
     last: AttemptEnded | None = None
     ended: JobEnded | None = None
+    paused_us: int = 0  # between a JobPaused and its JobResumed
 
     @property
     def waited_us(self) -> int:
         """The time in microseconds that it had waited in all when it was queued for the last time."""
-        return self.waits_since_us - self.submitted_us - self.used_us
+        return self.waits_since_us - self.submitted_us - self.used_us - self.paused_us
 
 
 class Attempt(NamedTuple):

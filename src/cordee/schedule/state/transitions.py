@@ -16,6 +16,8 @@ from cordee.events import (
     CheckpointCommitted,
     Event,
     JobEnded,
+    JobPaused,
+    JobResumed,
     JobSubmitted,
     KillOrdered,
     NodeCordoned,
@@ -102,7 +104,8 @@ def _job_ended(state: State, event: JobEnded) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or record.phase.ended or event.job_id in state.attempts:
         return
-    state.waiting.remove(record)
+    if record.phase is Phase.QUEUED:
+        state.waiting.remove(record)
     state.journal.drop(state.agenda.unsettled, event.job_id)
     state.journal.drop(state.agenda.restarting, event.job_id)
     if event.state != Phase.STOPPED and record.used_us:
@@ -110,6 +113,26 @@ def _job_ended(state: State, event: JobEnded) -> None:
     state.journal.drop(state.agenda.entitled, event.job_id)
     state.journal.put(state.jobs, event.job_id, record._replace(phase=Phase(event.state), ended=event))
     state.changes.count()
+
+
+def _job_paused(state: State, event: JobPaused) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is not None and record.phase is Phase.QUEUED:
+        state.waiting.remove(record)
+        state.journal.drop(state.agenda.restarting, event.job_id)
+        state.journal.drop(state.agenda.entitled, event.job_id)
+        paused = record._replace(phase=Phase.PAUSED, waits_since_us=event.at_us)
+        state.journal.put(state.jobs, event.job_id, paused)
+        state.changes.count()
+
+
+def _job_resumed(state: State, event: JobResumed) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is not None and record.phase is Phase.PAUSED:
+        paused_us = record.paused_us + event.at_us - record.waits_since_us
+        queued = record._replace(phase=Phase.QUEUED, waits_since_us=event.at_us, paused_us=paused_us)
+        state.journal.put(state.jobs, event.job_id, queued)
+        state.enqueue(queued)
 
 
 def _queues_set(state: State, event: QueuesSet) -> None:
@@ -312,6 +335,8 @@ _HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
     JobSubmitted: _submitted,
     StopRequested: _stop_requested,
     JobEnded: _job_ended,
+    JobPaused: _job_paused,
+    JobResumed: _job_resumed,
     NodeUp: lambda state, event: state.nodes.up(event),
     NodeDown: lambda state, event: state.nodes.down(event),
     NodeUnreachable: lambda state, event: state.nodes.heard(event),
