@@ -15,12 +15,14 @@ from cordee.workload.gpus import parse_wanted
 from cordee.workload.keep import parse_keep
 from cordee.workload.planned import PlannedJob
 from cordee.workload.service import ServiceSpec, filled_in, read_service
+from cordee.workload.sweep import SweepSpec, read_sweep
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
 
 Launch = Literal["auto", "rank", "node"]
 Tier = Literal["production", "standard", "preemptible"]
 CapacityWanted = Literal["any", "on-demand", "spot"]
 Positive = Annotated[int, Field(ge=1)]
+SWEEP_NAME_CHARS_MAX = 34  # so that a trial's name has room for its number
 
 
 class _Section(BaseModel):
@@ -127,7 +129,7 @@ class ModelSpec(_Section):
 
 
 class JobSpec(_Section):
-    """One job, or a service, then each of its replicas is such a job.
+    """One job; or a service or a sweep, then each of its replicas or trials is such a job.
 
     `gpus` is its total, `gpu_milli` thousandths of each, `gpu` the kind it needs (None: any). `run` is empty where a
     service's engine is none of its own.
@@ -155,6 +157,7 @@ class JobSpec(_Section):
     on_hang: OnHang = OnHang()
     model: ModelSpec | None = None
     service: ServiceSpec | None = None
+    sweep: SweepSpec | None = None
     plan: str | None = None  # the file of `cordee plan --json` that `gpus` and `model` were taken from
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
@@ -164,13 +167,19 @@ class JobSpec(_Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        return filled_in(data) if isinstance(data, Mapping) and data.get("service") is not None else data
+        if not isinstance(data, Mapping):
+            return data
+        if data.get("sweep") is not None and _saves(data.get("checkpoint")) and data.get("tier") is None:
+            return {**data, "tier": "preemptible"}  # a trial goes on from its checkpoint
+        return filled_in(data) if data.get("service") is not None else data
 
     @model_validator(mode="after")
     def _check(self) -> "JobSpec":
         is_empty = not self.run or (isinstance(self.run, str) and not self.run.strip())
         if self.service is not None:
             self._check_service(self.service, is_empty)
+            if self.sweep is not None:
+                raise ValueError("a service has no sweep: give either service or sweep")
         elif is_empty:
             raise ValueError("run is empty: give a command")
         names = [*self.env, *self.secrets]
@@ -181,7 +190,15 @@ class JobSpec(_Section):
         if twice:
             raise ValueError(f"{twice[0]} is both in env and in secrets: a secret's value never stands in the spec")
         self._check_shape()
+        if self.sweep is not None:
+            self._check_sweep(self.sweep)
         return self
+
+    def _check_sweep(self, sweep: SweepSpec) -> None:
+        if sweep.rungs is not None and self.checkpoint.to is None:
+            raise ValueError("rungs need checkpoint.to: a rung is a checkpoint, from which a trial goes on")
+        if len(self.name) > SWEEP_NAME_CHARS_MAX:
+            raise ValueError(f"the name of a sweep has {SWEEP_NAME_CHARS_MAX} characters at most: {self.name}")
 
     def _check_service(self, service: ServiceSpec, is_empty: bool) -> None:
         if is_empty and service.engine == "command":
@@ -223,6 +240,7 @@ class JobSpec(_Section):
         run: str | Sequence[str],
         gpus: str | None,
         service: Mapping[str, Any] | None = None,
+        sweep: Mapping[str, Any] | None = None,
         plan: PlannedJob | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Sequence[str] = (),
@@ -230,13 +248,14 @@ class JobSpec(_Section):
     ) -> "JobSpec":
         """Make a job from the command line's flags: `tier="standard"`, `checkpoint_to="..."`, `limit_time="47h"`.
 
-        None means that the flag was not given; `service` is the section as people write it.
+        None means that the flag was not given; `service` and `sweep` are the sections as people write them.
 
         Raises:
             SpecError: an unknown flag or value.
         """
         document: dict[str, Any] = {"run": run if isinstance(run, str) else list(run), "gpus": gpus}
         document |= {} if service is None else {"service": dict(service)}
+        document |= {} if sweep is None else {"sweep": dict(sweep)}
         document |= {"env": dict(env or {}), "secrets": list(secrets)}
         for flag, value in flags.items():
             if value is None:
@@ -269,6 +288,11 @@ def parse_spec(text: str, *, source: str = "<spec>", plan_of: Callable[[str], Pl
     return _read(document, where)
 
 
+def _saves(checkpoint: Any) -> bool:
+    """Return whether the section of a job names a destination."""
+    return bool(checkpoint.get("to") if isinstance(checkpoint, Mapping) else getattr(checkpoint, "to", None))
+
+
 def _every(text: str) -> float | str:
     return "auto" if text == "auto" else parse_duration_s(text)
 
@@ -299,6 +323,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "on_hang": OnHang,
     "model": ModelSpec,
     "service": ServiceSpec,
+    "sweep": SweepSpec,
 }
 _WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()} | {
     f"{key}_s": key for key in ("drain", "window", "idle", "ttft", "tpot")
@@ -352,6 +377,8 @@ def _read_section(section: str, written: dict[str, Any], where: Where) -> dict[s
     check_keys(written, _keys(section), (section,), where)
     if section == "service":
         return read_service(written, where)
+    if section == "sweep":
+        return read_sweep(written, where)
     return _in_base_units(written, section, where)
 
 
