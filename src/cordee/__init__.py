@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from cordee.planning import serve_plan
     from cordee.train.data.sampler import ElasticBatchSampler
     from cordee.train.job import Job, job
+    from cordee.train.trial import trial
 
-__all__ = ["ElasticBatchSampler", "Job", "__version__", "job", "plan", "serve_plan"]
+__all__ = ["ElasticBatchSampler", "Job", "__version__", "job", "plan", "serve_plan", "trial"]
 
 _LAZY = {
     "job": "cordee.train.job",
     "Job": "cordee.train.job",
     "ElasticBatchSampler": "cordee.train.data.sampler",
     "serve_plan": "cordee.planning",
+    "trial": "cordee.train.trial",
 }
 
 

@@ -32,6 +32,7 @@ from cordee.train.settings import Settings, settings
 from cordee.train.step_timer import StepTimer
 from cordee.train.stop.agreement import Agreement, BoundaryAction
 from cordee.train.stop.deadline import Choice
+from cordee.train.trial import rungs, trial
 from cordee.train.watch.watch import RankWatch
 from cordee.units import format_duration
 
@@ -90,7 +91,7 @@ class Job:
         self.start_step = 0  # the first step of this attempt
         self.rank, self.world_size = _rank_and_world_size()
         self._settings = settings
-        self._timer = StepTimer()
+        self._timer = StepTimer(rungs())
         self._points = 0  # safe points since the boundary before
         self._final: bool | None = None  # whether the final checkpoint is durable; None: the loop is not over
         self._closed = False
@@ -185,7 +186,7 @@ class Job:
         return dist.distributed_c10d._get_default_store() if self.world_size > 1 else None
 
     def steps(self, n: int) -> Iterator[int]:
-        """Yield the steps from the restored one to n - 1, then make a final checkpoint.
+        """Yield the steps from the restored one to n - 1, then make a final checkpoint; a trial ends at its last rung.
 
         If that fails, the rest of the `with` block still runs, and the block then raises CheckpointError, since a job
         is not finished before its last steps are durable.
@@ -193,6 +194,7 @@ class Job:
         Raises:
             Preempted: the rank leaves at the agreed step.
         """
+        n = min(n, *self._timer.rungs[-1:])
         self.begin(n)
         while self._timer.step < n:
             self.boundary()
@@ -229,7 +231,7 @@ class Job:
             self._watch.begin()
 
     def boundary(self) -> None:
-        """Save before a step if a save is due, and leave if the ranks agreed to.
+        """Save before a step if a save is due, and leave if the ranks agreed to, or at a rung of the job's sweep.
 
         Raises:
             Preempted: the rank leaves at this step.
@@ -239,6 +241,8 @@ class Job:
         if saving is not None:
             saving.at_step(self._timer.step)
             self._meet(saving, _boundary_number(self._timer.step))
+            if self._timer.step in self._timer.rungs and self._timer.step > self.start_step:
+                self._leave_at_rung(saving)
         self._points = 0
         self._timer.began()
 
@@ -275,10 +279,17 @@ class Job:
         self._meter.report()
         self._reporter.switch(SpanClass.RESTART, self._timer.step)
 
-    def log(self, *, loss: object = None, tokens: int = 0) -> None:
-        """Report the loss of the step that runs, and the tokens of the whole gang in it."""
+    def log(self, *, loss: object = None, tokens: int = 0, **metrics: object) -> None:
+        """Report the loss of the step that runs, the tokens of the whole gang in it, and metrics by any other names.
+
+        A metric is a number, or a tensor with one element. Of each its newest value is reported, every few seconds and
+        when the rank leaves.
+
+        Raises:
+            InputError: a metric has no such name or value.
+        """
         self._reporter.log(loss, tokens)
-        self._meter.log(tokens)
+        self._meter.log(tokens, {"loss": loss, **metrics} if loss is not None and trial() else metrics)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -352,6 +363,19 @@ class Job:
                 "its checkpoint is durable" if durable else f"durable: {durable_name(saving)}",
             )
         self._count_out(self._settings.grace_s)
+        raise Preempted(rank_exit.exit_code)
+
+    def _leave_at_rung(self, saving: Saver) -> None:
+        """Save, and leave the GPUs to others; the job is paused until its sweep promotes it. All ranks come here."""
+        rank_exit, step = self._exit, self._timer.step
+        assert rank_exit is not None, "an unprotected job has no rungs"
+        durable = saving.make_durable(step, lambda: rank_exit.left_s(_NO_LIMIT_S))
+        self._meter.report()
+        self._reporter.switch(SpanClass.RESTART, step)
+        rank_exit.report_notice(durable=durable)
+        if self.rank == 0:
+            log.info("left at step %d, a rung of its sweep; durable: %s", step, durable_name(saving))
+        self._count_out(_NO_LIMIT_S)
         raise Preempted(rank_exit.exit_code)
 
     def _count_out(self, limit_s: float) -> None:

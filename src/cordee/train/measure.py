@@ -1,4 +1,4 @@
-"""Measure a rank under the names of the plan's estimate: peak memory, step time, tokens, MFU.
+"""Measure a rank under the names of the plan's estimate: peak memory, step time, tokens, MFU; and keep its metrics.
 
 Values go to the spool like every other report: after the first steps, then at most once a minute, and at the end.
 Nothing here waits for a device or another rank.
@@ -7,11 +7,13 @@ Nothing here waits for a device or another rank.
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 import torch
 
 from cordee.events import Estimate, Measured
+from cordee.train.metrics import Metrics
 from cordee.train.report import Reporter
 from cordee.train.step_timer import StepTimer
 
@@ -34,20 +36,24 @@ class Meter:
         self._tokens = self._tokens_steps = 0
         self._next_s = 0.0
         self._peak_bytes = 0
+        self._metrics = Metrics(reporter, rank)
 
-    def log(self, tokens: int) -> None:
-        """Count the tokens of the whole gang in the step that runs."""
+    def log(self, tokens: int, metrics: Mapping[str, object]) -> None:
+        """Count the tokens of the whole gang in the step that runs, and take its metrics."""
         self._tokens += tokens
+        self._metrics.log(metrics)
 
     def stepped(self) -> None:
         """Count a step, and report if a report is due."""
+        self._metrics.stepped(self._pace.step)
         self._steps += 1
         self._tokens_steps += 1
         if self._steps == FIRST_STEPS or (self._steps > FIRST_STEPS and time.monotonic() >= self._next_s):
             self.report()
 
     def report(self) -> None:
-        """Report the values measured since the attempt started, unless nothing is new."""
+        """Report the newest metrics, and the values measured since the attempt started, unless nothing is new."""
+        self._metrics.report(self._pace.step)
         if self._steps == self._reported_steps:
             return
         self._reported_steps, self._next_s = self._steps, time.monotonic() + PERIOD_S

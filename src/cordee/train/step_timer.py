@@ -10,12 +10,16 @@ _STEPS = 20
 class StepTimer:
     """Written by the loop's thread, read by the others.
 
+    Args:
+        rungs: steps before which the loop leaves until its sweep promotes it.
+
     Attributes:
         step: the one that runs, or the next one.
         inside: a step runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rungs: tuple[int, ...] = ()) -> None:
+        self.rungs = rungs
         self.step = 0
         self.inside = False
         self._began_s = 0.0
