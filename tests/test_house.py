@@ -33,6 +33,7 @@ RECORDS = {
     "Policy": "one value for each question that schedulers answer differently",
     "RehearsalView": "one answer of the API",
     "ServiceView": "one answer of the API",
+    "SweepView": "one answer of the API",
     "Summary": "one row of a simulation's table",
     "Survival": "one section of a plan",
 }

@@ -86,7 +86,7 @@ class AttemptView(View):
 
 
 class JobView(View):
-    """A job in a list."""
+    """A job in a list; `sweep` is the id of the sweep of which it is a trial."""
 
     job_id: str
     name: str
@@ -102,6 +102,7 @@ class JobView(View):
     checkpoint_step: int | None
     submitted_us: int
     ended_us: int | None
+    sweep: str | None = None
 
 
 class FilesView(View):

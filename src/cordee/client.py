@@ -72,6 +72,7 @@ from cordee.service_answers import (
     TenantView,
     UsageView,
 )
+from cordee.sweep_answers import SweepDetailView, SweepSubmission, SweepView
 from cordee.tls import client_context
 
 if TYPE_CHECKING:
@@ -307,6 +308,31 @@ class Client:
     def end_service(self, name: str) -> ServiceView:
         """End a service: its replicas answer their open requests and leave."""
         return self._ask(ServiceView, "DELETE", f"/v1/services/{quote(name, safe='')}")
+
+    def declare_sweep(
+        self, spec: Mapping[str, Any], *, unprotected: bool = False, environ: Mapping[str, str] = os.environ
+    ) -> SweepView:
+        """Create a sweep; `spec` is a JobSpec with a section `sweep` as JSON-ready data.
+
+        Raises:
+            AdmissionError: its first trial would not be admitted, and nothing has changed.
+            SpecError: a secret is not in the environment.
+        """
+        sweep_id = new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
+        sent = SweepSubmission(job_id=sweep_id, spec=dict(spec), unprotected=unprotected)
+        return self._submit(SweepView, "/v1/sweeps", sent, environ)
+
+    def sweeps(self) -> list[SweepView]:
+        """Return all sweeps, the newest first."""
+        return self._ask(list[SweepView], "GET", "/v1/sweeps")
+
+    def sweep(self, ref: str) -> SweepDetailView:
+        """Return one sweep with its trials, by its id, or the newest one of a name."""
+        return self._ask(SweepDetailView, "GET", f"/v1/sweeps/{quote(ref, safe='')}")
+
+    def end_sweep(self, ref: str) -> SweepView:
+        """End a sweep: its trials save and leave."""
+        return self._ask(SweepView, "DELETE", f"/v1/sweeps/{quote(ref, safe='')}")
 
     def routes(self, *, after: int = 0, wait_s: float = 0.0) -> RoutesView:
         """Return what a gateway needs to know, when its version is above `after`, or after the wait."""

@@ -14,6 +14,7 @@ from cordee.control.operations import Operations
 from cordee.control.secret_store import SecretStore
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.store.credentials import Credentials
+from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.web import WebServer
 from cordee.hardware.load import load_catalogue
 
@@ -48,8 +49,8 @@ class Api:
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.services = ServiceOperations.over(self.operations)
-        self._http = WebServer(create_app(self.operations, None, self.services), listener, public)
+        self.services, self.sweeps = ServiceOperations.over(self.operations), SweepOperations.over(self.operations)
+        self._http = WebServer(create_app(self.operations, None, self.services, self.sweeps), listener, public)
         self._http.begin()
         self.client = Client(folder, url=self.url, token=TOKEN)
 

@@ -47,6 +47,8 @@ from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.operations import Operations
 from cordee.control.services import routes as services_routes
 from cordee.control.services.operations import ServiceOperations
+from cordee.control.sweeps import routes as sweeps_routes
+from cordee.control.sweeps.operations import SweepOperations
 from cordee.errors import CordeeError, InputError, NotFoundError, as_body
 from cordee.event_json import encode
 from cordee.events import Event
@@ -343,14 +345,19 @@ def _methods(request: Request) -> str:
 
 
 def create_app(
-    operations: Operations, agents: AgentsExecutor | None = None, services: ServiceOperations | None = None
+    operations: Operations,
+    agents: AgentsExecutor | None = None,
+    services: ServiceOperations | None = None,
+    sweeps: SweepOperations | None = None,
 ) -> FastAPI:
     """Create the application around the operations and, for the agents' links, its executor."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.operations = operations
     app.state.services = services or ServiceOperations.over(operations)
-    for each in (router, services_routes.router, tenants_api.router, tenants_api.metrics_router, agents_router):
+    app.state.sweeps = sweeps or SweepOperations.over(operations)
+    for each in (router, services_routes.router, sweeps_routes.router, tenants_api.router, tenants_api.metrics_router):
         app.include_router(each)
+    app.include_router(agents_router)
     app.include_router(transfers.router)
     if agents is not None:
         app.state.agents = agents

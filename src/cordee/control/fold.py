@@ -1,4 +1,4 @@
-"""The fold of the log: state, ledger, measurements and services at one number; from its start, or from a saved form."""
+"""The fold of the log: state, ledger, measurements, services, sweeps at one number; from its start or a saved form."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -7,6 +7,7 @@ from cordee.account.attempt import AttemptRow
 from cordee.account.ledger import Ledger, SavedLedger
 from cordee.account.measured import Measurement, Measurements, SavedMeasurements
 from cordee.control.directory import Directory, SavedDirectory
+from cordee.control.trials import SavedSweeps, Sweeps
 from cordee.events import Event
 from cordee.ids import JobId
 from cordee.reports import RANK_REPORTS, is_rank_report
@@ -29,6 +30,7 @@ class SavedFold(NamedTuple):
     ledger: SavedLedger
     measurements: SavedMeasurements
     directory: SavedDirectory
+    sweeps: SavedSweeps
 
 
 class EndedJob(NamedTuple):
@@ -48,6 +50,7 @@ class Fold:
         ledger: GPU time held, by class, and its cost.
         measurements: measured values of attempts beside their estimates.
         directory: services and their replicas.
+        sweeps: sweeps and their trials.
         number: the log's number up to which they are folded.
         last_us: the newest time of the log, rank reports not counted.
     """
@@ -56,13 +59,14 @@ class Fold:
         """Start before the first event, or with what was saved under this policy."""
         if saved is None:
             self.state, self.ledger, self.measurements = State(policy), Ledger(), Measurements()
-            self.directory = Directory()
+            self.directory, self.sweeps = Directory(), Sweeps()
             self.number = self.last_us = 0
         else:
             self.state = restored_state(saved.state, policy)
             self.ledger = Ledger.restored(saved.ledger)
             self.measurements = Measurements.restored(saved.measurements)
             self.directory = Directory.restored(saved.directory)
+            self.sweeps = Sweeps.restored(saved.sweeps)
             self.number, self.last_us = saved.number, saved.last_us
 
     def saved(self) -> SavedFold:
@@ -74,6 +78,7 @@ class Fold:
             self.ledger.saved(),
             self.measurements.saved(),
             self.directory.saved(),
+            self.sweeps.saved(),
         )
 
     def apply(self, numbered: Iterable[tuple[int, Event]]) -> Failed:
@@ -88,6 +93,7 @@ class Fold:
                 if (measure := measures(kind)) is not None:
                     measure(event)
                 self.directory.apply(number, event)
+                self.sweeps.apply(event)
             except Exception as error:
                 # A rank's report, now or in an old log, must not keep the server from running.
                 if not is_rank_report(event):
@@ -104,6 +110,7 @@ class Fold:
             self.ledger.apply(event)
             self.measurements.apply(event)
             self.directory.apply(number, event)
+            self.sweeps.apply(event)
         self.state.quotas.forget()
         self.number += len(events)
         self.last_us = events[-1].at_us

@@ -156,7 +156,7 @@ class Operations:
 
     def add_files(self, packed: bytes) -> int:
         """Store submitted files for jobs to come, and remove those that no job needs; return their number."""
-        self.files.collect([*self.store.unfinished(), *self._service_specs()])
+        self.files.collect([*self.store.unfinished(), *self._specs_of_others()])
         return self.files.add(packed)
 
     def job_files(self, job_id: str, digests: Sequence[str], by: str) -> bytes:
@@ -173,11 +173,13 @@ class Operations:
             raise NotFoundError(f"{job_id} was submitted without its files")
         return self.files.pack(str(files), digests)
 
-    def _service_specs(self) -> list[Mapping[str, Any]]:
-        """Return the specs of services that want replicas, as rows of unfinished jobs."""
+    def _specs_of_others(self) -> list[Mapping[str, Any]]:
+        """Return the specs of services that want replicas and of sweeps that go on, as rows of unfinished jobs."""
         with self.control.changed:
             services = self.control.fold.directory.services.values()
-            return [{"spec": each.spec} for each in services if not each.ended]
+            sweeps = self.control.fold.sweeps.sweeps.values()
+            found = [each.spec for each in services if not each.ended]
+            return [{"spec": each} for each in (*found, *(each.spec for each in sweeps if each.ended_us is None))]
 
     def check_secrets(self, spec: JobSpec, sent: Mapping[str, str]) -> None:
         """Check that each secret was sent or is in the home, and that no other one was sent.
@@ -263,7 +265,13 @@ class Operations:
 
     def jobs(self) -> list[JobView]:
         """Return every job, newest first."""
-        return [_job_view(row) for row in self.store.jobs()]
+        found, sweep_of = [_job_view(row) for row in self.store.jobs()], self.control.fold.sweeps.of
+        with self.control.changed:
+            of_sweeps = {each.job_id: known[0].sweep_id for each in found if (known := sweep_of(JobId(each.job_id)))}
+        return [
+            each.model_copy(update={"sweep": of_sweeps[each.job_id]}) if each.job_id in of_sweeps else each
+            for each in found
+        ]
 
     def job(self, ref: str) -> JobDetailView:
         """Return a job by its id, or by its name if only one job, or only one that has not ended, has that name.
@@ -392,7 +400,8 @@ class Operations:
         with self.control.changed:
             quotas = self.control.state.quotas
             standings = quotas.standings(now_us)
-            jobs = [record for record in self.control.state.jobs.values() if not record.phase.ended]
+            records = self.control.state.jobs.values()
+            jobs = [each for each in records if not each.phase.ended and each.phase is not Phase.PAUSED]
         above = {each.queue.name: each.queue.parent for each in standings}
         running, waiting = dict[str, int](), dict[str, list[int]]()
         for record in jobs:
@@ -456,6 +465,8 @@ def spec_of(submission: Submission) -> JobSpec:
     spec = read_spec(submission.spec)
     if spec.service is not None:
         raise SpecError(f"{spec.name} is a service, not a job", hint="send it to /v1/services, as `cordee serve run`")
+    if spec.sweep is not None:
+        raise SpecError(f"{spec.name} is a sweep, not a job", hint="send it to /v1/sweeps, as `cordee run`")
     if not re.fullmatch(re.escape(spec.name) + f"-[{ALPHABET}]{{6}}", submission.job_id):
         raise SpecError(f"{submission.job_id!r} is not an id of a job named {spec.name!r}", hint="use cordee.client")
     return spec
@@ -479,7 +490,7 @@ def _compared(measurement: Measurement | None) -> list[ComparisonView]:
 
 
 def _job_view(row: Mapping[str, Any]) -> JobView:
-    return JobView(**{name: row[name] for name in JobView.model_fields})
+    return JobView(**{name: row[name] for name in JobView.model_fields.keys() - {"sweep"}})
 
 
 def _attempt_view(row: Mapping[str, Any]) -> AttemptView:

@@ -49,6 +49,7 @@ from cordee.control.store.credentials import Credentials
 from cordee.control.store.database import check_database, count_jobs
 from cordee.control.store.leader import Lead
 from cordee.control.store.sql import SqlStore
+from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.tick import Control
 from cordee.control.web import WebServer
 from cordee.errors import (
@@ -175,12 +176,12 @@ class Server:
             secrets=job_secrets,
             machines=self._executor,
         )
-        self._services = ServiceOperations.over(operations)
+        self._above_jobs = ServiceOperations.over(operations), SweepOperations.over(operations)
 
     @property
     def operations(self) -> Operations:
         """Return the requests about jobs, nodes and queues."""
-        return self._services.operations
+        return self._above_jobs[0].operations
 
     def run(self, on_ready: Callable[[str], None], *, stand_by: bool = False) -> None:
         """Serve until a signal or until a shutdown has ended every attempt; call `on_ready` with the URL.
@@ -195,7 +196,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = _loopback(self._home)
-        app = create_app(self.operations, self._executor, self._services)
+        app = create_app(self.operations, self._executor, *self._above_jobs)
         if self._standby is not None:
             app.add_middleware(LeaderOnly, standby=self._standby)
         http = WebServer(app, listener, self._public)
@@ -316,7 +317,7 @@ class Server:
     def _tick(self) -> int | None:
         try:
             wake_at_us = self.control.tick()
-            services_us = self._services.controller.step()
+            others_us = [each.controller.step() for each in self._above_jobs]
         except ReplacedError as error:
             assert self._standby is not None, "only a lead can be lost"
             self._standby.replaced = error
@@ -332,7 +333,7 @@ class Server:
             if key not in self._logged:
                 self._log.error("a decision about one job failed", job_id=key[0], exc_info=failure)
         self._logged = set(failures)
-        return min((at_us for at_us in (wake_at_us, services_us) if at_us is not None), default=None)
+        return min((at_us for at_us in (wake_at_us, *others_us) if at_us is not None), default=None)
 
     def _wait(self, until_us: int | None) -> None:
         """Wait for a change, a signal or the given time; several changes cause one tick."""

@@ -25,6 +25,8 @@ _FOLDING = (
     "control/codec.py",
     "control/fold.py",
     "control/directory.py",
+    "control/trials.py",
+    "workload/sweep.py",
     "event_json.py",
     "events",
     "reports.py",

@@ -16,6 +16,7 @@ from cordee.events import (
     AttemptPlaced,
     Event,
     Job,
+    JobResumed,
     JobSubmitted,
     KeyCreated,
     KeyRevoked,
@@ -31,6 +32,8 @@ from cordee.events import (
     ServiceEnded,
     ServiceScaled,
     StopRequested,
+    SweepDeclared,
+    SweepEnded,
     TenantSet,
 )
 from cordee.ids import JobId
@@ -116,6 +119,10 @@ class Control:
         self._append(JobSubmitted(at_us=self._clock.now_us(), job=job, spec=spec))
         point("submit.after_commit")
 
+    def resume(self, job_id: JobId, *, by: str, why: str) -> None:
+        """Queue a paused job again."""
+        self._append(JobResumed(at_us=self._clock.now_us(), job_id=job_id, by=by, why=why))
+
     def set_queues(self, queues: Sequence[Queue]) -> None:
         """Replace the tree of queues.
 
@@ -151,6 +158,14 @@ class Control:
     def end_service(self, name: str, *, by: str, why: str) -> None:
         """End a service; its controller gives the replicas notice."""
         self._append(ServiceEnded(at_us=self._clock.now_us(), service=name, by=by, why=why))
+
+    def declare_sweep(self, sweep: str, *, by: str, spec: str) -> None:
+        """Create a sweep; its controller submits the trials."""
+        self._append(SweepDeclared(at_us=self._clock.now_us(), sweep=sweep, by=by, spec=spec))
+
+    def end_sweep(self, sweep: str, *, by: str, why: str) -> None:
+        """End a sweep; its controller stops the trials that have not ended."""
+        self._append(SweepEnded(at_us=self._clock.now_us(), sweep=sweep, by=by, why=why))
 
     def note(self, event: TenantSet | KeyCreated | KeyRevoked) -> None:
         """Note a change of tenants or keys, which have tables of their own."""

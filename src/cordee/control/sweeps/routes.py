@@ -1,0 +1,52 @@
+"""The HTTP face of sweeps."""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from cordee.control.dependencies import Owner, user_router
+from cordee.control.sweeps.operations import SweepOperations
+from cordee.errors import InputError
+from cordee.servers import is_loopback
+from cordee.sweep_answers import SweepDetailView, SweepSubmission, SweepView
+
+router = user_router("/v1")
+
+
+async def _sweeps(request: Request) -> SweepOperations:
+    sweeps = request.app.state.sweeps
+    assert isinstance(sweeps, SweepOperations), "create_app put it there"
+    return sweeps
+
+
+Sweeps = Annotated[SweepOperations, Depends(_sweeps)]
+
+
+@router.post("/sweeps", status_code=201)
+def declare(submission: SweepSubmission, sweeps: Sweeps, owner: Owner, request: Request) -> SweepView:
+    """Create a sweep, or refuse it and change nothing."""
+    peer = "" if request.client is None else request.client.host
+    if submission.secrets and request.url.scheme != "https" and not is_loopback(peer):
+        raise InputError(
+            f"the secrets of this sweep came unencrypted from {peer}: anyone in between has them",
+            hint="replace them, and use the server's https URL",
+        )
+    return sweeps.declare(submission, owner)
+
+
+@router.get("/sweeps")
+def list_sweeps(sweeps: Sweeps) -> list[SweepView]:
+    """Return all sweeps, the newest first."""
+    return sweeps.sweeps()
+
+
+@router.get("/sweeps/{ref}")
+def sweep(ref: str, sweeps: Sweeps) -> SweepDetailView:
+    """Return one sweep with its trials and what each has used."""
+    return sweeps.sweep(ref)
+
+
+@router.delete("/sweeps/{ref}")
+def end(ref: str, sweeps: Sweeps, owner: Owner) -> SweepView:
+    """End a sweep: its trials save and leave."""
+    return sweeps.end(ref, owner)
