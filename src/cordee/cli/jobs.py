@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -11,8 +12,10 @@ from rich.text import Text
 
 from cordee.answers import AttemptView, FailureView, FilesView, JobDetailView, JobView
 from cordee.cli import measured, rehearse, terminal
+from cordee.cli.sweep_text import summary
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
+from cordee.sweep_answers import SweepView
 from cordee.units import format_bytes, plural
 
 ENDED_SHOWN = 10
@@ -73,8 +76,12 @@ def stop(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Ask a job to end: it checkpoints first, unless --now."""
+    """Ask a job, or all trials of a sweep, to end: each checkpoints first, unless --now."""
     with terminal.connect(home) as client:
+        live = next((each for each in client.sweeps() if job in (each.sweep_id, each.name) and not each.ended_us), None)
+        if live is not None:
+            _stop_sweep(client, live.sweep_id, as_json)
+            return
         number = client.health().log_number if wait else 0
         found = client.stop(job, now=now)
         if wait and found.ended_us is None:
@@ -94,6 +101,15 @@ def stop(
             )
 
 
+def _stop_sweep(client: Client, sweep_id: str, as_json: bool) -> None:
+    made = client.end_sweep(sweep_id)
+    if as_json:
+        terminal.print_json(made)
+    else:
+        left = sum(made.counts.get(state, 0) for state in ("running", "queued", "paused"))
+        print(f"{sweep_id} was asked to stop: {plural(left, 'trial')} will save and leave")
+
+
 def jobs(
     job: Annotated[str | None, typer.Argument(help="Show this job with its attempts; else list jobs.")] = None,
     *,
@@ -110,9 +126,11 @@ def jobs(
             _show(client.job(job), as_json)
             return
         found = client.jobs()
+        sweeps = {each.sweep_id: each for each in client.sweeps()} if any(each.sweep for each in found) else {}
     if as_json:
         terminal.print_json(found)
         return
+    found = _with_sweeps(found, sweeps)
     live = [each for each in found if each.ended_us is None]
     ended = [each for each in found if each.ended_us is not None]
     shown = live + (ended if show_all else ended[:ENDED_SHOWN])
@@ -123,6 +141,32 @@ def jobs(
     console.print(_list(shown, narrow=console.width < NARROW_COLUMNS))
     if len(shown) < len(found):
         console.print(f"older jobs not shown: {len(found) - len(shown)} (--all shows them)", highlight=False)
+
+
+def _with_sweeps(found: list[JobView], sweeps: Mapping[str, SweepView]) -> list[JobView]:
+    """Return the jobs with one line in the place of all trials of a sweep."""
+    lines, seen = list[JobView](), set[str]()
+    for each in found:
+        sweep = sweeps.get(each.sweep or "")
+        if sweep is None:
+            lines.append(each)
+        elif sweep.sweep_id not in seen:
+            seen.add(sweep.sweep_id)
+            trials = [job for job in found if job.sweep == sweep.sweep_id]
+            held = sum(job.gpus for job in trials if job.state in ("running", "stopping"))
+            line = {
+                "job_id": sweep.sweep_id,
+                "state": "done" if sweep.state == "ended" else sweep.state,
+                "gpus": held or each.gpus,
+                "epoch": 0,
+                "step": None,
+                "checkpoint_step": None,
+                "submitted_us": sweep.declared_us,
+                "ended_us": sweep.ended_us if sweep.state == "ended" else None,
+                "why": f"{plural(sweep.total, 'trial')}: {summary(sweep)}",
+            }
+            lines.append(each.model_copy(update=line))
+    return lines
 
 
 def _list(shown: list[JobView], *, narrow: bool) -> Table:

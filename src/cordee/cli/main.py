@@ -25,7 +25,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "figures": ("cordee.cli.figures", "Recompute figures that are often quoted, and check them."),
     },
     "Jobs": {
-        "run": ("cordee.cli.run", "Queue a job; start a server if none runs."),
+        "run": ("cordee.cli.run", "Queue a job, or a sweep of jobs; start a server if none runs."),
+        "sweep": ("cordee.cli.sweep", "Show sweeps: their trials, the best one, their cost."),
         "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
         "why": ("cordee.cli.jobs", "Explain a job's state, and forecast when it starts and ends."),
         "logs": ("cordee.cli.jobs", "Print the output of a job's ranks."),
@@ -63,6 +64,7 @@ EXAMPLES = {
     "run": "cordee run --gpus 4 --tier preemptible --checkpoint-to /shared/checkpoints -- python train.py",
     "stop": "cordee stop my-job --wait",
     "render": "cordee render kubernetes job.yaml --image registry/train:1 --kueue-queue research -o k8s.yaml",
+    "sweep": "cordee sweep show my-sweep --html sweep.html",
     "jobs": "cordee jobs my-job",
     "why": "cordee why my-job",
     "logs": "cordee logs my-job --follow --rank 0",

@@ -1,4 +1,4 @@
-"""The verb `run`: a job from flags, a YAML or a plan is checked, queued and, if asked, followed to its end."""
+"""The verb `run`: a job or a sweep from flags, a YAML or a plan is checked, queued and, if asked, followed."""
 
 import os
 import signal
@@ -10,16 +10,18 @@ from rich.console import Console
 
 from cordee.answers import RehearsalView, Submitted
 from cordee.cli import rehearse, terminal
+from cordee.cli import sweep as sweeps
 from cordee.cli.job_file import job_from_file, pairs, plan_of
 from cordee.cli.jobs import follow_to_end
 from cordee.cli.ship import names_program, send_files, ships
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
-from cordee.errors import InputError, SpecError
+from cordee.errors import InputError, SpecError, UnitError
 from cordee.servers import is_remote
 from cordee.units import format_micro_usd, plural
 from cordee.workload.launcher import SEARCH_PATHS
 from cordee.workload.spec import JobSpec
+from cordee.workload.sweep import named_values
 
 ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
 _GOES_ON = ("starts-now", "starting", "running", "held-up", "leaving", "ended")  # reasons that are no wait
@@ -59,6 +61,27 @@ Env = Annotated[list[str] | None, typer.Option(help="Environment variable for th
 Secret = Annotated[
     list[str] | None, typer.Option(help="NAME of an environment variable to pass to the ranks as a secret.")
 ]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        help="Run trials with these values, {name} in the command: lr=1e-4..1e-2:log,seed=1..5,opt=adam,sgd.",
+        metavar="NAME=VALUES",
+    ),
+]
+Search = Annotated[str | None, typer.Option(help="Of a sweep: grid, random or bayes.", show_default="auto")]
+Trials = Annotated[int | None, typer.Option(help="Of a sweep: how many.", show_default="a whole grid, else 20")]
+MaxRunning = Annotated[int | None, typer.Option(help="Of a sweep: trials at a time.", show_default="4")]
+Metric = Annotated[str | None, typer.Option(help="Of a sweep: job.log(NAME=...) to compare by.", show_default="loss")]
+Goal = Annotated[str | None, typer.Option(help="Of a sweep: min or max of the metric.", show_default="min")]
+Rungs = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a sweep: compare trials at steps 100, 300, ... 2700, and go on with one in three: 100..2700:3.",
+        show_default="each trial runs to its end",
+    ),
+]
+Target = Annotated[float | None, typer.Option(help="Of a sweep: end it when the metric reaches this value.")]
 Unprotected = Annotated[bool, typer.Option("--unprotected", help="Accept a preemptible job without checkpoints.")]
 Follow = Annotated[
     bool,
@@ -107,6 +130,14 @@ def run(
     layout: LayoutText = None,
     env: Env = None,
     secret: Secret = None,
+    sweep: Sweep = None,
+    search: Search = None,
+    trials: Trials = None,
+    max_running: MaxRunning = None,
+    metric: Metric = None,
+    goal: Goal = None,
+    rungs: Rungs = None,
+    target: Target = None,
     unprotected: Unprotected = False,
     follow: Follow = False,
     dry_run: DryRun = False,
@@ -116,27 +147,25 @@ def run(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Queue a job, and start a server if none runs."""
-    flags = {
-        "name": name,
-        "tier": tier,
-        "queue": queue,
-        "priority": priority,
-        "capacity": capacity,
-        "launch": launch,
-        "checkpoint_to": checkpoint_to,
-        "checkpoint_every": every,
-        "grace": grace,
-        "limit_time": limit_time,
-        "limit_cost": limit_cost,
-        "model": model,
-        "plan": None if plan is None else plan_of(plan, layout),
-    }
+    """Queue a job, or a sweep of jobs, and start a server if none runs."""
+    flags: dict[str, Any] = {
+        "name": name, "tier": tier, "queue": queue, "priority": priority, "capacity": capacity, "launch": launch,
+        "checkpoint_to": checkpoint_to, "checkpoint_every": every, "grace": grace, "limit_time": limit_time,
+        "limit_cost": limit_cost, "model": model, "plan": None if plan is None else plan_of(plan, layout),
+    }  # fmt: skip
+    section = _section(
+        sweep, search=search, trials=trials, max_running=max_running, metric=metric, goal=goal, rungs=rungs,
+        target=target,
+    )  # fmt: skip
+    if section is not None:
+        flags["sweep"] = section
     if layout is not None and plan is None:
         raise InputError("--layout needs --plan", hint="add --plan plan.json")
     spec_of = _spec_of(what, gpus, flags | {"env": env, "secret": secret}, dry_run=dry_run)
     if dry_run:
         given = rehearse.Given(gpus, tier, queue, unprotected)
+        if spec_of(gpus, tier, queue).sweep is not None:
+            raise InputError("--dry-run rehearses one job, not a sweep", hint="try one trial: leave --sweep out")
         rehearse.dry_run(spec_of, given, home=home, as_json=as_json)
         return
     spec = spec_of(gpus, tier, queue)
@@ -147,15 +176,22 @@ def run(
         return
     ask = terminal.may_ask() and not yes and not as_json
     submit(
-        spec,
-        home,
-        unprotected=unprotected,
-        follow=follow,
-        ship=ship,
-        slots=slots,
-        ask=ask,
-        as_json=as_json,
-    )
+        spec, home, unprotected=unprotected, follow=follow, ship=ship, slots=slots, ask=ask, as_json=as_json
+    )  # fmt: skip
+
+
+def _section(texts: list[str] | None, **others: Any) -> dict[str, Any] | None:
+    """Return the section `sweep` as people write it; None if no flag asks for one."""
+    given = {name: value for name, value in others.items() if value is not None}
+    if texts is None:
+        if given:
+            flag = "--" + next(iter(given)).replace("_", "-")
+            raise InputError(f"{flag} needs --sweep", hint="add --sweep lr=1e-4..1e-2:log, or use a job file")
+        return None
+    try:
+        return {"values": named_values(texts)} | given
+    except UnitError as error:
+        raise SpecError(f"--sweep: {error.message}", hint=error.hint) from None
 
 
 def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_run: bool) -> rehearse.SpecOf:
@@ -209,10 +245,13 @@ def submit(
         with terminal.waiting(f"starting a server on {folder}"):
             ensure_server(folder, slots=slots)
     with terminal.connect(home) as client:
-        if ask:
+        if ask and here.sweep is None:
             _consent(client.rehearse(here.model_dump(mode="json"), unprotected=unprotected))
         if ships(ship, remote=remote):
             here = send_files(client, here, remote=remote)
+        if here.sweep is not None:
+            _declare_sweep(client, here, unprotected=unprotected, follow=follow, as_json=as_json)
+            return
         made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
         if as_json:
             terminal.print_json(made)
@@ -228,6 +267,22 @@ def submit(
             except KeyboardInterrupt:
                 console.print(f"the job continues: cordee logs -f {made.job.job_id}", highlight=False)
                 raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _declare_sweep(client: Client, spec: JobSpec, *, unprotected: bool, follow: bool, as_json: bool) -> None:
+    """Create a sweep and print its id; follow it if asked. It is the server's: Ctrl-C ends the following only."""
+    made = client.declare_sweep(spec.model_dump(mode="json"), unprotected=unprotected)
+    if as_json:
+        terminal.print_json(made)
+    else:
+        sweeps.print_declared(made)
+    if follow:
+        try:
+            raise SystemExit(sweeps.follow_to_end(client, made.sweep_id))
+        except KeyboardInterrupt:
+            said = f"the sweep continues: cordee sweep show {made.sweep_id}"
+            terminal.stderr().print(said, highlight=False)
+            raise SystemExit(128 + signal.SIGINT) from None
 
 
 def _submitted(made: Submitted) -> str:

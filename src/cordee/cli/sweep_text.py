@@ -1,0 +1,210 @@
+"""Sweeps as text and as a page: their state, their trials, the best one, and what it cost."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from cordee.cli import terminal
+from cordee.sweep_answers import SweepDetailView, SweepView, TrialView
+from cordee.units import US_PER_HOUR, format_micro_usd, plural
+from cordee.view.parallel import Coordinate, Polyline, parallel_html
+from cordee.view.report import HtmlReport, Section, report_html
+from cordee.view.tables import table_html
+from cordee.workload.sweep import Value
+
+SHOWN = 20
+_STATES = ("running", "queued", "paused", "done", "failed", "stopped")
+
+
+def summary(sweep: SweepView) -> str:
+    """Return the trials of a sweep by state, and the best one.
+
+    A line of `cordee jobs` and of `cordee sweep list`.
+    """
+    counts = ", ".join(f"{sweep.counts[state]} {state}" for state in _STATES if sweep.counts.get(state))
+    best = "" if sweep.best is None else f"; best {best_text(sweep, sweep.best)}"
+    why = f"; {sweep.why}" if sweep.why else ""
+    return f"{counts or 'no trial yet'}{best}{why}"
+
+
+def best_text(sweep: SweepView, trial: TrialView) -> str:
+    """Return a trial and its metric in words."""
+    return f"{sweep.metric} {metric_text(trial.metric)} (trial {trial.number})"
+
+
+def metric_text(value: float | None) -> str:
+    """Return the value of a metric.
+
+    >>> metric_text(0.123456), metric_text(None)
+    ('0.1235', '–')
+    """
+    return "–" if value is None else f"{value:.4g}"
+
+
+def values_text(values: dict[str, Value]) -> str:
+    """Return the values of a trial.
+
+    >>> values_text({"lr": 0.001, "opt": "adam"})
+    'lr=0.001 opt=adam'
+    """
+    return " ".join(f"{name}={value_text(value)}" for name, value in values.items())
+
+
+def value_text(value: Value) -> str:
+    """Return one value of a parameter."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def rungs_text(sweep: SweepView) -> str:
+    """Return the search of a sweep and its rungs in words."""
+    order = "least" if sweep.goal == "min" else "most"
+    text = f"{sweep.search} search for the {order} {sweep.metric}, {plural(sweep.total, 'trial')}"
+    if not sweep.rung_steps:
+        return text
+    return f"{text}; one in {sweep.eta} goes on at steps {', '.join(map(str, sweep.rung_steps[:-1]))}"
+
+
+def print_list(console: Console, sweeps: Sequence[SweepView]) -> None:
+    """Print one line a sweep."""
+    rows = terminal.table("SWEEP", "STATE", "TRIALS", "AGE", "RESULT", right=("TRIALS", "AGE"), folds=("RESULT",))
+    for each in sweeps:
+        started = f"{sum(each.counts.values())}/{each.total}"
+        rows.add_row(
+            each.sweep_id, terminal.state(each.state), started, terminal.since(each.declared_us), summary(each)
+        )
+    console.print(rows)
+
+
+def print_sweep(console: Console, sweep: SweepDetailView, *, show_all: bool) -> None:
+    """Print a sweep and its trials, the best one first."""
+    why = f" ({sweep.why})" if sweep.why else ""
+    say: Callable[[str], None] = lambda line: console.print(line, highlight=False, markup=False)  # noqa: E731
+    say(f"{sweep.sweep_id} is {sweep.state}: {sum(sweep.counts.values())} of {sweep.total} trials started{why}")
+    say(rungs_text(sweep))
+    if sweep.best is not None:
+        say(f"best: {best_text(sweep, sweep.best)}: {values_text(sweep.best.values)}")
+    say(cost_text(sweep))
+    if sweep.note:
+        say(f"note: {sweep.note}")
+    found = ranked(sweep)
+    names = list(sweep.trials[0].values) if sweep.trials else []
+    rung = ["RUNG"] if sweep.rung_steps else []
+    cells = ["TRIAL", *names, "STATE", *rung, "STEP", sweep.metric.upper(), "GPU-HOURS", "COST", "WHY"]
+    rows = terminal.table(*cells, right=("TRIAL", *names, *cells[-5:-1], *rung), folds=("WHY",))
+    for each in found if show_all else found[:SHOWN]:
+        values = [value_text(each.values[name]) for name in names]
+        rows.add_row(str(each.number), *values, terminal.state(each.state), *_row(sweep, each), _why(each))
+    if found:
+        console.print(rows)
+    if len(found) > SHOWN and not show_all:
+        say(f"trials not shown: {len(found) - SHOWN} (--all shows them)")
+
+
+def cost_text(sweep: SweepDetailView) -> str:
+    """Return what a sweep has cost, in all, a trial, and to its target."""
+    started = max(1, len(sweep.trials))
+    spent = f"spent: {hours_text(sweep.gpu_us)} GPU-hours, {format_micro_usd(sweep.micro_usd)}"
+    text = f"{spent}, {format_micro_usd(sweep.micro_usd // started)} a trial"
+    if sweep.target is None:
+        return text
+    if sweep.target_micro_usd is None:
+        return f"{text}; the target {sweep.target:g} is not reached"
+    return f"{text}; {format_micro_usd(sweep.target_micro_usd)} to the target {sweep.target:g}"
+
+
+def hours_text(gpu_us: int) -> str:
+    """Return GPU time in hours.
+
+    >>> hours_text(5_400_000_000), hours_text(36_000_000)
+    ('1.50', '0.0100')
+    """
+    hours = gpu_us / US_PER_HOUR
+    return f"{hours:.2f}" if hours >= 1 or not hours else f"{hours:.3g}" if hours >= 0.1 else f"{hours:.4f}"
+
+
+def ranked(sweep: SweepDetailView) -> list[TrialView]:
+    """Return the trials, those that came furthest first, and of these the best one first."""
+    sign = 1 if sweep.goal == "min" else -1
+
+    def order(trial: TrialView) -> tuple[int, float, int]:
+        return -trial.rung, math.inf if trial.metric is None else sign * trial.metric, trial.number
+
+    return sorted(sweep.trials, key=order)
+
+
+def _row(sweep: SweepDetailView, trial: TrialView) -> list[str]:
+    rung = [f"{trial.rung}/{len(sweep.rung_steps)}"] if sweep.rung_steps else []
+    cost = format_micro_usd(trial.micro_usd or 0)
+    return [*rung, str(trial.step), metric_text(trial.metric), hours_text(trial.gpu_us or 0), cost]
+
+
+def _why(trial: TrialView) -> str:
+    return "" if trial.state == "done" else trial.why
+
+
+def page(sweep: SweepDetailView) -> str:
+    """Return a sweep as one HTML page: parallel coordinates, and the table of its trials."""
+    found = ranked(sweep)
+    with_metric = [each for each in found if each.metric is not None]
+    names = list(sweep.trials[0].values) if sweep.trials else []
+    rung = ["rung"] if sweep.rung_steps else []
+    columns = ["trial", *names, "state", *rung, "step", sweep.metric, "GPU-hours", "cost"]
+    rows = [
+        [str(each.number), *(value_text(each.values[name]) for name in names), each.state, *_row(sweep, each)]
+        for each in found
+    ]
+    facts = [(str(len(found)), f"of {sweep.total} trials"), (hours_text(sweep.gpu_us), "GPU-hours")]
+    facts += [(format_micro_usd(sweep.micro_usd), "spent")] if sweep.micro_usd else []
+    if sweep.best is not None:
+        facts = [(metric_text(sweep.best.metric), f"best {sweep.metric}, trial {sweep.best.number}"), *facts]
+    sections = []
+    if with_metric:
+        lead = (
+            f"Each line is a trial, from its values to its {sweep.metric}. The best one is thick; the next "
+            "four are in colour. A trial's name shows under the pointer."
+        )
+        sections.append(Section("Values and results", lead, [_drawing(sweep, with_metric, names)]))
+    sections.append(Section("Trials", cost_text(sweep).capitalize() + ".", [table_html(columns, rows)]))
+    return report_html(
+        HtmlReport(
+            title=f"Sweep {sweep.name}", lead=f"{rungs_text(sweep)}.".capitalize(), sections=sections, facts=facts
+        )
+    )
+
+
+def _drawing(sweep: SweepDetailView, trials: Sequence[TrialView], names: Sequence[str]) -> str:
+    logs = {name for name, each in sweep.spec["sweep"]["values"].items() if each["log"]}
+    columns: list[tuple[str, list[Value], bool]] = [
+        (name, [each.values[name] for each in trials], name in logs) for name in names
+    ]
+    columns.append((sweep.metric, [each.metric or 0.0 for each in trials], False))
+    axes, places = [], []
+    for name, values, log in columns:
+        ticks, fractions = _scaled(values, log)
+        axes.append(Coordinate(name, ticks))
+        places.append(fractions)
+    lines = [
+        Polyline(
+            f"trial {each.number}: {values_text(each.values)}, {best_text(sweep, each)}", [row[at] for row in places]
+        )
+        for at, each in enumerate(trials)
+    ]
+    return parallel_html(axes, lines, f"{plural(len(trials), 'trial')} in parallel coordinates")
+
+
+def _scaled(values: Sequence[Value], log: bool) -> tuple[list[tuple[float, str]], list[float]]:
+    """Return the named places of an axis, and the place of each value, from 0 to 1."""
+    numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values):
+        choices = sorted(set(map(str, values)))
+        place = {choice: (at + 0.5) / len(choices) for at, choice in enumerate(choices)}
+        return [(at, choice) for choice, at in place.items()], [place[str(value)] for value in values]
+    scale: Callable[[float], float] = math.log if log else float
+    low, high = min(numbers), max(numbers)
+    span = scale(high) - scale(low)
+    fractions = [0.5 if not span else (scale(each) - scale(low)) / span for each in numbers]
+    if not span:
+        return [(0.5, f"{low:.4g}")], fractions
+    middle = math.exp((math.log(low) + math.log(high)) / 2) if log else (low + high) / 2
+    return [(0.0, f"{low:.4g}"), (0.5, f"{middle:.3g}"), (1.0, f"{high:.4g}")], fractions
