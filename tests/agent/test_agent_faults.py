@@ -12,7 +12,9 @@ from agent_world import JOB, TAG, World, python
 
 from cordee.agent import process
 from cordee.control.engines.local import NodeConfig
-from cordee.events import Lease, Node, NodeDown, NodeUp, Outcome, RankLeft, RanksEnded, RanksStarted
+from cordee.events import Lease, ModelOrdered, Node, NodeDown, NodeUp, Outcome, RankLeft, RanksEnded, RanksStarted
+from cordee.ids import JobId
+from cordee.telemetry.notices import read_model
 
 SLEEPS = "import os, time; print(f'pid={os.getpid()}', flush=True); time.sleep(600)"
 
@@ -193,6 +195,24 @@ def test_kill_before_start_leaves_a_tombstone(world, between):
     ended = world.ended()
     assert (ended.outcome, ended.why) == (Outcome.KILLED, "it was killed before it started")
     assert not world.of(RanksStarted) and not (world.home / "ran").exists()
+
+
+def test_a_model_to_hold_reaches_ranks_that_run_and_that_start_later(world):
+    def hold(model):
+        world.order(ModelOrdered(at_us=1, job_id=JobId(JOB), epoch=1, model=model, why="the test said so"))
+        world.until(lambda: not world.pending)
+
+    world.until(lambda: epochs_up(world))
+    hold("a")
+    world.start("sleep 600")
+    world.started()
+    assert read_model(world.folder() / "spool") == "a"
+    hold("b")
+    assert read_model(world.folder() / "spool") == "b"
+    world.kill()
+    world.ended()
+    hold("c")
+    assert read_model(world.folder() / "spool") == "b"
 
 
 def test_order_is_on_disk_before_it_is_confirmed(world):

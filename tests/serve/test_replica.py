@@ -9,12 +9,13 @@ from pathlib import Path
 
 from engines_world import FLAGS as LLAMA_FLAGS
 from engines_world import until
-from replica_world import plain_flags, wrapped
+from replica_world import Wrapper, plain_flags, wrapped
 
 from cordee.errors import EXIT_CHECKPOINTED, InputError, ReplicaError
 from cordee.events import ReplicaReady, ReplicaUnready
 from cordee.serve.engines.openai import COMPLETIONS
 from cordee.serve.engines.port import Upstream
+from cordee.telemetry.notices import write_model
 
 FLAGS = plain_flags(LLAMA_FLAGS)
 LONG = {"prompt": "def main", "stream": True, "temperature": 0, "max_tokens": 1500}
@@ -43,6 +44,51 @@ def test_a_replica_reports_its_engine_and_drains_on_notice(tiny_folder: Path, tm
         assert got[-1].endswith(b"data: [DONE]\n\n"), "the open request came to its end"
         assert wrapper.exit_code() == EXIT_CHECKPOINTED
         assert "secret" not in wrapper.output and b"".join(got)[:20].decode() not in wrapper.output
+
+
+def test_a_replica_of_several_models_holds_the_one_that_was_ordered(tiny_folder: Path, tmp_path: Path) -> None:
+    other, spool = tmp_path / "other.gguf", tmp_path / "spool"
+    other.symlink_to(tiny_folder / "tiny.gguf")
+    settings = llama(tiny_folder) | {"models": [str(other), "./nowhere.gguf"]}
+    with wrapped(tmp_path, settings) as wrapper:
+        write_model(spool, str(other), 7)
+        engine = wrapper.ready()
+        write_model(spool, "./nowhere.gguf", 6)  # An order that was overtaken.
+        got: list[bytes] = []
+        events = engine.events(Upstream(COMPLETIONS, LONG, stream=True))
+        got.append(next(events))
+        rest = threading.Thread(target=lambda: got.extend(events))
+        rest.start()
+        write_model(spool, str(settings["model"]), 8)
+        assert wrapper.ready(2).ask("/health")[0] == 200
+        rest.join()
+        assert got[-1].endswith(b"data: [DONE]\n\n"), "the open request came to its end before the swap"
+        first, between, second = wrapper.read()
+        assert isinstance(first, ReplicaReady) and isinstance(second, ReplicaReady)
+        assert (first.model, second.model) == (str(other), settings["model"])
+        assert first.load_us and second.load_us and second.load_us <= second.at_us - between.at_us
+        assert isinstance(between, ReplicaUnready) and not between.draining
+        assert between.why == f"it loads {settings['model']} in place of {other}"
+        write_model(spool, "./nowhere.gguf", 9)
+        assert wrapper.exit_code() == InputError.exit_code
+        assert "nowhere.gguf is not here" in wrapper.output
+
+
+def test_a_replica_of_several_models_leaves_before_one_is_ordered(tiny_folder: Path, tmp_path: Path) -> None:
+    with wrapped(tmp_path, llama(tiny_folder) | {"models": ["./other"]}) as wrapper:
+        until(lambda: notified(wrapper), "it takes a notice")
+        assert wrapper.exit_code() == EXIT_CHECKPOINTED
+        assert wrapper.read() == []
+
+
+def notified(wrapper: Wrapper) -> bool:
+    """Give a notice once the wrapper handles signals, and return whether that was done."""
+    status = Path(f"/proc/{wrapper.process.pid}/status").read_text()
+    caught = int(status.split("SigCgt:")[1].split()[0], 16)
+    if caught >> (signal.SIGTERM - 1) & 1:
+        wrapper.notice()
+        return True
+    return False
 
 
 def test_a_notice_has_a_deadline(tiny_folder: Path, tmp_path: Path) -> None:

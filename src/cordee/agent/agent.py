@@ -40,7 +40,17 @@ from cordee.agent.spools import Spools
 from cordee.agent.transfers import Transfers
 from cordee.agent.wakeup import Wakeup
 from cordee.event_json import decode
-from cordee.events import AttemptPlaced, Event, KillOrdered, NodeReclaimed, NodeUp, NoticeGiven, NoticeReason, Outcome
+from cordee.events import (
+    AttemptPlaced,
+    Event,
+    KillOrdered,
+    ModelOrdered,
+    NodeReclaimed,
+    NodeUp,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+)
 from cordee.telemetry.cloud import Hint, Reclaim
 from cordee.units import US_PER_S
 
@@ -416,6 +426,8 @@ class NodeAgent:
                 group.notice(deadline_s, machine_stays=event.reason is not NoticeReason.RECLAIM)
         elif isinstance(event, KillOrdered):
             self._groups.kill(event.job_id, event.epoch, event.why)
+        elif isinstance(event, ModelOrdered):
+            self._groups.hold(event.job_id, event.epoch, event.model, order.number)
         self._link.send(Confirm(number=order.number))
 
     def _start(self, placed: AttemptPlaced, order: Order) -> None:

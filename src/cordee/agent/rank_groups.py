@@ -23,7 +23,7 @@ from cordee.agent.takeover import end_survivors
 from cordee.agent.transfers import Transfers
 from cordee.events import Event, Outcome, RanksEnded, RanksStarted
 from cordee.ids import JobId
-from cordee.telemetry.notices import write_hint
+from cordee.telemetry.notices import write_hint, write_model
 from cordee.units import plural
 
 FOLLOW_S = 0.05  # between two reads of the spools while ranks run
@@ -213,6 +213,15 @@ class RankGroups:
             group.kill(why, self._clock.now_s())
         elif not self._journal.has(job_id, epoch, "order"):
             self._journal.keep_tombstone(job_id, epoch, why)
+
+    def hold(self, job_id: str, epoch: int, model: str, number: int) -> None:
+        """Pass a replica the order of this number to hold a model, also before it starts; not after its end.
+
+        Raises:
+            OSError: that cannot be kept.
+        """
+        if self.get(job_id, epoch) is not None or not self._journal.has(job_id, epoch, "order"):
+            write_model(self._journal.folder(job_id, epoch) / "spool", model, number)
 
     def kept_order(self, job_id: str, epoch: int) -> Assignment | None:
         """Return the order for a rank group, if this node has had it."""

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from cordee.events import AttemptPlaced, Estimate, Event, KillOrdered, NoticeGiven
+from cordee.events import AttemptPlaced, Estimate, Event, KillOrdered, ModelOrdered, NoticeGiven
 
-Command = AttemptPlaced | NoticeGiven | KillOrdered
-"""A decision that agents carry out: start, notify or kill. Idempotent by (job_id, epoch) and kind."""
+Command = AttemptPlaced | NoticeGiven | KillOrdered | ModelOrdered
+"""A decision that agents carry out: start, notify, kill, or hold a model; the last model ordered counts.
+
+The others are idempotent by (job_id, epoch) and kind.
+"""
 
 
 class Report(NamedTuple):

@@ -20,6 +20,7 @@ from cordee.events import (
     JobSubmitted,
     KeyCreated,
     KeyRevoked,
+    ModelOrdered,
     NodeCordoned,
     NodeUncordoned,
     Queue,
@@ -166,6 +167,10 @@ class Control:
     def end_sweep(self, sweep: str, *, by: str, why: str) -> None:
         """End a sweep; its controller stops the trials that have not ended."""
         self._append(SweepEnded(at_us=self._clock.now_us(), sweep=sweep, by=by, why=why))
+
+    def order_model(self, job_id: JobId, epoch: int, model: str, why: str) -> None:
+        """Order a replica of several models to hold this one."""
+        self._append(ModelOrdered(at_us=self._clock.now_us(), job_id=job_id, epoch=epoch, model=model, why=why))
 
     def note(self, event: TenantSet | KeyCreated | KeyRevoked) -> None:
         """Note a change of tenants or keys, which have tables of their own."""

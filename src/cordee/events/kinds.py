@@ -295,6 +295,14 @@ class KillOrdered(AttemptEvent):
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOrdered(AttemptEvent):
+    """A replica of a service with several models shall hold this one. The command `hold` follows from it."""
+
+    model: str
+    why: str
+
+
 # -- attempts: observations of the agents ----------------------------------------------------------------
 
 
@@ -409,6 +417,7 @@ class ReplicaReady(AttemptEvent):
     model: str
     kv_tokens: int | None = None  # that its cache holds; None: not known
     slots: int | None = None  # requests that it answers at a time; None: not known
+    load_us: int | None = None  # from the start of the engine until it was ready; None: not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -514,6 +523,7 @@ Event = (
     | AttemptPlaced
     | NoticeGiven
     | KillOrdered
+    | ModelOrdered
     | RanksStarted
     | RanksEnded
     | Restored

@@ -3,6 +3,9 @@
 It starts the engine on a free port and reports it ready once it has answered a real request of one token. An engine
 that ends or hangs is started again once; then the wrapper exits with its last lines. On SIGTERM no new requests are
 wanted: it waits until none is open, or until the deadline, and exits with 75, as the job may run again elsewhere.
+
+Of a service with several models it holds the one that its agent has written into its spool. When another one is written
+there it waits until no request is open, ends the engine, and starts one with the other model.
 """
 
 import os
@@ -22,6 +25,7 @@ from cordee.serve.engines.port import EngineCapacity, EngineLaunch, Upstream
 from cordee.serve.models import find_model, models_folder
 from cordee.serve.reports import ReplicaReports
 from cordee.serve.sessions import IdleSessions
+from cordee.telemetry.notices import read_model
 from cordee.units import format_duration, plural
 from cordee.workload.service import SETTINGS_ENV, ReplicaSettings, flag_name
 
@@ -64,14 +68,18 @@ class Replica:
     """One engine, its watch and its reports, until a notice or an error ends it."""
 
     def __init__(self, settings: ReplicaSettings, environ: Mapping[str, str]) -> None:
-        self._settings, self._limits = settings, WaitLimits.of(settings, environ)
+        self._declared, self._environ, self._limits = settings, environ, WaitLimits.of(settings, environ)
         self._engine = find_engine(settings.engine)
         self._reports = ReplicaReports(environ)
-        self._launch = launch_of(settings, environ)
+        spool = environ.get("CORDEE_SPOOL")
+        self._orders = Path(spool) if spool and settings.models else None
+        self._settings = settings  # With the model that it holds.
+        self._launch: EngineLaunch
         self._notice = threading.Event()
         self._process: EngineProcess | None = None
         self._announced: bool | None = None  # What was reported last; None: nothing, or a drain.
         self._restarted_s: float | None = None
+        self._load_us: int | None = None
 
     def notice(self) -> None:
         """Ask the replica to drain and leave; safe in a signal handler."""
@@ -84,26 +92,47 @@ class Replica:
             ReplicaError: the engine does not start, ended, or hangs, and a restart did not help.
         """
         try:
-            while True:
-                self._process = process = self._start()
-                watch = EngineWatch(self._engine, process, self._launch.served_names[0], self._settings.health)
-                try:
-                    why = self._serve(process, watch)
-                    if why is None:
-                        self._drain(process, watch)
-                        return EXIT_CHECKPOINTED
-                finally:
-                    watch.stop()
-                    process.end(END_S)
-                self._unready(why.splitlines()[0])
-                now_s = time.monotonic()
-                if self._restarted_s is not None and now_s - self._restarted_s < STABLE_S:
-                    raise ReplicaError(f"the engine {self._engine.name} {why}", hint="its log has more lines before")
-                self._restarted_s = now_s
-                _say(f"the engine {self._engine.name} {why}\nit is started again")
+            while not self._notice.is_set():
+                ordered = self._ordered()
+                if ordered is None:
+                    self._notice.wait(_TICK_S)
+                    continue
+                if self._announced:
+                    self._unready(f"it loads {ordered.model} in place of {self._settings.model}")
+                self._hold(ordered)
+            return EXIT_CHECKPOINTED
         finally:
             if self._process is not None:
                 self._process.end(0)
+
+    def _ordered(self) -> ReplicaSettings | None:
+        """Return the settings with the model that it shall hold; None: no order has come yet."""
+        if self._orders is None:
+            return self._declared
+        model = read_model(self._orders)
+        return None if model is None else self._declared.holding(model)
+
+    def _hold(self, settings: ReplicaSettings) -> None:
+        """Serve one model until a notice, or until another one is ordered."""
+        self._settings, self._launch = settings, launch_of(settings, self._environ)
+        self._announced = self._restarted_s = None
+        while True:
+            self._process = process = self._start()
+            watch = EngineWatch(self._engine, process, self._launch.served_names[0], self._settings.health)
+            try:
+                why = self._serve(process, watch)
+                if why is None:
+                    self._drain(process, watch)
+                    return
+            finally:
+                watch.stop()
+                process.end(END_S)
+            self._unready(why.splitlines()[0])
+            now_s = time.monotonic()
+            if self._restarted_s is not None and now_s - self._restarted_s < STABLE_S:
+                raise ReplicaError(f"the engine {self._engine.name} {why}", hint="its log has more lines before")
+            self._restarted_s = now_s
+            _say(f"the engine {self._engine.name} {why}\nit is started again")
 
     def _start(self) -> EngineProcess:
         if self._launch.session_folder is not None:
@@ -115,9 +144,9 @@ class Replica:
         return EngineProcess(command, launch.host, port)
 
     def _serve(self, process: EngineProcess, watch: EngineWatch) -> str | None:
-        """Report until a notice, and return None; return why the engine has to be started again."""
-        began_s = time.monotonic()
-        while not self._notice.wait(_TICK_S):
+        """Report until a notice or another model's order, and return None; else why the engine has to start again."""
+        began_s, self._load_us = time.monotonic(), None
+        while not self._notice.wait(_TICK_S) and self._ordered() in (None, self._settings):
             if process.exit_code() is not None:
                 why = process.why_ended()
                 if not watch.ready:
@@ -129,6 +158,8 @@ class Replica:
             if not watch.ready:
                 self._check_start(watch, time.monotonic() - began_s)
             elif still_s < self._limits.unready_s:
+                if self._load_us is None:
+                    self._load_us = round((time.monotonic() - began_s) * 1e6)
                 self._ready(process)
             elif still_s < self._limits.restart_s:
                 self._unready(silence)
@@ -155,7 +186,12 @@ class Replica:
                 _say(f"restored {plural(restored, 'idle session')}")
         model = self._settings.model or self._settings.service
         self._reports.ready(
-            address=process.address, engine=self._engine.name, model=model, kv_tokens=size.kv_tokens, slots=size.slots
+            address=process.address,
+            engine=self._engine.name,
+            model=model,
+            kv_tokens=size.kv_tokens,
+            slots=size.slots,
+            load_us=self._load_us,
         )
         self._announced = True
         tokens = "" if size.kv_tokens is None else f", {size.kv_tokens:,} KV tokens"
@@ -189,13 +225,21 @@ class Replica:
             _say(f"not ready: {why}")
 
     def _drain(self, process: EngineProcess, watch: EngineWatch) -> None:
-        """Wait until no request is open, or for the limit."""
-        began_s = time.monotonic()
-        self._reports.unready("it got notice", draining=True)
-        watch.stop()
+        """Wait until no request is open; after a notice for the limit at most, before a swap while the engine lives."""
+        began_s, leaves = time.monotonic(), self._notice.is_set()
+        if leaves:
+            self._reports.unready("it got notice", draining=True)
+            watch.stop()
         quiet_s = now_s = began_s
         load = None
-        while watch.ready and (left_s := began_s + self._limits.drain_s - now_s) > 0 and process.exit_code() is None:
+        while watch.ready and process.exit_code() is None:
+            is_limited = leaves or load is None  # Else a swap waits as long as the engine lives.
+            until_s = began_s + self._limits.drain_s if is_limited else watch.alive_s + self._limits.restart_s
+            if (left_s := until_s - now_s) <= 0:
+                break
+            if self._notice.is_set() and not leaves:
+                self._drain(process, watch)
+                return
             with suppress(OSError):
                 load = watch.read_load(left_s)
             now_s = time.monotonic()
@@ -205,7 +249,7 @@ class Replica:
                 break
             time.sleep(_TICK_S)
         if watch.ready and process.exit_code() is None and (sessions := self._idle_sessions()) is not None:
-            until_s = max(began_s + self._limits.drain_s, time.monotonic() + SAVE_S)
+            until_s = max(began_s + self._limits.drain_s if leaves else 0.0, time.monotonic() + SAVE_S)
             saved = sessions.save(lambda upstream: self._ask(process, upstream), until_s)
             _say(f"saved {plural(saved, 'idle session')}")
         is_open = "" if load is None else f", {plural(load.open, 'request')} open"

@@ -22,7 +22,14 @@ class ReplicaReports:
         self._writer = StreamWriter(Path(spool) / f"rank{self._rank}.jsonl") if spool else None
 
     def ready(
-        self, *, address: str, engine: str, model: str, kv_tokens: int | None = None, slots: int | None = None
+        self,
+        *,
+        address: str,
+        engine: str,
+        model: str,
+        kv_tokens: int | None = None,
+        slots: int | None = None,
+        load_us: int | None = None,
     ) -> None:
         """Report that the engine has answered a request at `address`, http://HOST:PORT."""
         self._append(
@@ -36,6 +43,7 @@ class ReplicaReports:
                 model=model,
                 kv_tokens=kv_tokens,
                 slots=slots,
+                load_us=load_us,
             )
         )
 

@@ -1,4 +1,4 @@
-"""Notices and hints from an agent to its ranks, as small files in their spool.
+"""Notices, hints and models to hold, from an agent to its ranks, as small files in their spool.
 
 The agent writes a notice before it sends SIGTERM, since a signal cannot carry a deadline, and again when the deadline
 moves closer. Both sides run on one machine, so they share a clock. A hint says that the machine may go; it comes
@@ -17,6 +17,7 @@ from cordee.units import US_PER_S
 
 _NAME = "notice.json"
 _HINT = "hint.json"
+_MODEL = "model.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +55,39 @@ def read_hint(spool: Path) -> tuple[int, str] | None:
         return None
 
 
+def write_model(spool: Path, model: str, number: int) -> None:
+    """Write the model that a replica shall hold, unless an order of a higher number, which is newer, is there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if number > _model_order(spool)[1]:
+        _replace(spool, _MODEL, {"model": model, "number": number})
+
+
+def read_model(spool: Path) -> str | None:
+    """Return the model that a replica shall hold; None: none was ordered yet."""
+    return _model_order(spool)[0]
+
+
+def _model_order(spool: Path) -> tuple[str | None, int]:
+    try:
+        body = json.loads((spool / _MODEL).read_text())
+        return str(body["model"]), int(body["number"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None, 0
+
+
 def _write(spool: Path, name: str, body: dict[str, Any]) -> None:
     with suppress(OSError):
-        spool.mkdir(parents=True, exist_ok=True)
-        half = spool / f".{name}"
-        half.write_text(json.dumps(body))
-        os.replace(half, spool / name)  # noqa: PTH105 - atomic
+        _replace(spool, name, body)
+
+
+def _replace(spool: Path, name: str, body: dict[str, Any]) -> None:
+    spool.mkdir(parents=True, exist_ok=True)
+    half = spool / f".{name}"
+    half.write_text(json.dumps(body))
+    os.replace(half, spool / name)  # noqa: PTH105 - atomic
 
 
 def read_notice(spool: Path | None) -> Notice | None:

@@ -82,12 +82,22 @@ class ServiceSpec(_Part):
     drain_s: Annotated[float, Field(ge=0)] = 30.0
     health: Annotated[str, Field(pattern=r"^/[!-~]*$")] = "/health"
     flags: dict[str, Flag] = Field(default_factory=dict)
-    models: tuple[str, ...] = ()
+    models: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = ()
+
+    @property
+    def all_models(self) -> tuple[str, ...]:
+        """Return the models among which replicas swap, the first one first; of a service of one model none."""
+        return (self.model, *self.models) if self.model is not None and self.models else ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.model is None and self.engine not in ("auto", "command"):
             raise ValueError(f"the engine {self.engine} needs a model: a folder, a name, a .gguf file or job:NAME")
+        if self.models and (self.model is None or self.engine == "command"):
+            raise ValueError("service.models are models beside service.model, which a command does not have")
+        twice = next((each for each in self.models if (self.model, *self.models).count(each) > 1), None)
+        if twice is not None:
+            raise ValueError(f"service.models names {twice} twice, or it is service.model")
         return self
 
 
@@ -99,6 +109,8 @@ class ReplicaSettings(_Part):
         revision: that of the declaration.
         engine: never `auto`.
         checkpoint: the destination of the training job whose newest checkpoint is the model, if it is `job:NAME`.
+        models: further models; the replica then holds the one that it is ordered to hold.
+        checkpoints: the destinations of those that are `job:NAME`.
         run: the command of the engine `command`, which listens on $CORDEE_PORT.
         port: the port of the engine; 0: a free one.
         others: as in `ServiceSpec`.
@@ -110,6 +122,7 @@ class ReplicaSettings(_Part):
     model: str | None = None
     checkpoint: str | None = None
     models: tuple[str, ...] = ()
+    checkpoints: dict[str, str] = Field(default_factory=dict)
     run: str | tuple[str, ...] = ()
     port: int = 0
     context: int | None = None
@@ -117,6 +130,12 @@ class ReplicaSettings(_Part):
     drain_s: float = 30.0
     health: str = "/health"
     flags: dict[str, Flag] = Field(default_factory=dict)
+
+    def holding(self, model: str) -> "ReplicaSettings":
+        """Return the settings with which one of the models is served."""
+        if model == self.model:
+            return self
+        return self.model_copy(update={"model": model, "checkpoint": self.checkpoints.get(model)})
 
 
 def flag_name(name: str) -> str:

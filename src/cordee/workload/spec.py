@@ -207,6 +207,8 @@ class JobSpec(_Section):
             raise ValueError("a service needs service.model, or run: a command that listens on $CORDEE_PORT")
         if not is_empty and service.engine not in ("auto", "command"):
             raise ValueError(f"run is given, and service.engine = {service.engine} has a command of its own")
+        if not is_empty and service.models:
+            raise ValueError("service.models is for engines that load models: the command of run has none to swap")
         for section, has in (
             ("elastic", self.elastic != Elastic()),
             ("model", self.model is not None),
