@@ -54,6 +54,19 @@ class ReplicaView(View):
     why: str = ""
 
 
+class ModelView(View):
+    """One of the models of a service: the replicas that hold it now, and the requests that wait for it.
+
+    `load_us` is the time that its last load took, null before one was measured; `why` says why it does not load.
+    """
+
+    name: str
+    replicas: int
+    queued: int
+    load_us: int | None
+    why: str = ""
+
+
 class ServedView(View):
     """The requests of a service as its gateways reported them last; null: none did."""
 
@@ -71,7 +84,7 @@ class ServiceView(View):
 
     `wanted` replicas lie between `min` and `max`, and `why` is the reason for the last change of it. `estimate` is the
     plan's answer for one replica, and `compared` are its values beside those that were measured. `urls` are those of
-    the gateways that serve it now.
+    the gateways that serve it now. `models` is empty for a service of one model.
     """
 
     name: str
@@ -84,6 +97,7 @@ class ServiceView(View):
     standby: int
     why: str
     replicas: list[ReplicaView]
+    models: list[ModelView] = Field(default_factory=list)
     estimate: Estimate | None
     measured: ServedView
     compared: list[ComparisonView]
@@ -107,12 +121,14 @@ class EndpointView(View):
 
 
 class RouteView(View):
-    """A service as a gateway sees it: the names of its models, the limits of its requests, and its endpoints.
+    """A service as a gateway sees it: the names of its model, the limits of its requests, and its endpoints.
 
+    Of a service with several models there is one for each `model`, with the endpoints that hold it; else it is "".
     `wanted` is 0 while it is scaled to zero; a queued request in a gateway's report starts a replica.
     """
 
     name: str
+    model: str = ""
     models: list[str]
     context: int | None
     ttft_us: int | None
@@ -196,13 +212,15 @@ class RoutesView(View):
 
 
 class GatewayStatus(View):
-    """The requests of one service at a gateway now.
+    """The requests of one service at a gateway now; of a service with several models those of one `model`.
 
     `kv_used` are tokens by endpoint; `failing` names the endpoints that do not answer it. Latencies and rates are of
-    the last 30 seconds.
+    the last 30 seconds. `open` are the running requests by endpoint, and `used_us` is when the last one ended there,
+    both of services with several models only.
     """
 
     service: Word
+    model: Annotated[str, Field(max_length=1000)] = ""
     queued: Count = 0
     oldest_wait_us: Count = 0
     running: Count = 0
@@ -212,6 +230,8 @@ class GatewayStatus(View):
     requests_per_s: Annotated[float, Field(ge=0)] | None = None
     tokens_per_s: Annotated[float, Field(ge=0)] | None = None
     failing: list[Word] = Field(default_factory=list)
+    open: dict[Word, Count] = Field(default_factory=dict)
+    used_us: dict[Word, Count] = Field(default_factory=dict)
 
 
 class UsageLine(View):

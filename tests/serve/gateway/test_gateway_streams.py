@@ -3,6 +3,7 @@ token differs from `expected`. `test_gateway_llama.py` has the same with llama.c
 
 import asyncio
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,78 @@ def test_a_stream_of_completions_goes_on_elsewhere(two: Rig) -> None:
     answer = run(work)
     assert (answer.text, answer.finish) == expected("abc", 60)[:2] and answer.done and len(answer.ids) == 1
     assert answer.usage is None, "nobody asked for it"
+
+
+@pytest.fixture
+def swapping(two: Rig) -> Iterator[Rig]:
+    """Return the rig with a second service of two models, the first of which a replica holds."""
+    for key, names in (("a", ["swap", "a"]), ("b", ["b"])):
+        two.routes.service(f"swap {key}", models=names, model=f"./{key}")
+        two.routes.services[f"swap {key}"]["name"] = "swap"
+    two.routes.endpoint("s.1", engines(two)[0].address, "swap a", model="./a", slots=8)
+    two.routes.write()
+    yield two
+    del two.routes.services["swap a"], two.routes.services["swap b"]
+
+
+def test_a_request_waits_while_its_model_takes_the_place_of_another_one(swapping: Rig) -> None:
+    """The replica drains its open stream, and comes back with the other model at another address."""
+    first, second = engines(swapping)
+
+    async def resident(session: aiohttp.ClientSession) -> dict[str, bool]:
+        listed = (await get(session, f"{swapping.url}/v1/models"))["data"]
+        return {each["id"]: each["resident"] for each in listed if "resident" in each}
+
+    async def work(session: aiohttp.ClientSession) -> tuple[Answer, Answer, Answer]:
+        async def known() -> bool:
+            return await resident(session) == {"swap": True, "a": True, "b": False}
+
+        async def drains() -> bool:
+            return not (await resident(session))["a"]
+
+        await until(known, "the routes")
+        held: list[asyncio.Task[Answer]] = []
+
+        async def at(answer: Answer) -> None:
+            if answer.events == 30:
+                swapping.routes.endpoint("s.1", first.address, "swap a", model="./a", slots=8, state="draining")
+                swapping.routes.write()
+                await until(drains, "the new routes")
+                for model in ("a", "b"):
+                    body = chat(PROMPT, 20, model=model)
+                    held.append(asyncio.create_task(stream(session, swapping.url, body)))
+
+        running = await stream(session, swapping.url, chat(PROMPT, 150, model="swap"), on_event=at)
+        assert not any(each.done() for each in held), "one waits for its model, one for its replica"
+        swapping.routes.services["swap a"]["endpoints"] = []
+        swapping.routes.endpoint("s.1", second.address, "swap b", model="./b", slots=8)
+        swapping.routes.write()
+        of_b = await held[1]
+        assert await resident(session) == {"swap": False, "a": False, "b": True} and not held[0].done()
+        swapping.routes.services["swap b"]["endpoints"] = []
+        swapping.routes.endpoint("s.1", first.address, "swap a", model="./a", slots=8)
+        swapping.routes.write()
+        return running, of_b, await held[0]
+
+    running, of_b, of_a = run(work)
+    check_whole(running, 150)
+    check_whole(of_b, 20)
+    check_whole(of_a, 20)
+    busy = {each["model"] for each in swapping.usage() if each["job_id"] == "s" and not each["tenant"]}
+    assert busy == {"./a", "./b"}, "the time of each model is written when its replica swaps"
+
+
+def test_an_unknown_model_is_refused_with_the_names_that_there_are(swapping: Rig) -> None:
+    async def known(session: aiohttp.ClientSession) -> bool:
+        return len((await get(session, f"{swapping.url}/v1/models"))["data"]) == 5
+
+    async def work(session: aiohttp.ClientSession) -> Answer:
+        await until(lambda: known(session), "the routes")
+        return await stream(session, swapping.url, chat(PROMPT, 5, model="c"))
+
+    refused = run(work)
+    assert refused.status == 404 and refused.error is not None and refused.error["code"] == "model_not_found"
+    assert "there is no model 'c'; services: b, chat, swap" in refused.error["message"]
 
 
 def test_a_draining_replica_hands_its_stream_over(two: Rig) -> None:

@@ -141,6 +141,7 @@ class App:
             models = [
                 {"id": name, "object": "model", "created": 0, "owned_by": service.name, "root": service.name}
                 | ({"max_model_len": service.context} if service.context else {})
+                | ({"resident": any(each.usable for each in service.endpoints.values())} if service.model else {})
                 for name, service in gateway.directory.model_names()
                 if not key.models or {name, service.name} & set(key.models)
             ]

@@ -25,9 +25,12 @@ class Placed(Protocol):
 class Desk:
     """Waiting and running requests of a service."""
 
-    def __init__(self, service: Service, tenants: Tenants, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, service: Service, tenants: Tenants, clock: Callable[[], float], unserved: Callable[[], None]
+    ) -> None:
+        """Begin without requests; `unserved` is called when one waits and no replica could ever take it."""
         self.service = service
-        self._clock = clock
+        self._clock, self._unserved = clock, unserved
         self._dispatcher = Dispatcher({}, tenants)
         self._running = False
         self.bytes_per_token = BYTES_PER_TOKEN
@@ -95,6 +98,8 @@ class Desk:
         if isinstance(ticket, Refusal):
             raise refused(ticket)
         self.run()
+        if ticket.choice is None and not any(each.usable for each in self.service.endpoints.values()):
+            self._unserved()
         return ticket
 
     def first_token(self, ticket: Ticket) -> None:

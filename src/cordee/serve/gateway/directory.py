@@ -1,6 +1,7 @@
 """Services and their replicas as the server announced them last, with what the gateway itself sees of each replica."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -49,6 +50,7 @@ class Endpoint:
         open: requests that it works on.
         heard_s: when the last byte came from it, or a request was sent to it while it had none.
         interval_s: moving average of the time between two events of a stream.
+        used_us: when its last request ended, in microseconds since the Unix epoch; 0: none has.
         busy_us: time with at least one open request, since it was taken last.
         busy_since_s: start of the present such time.
     """
@@ -66,6 +68,7 @@ class Endpoint:
     open: set[Open] = field(default_factory=set)
     heard_s: float = 0.0
     interval_s: float = 0.02
+    used_us: int = 0
     busy_us: int = 0
     busy_since_s: float = 0.0
 
@@ -103,6 +106,7 @@ class Endpoint:
         """Count a request as ended; a second call does nothing."""
         if request in self.open:
             self.open.remove(request)
+            self.used_us = time.time_ns() // 1_000
             if not self.open:
                 self.busy_us += round((now_s - self.busy_since_s) * 1e6)
 
@@ -117,9 +121,13 @@ class Endpoint:
 
 @dataclass(eq=False, slots=True)
 class Service:
-    """A service: its name, the names of its models, and its replicas."""
+    """A service: its name, the names of its model, and its replicas.
+
+    Of a service whose replicas swap models each `model` is one, with the replicas that hold it; else it is "".
+    """
 
     name: str
+    model: str = ""
     models: tuple[str, ...] = ()
     context: int | None = None
     ttft_s: float | None = None
@@ -128,6 +136,11 @@ class Service:
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return name and model, which no two services have."""
+        return self.name, self.model
+
     def wake(self) -> None:
         """Let requests that wait for a replica look again."""
         self.changed.set()
@@ -135,15 +148,16 @@ class Service:
 
 
 class Directory:
-    """All services. `on_change` is called for a service whose replicas changed."""
+    """All services. `on_change` is called for one whose replicas changed, `on_leave` for each replica that is gone."""
 
     def __init__(self) -> None:
         self.version: int | None = None
-        self.services: dict[str, Service] = {}
+        self.services: dict[tuple[str, str], Service] = {}
         self.tenants: dict[str, Tenant] = {}
         self.prices: Mapping[str, Any] = {}
         self.keys = KeyRing()
         self.on_change: list[Callable[[Service], None]] = []
+        self.on_leave: list[Callable[[Service, Endpoint], None]] = []
         self._names: dict[str, Service] = {}
 
     def endpoints(self) -> Iterator[tuple[Service, Endpoint]]:
@@ -160,9 +174,12 @@ class Directory:
         """
         found = self._names.get(model)
         if found is None:
-            names = ", ".join(sorted(self.services)) or "none yet"
+            names = ", ".join(sorted(each.models[0] if each.model else each.name for each in self.services.values()))
             raise ApiError(
-                404, f"there is no model {model[:200]!r}; services: {names}", code="model_not_found", param="model"
+                404,
+                f"there is no model {model[:200]!r}; services: {names or 'none yet'}",
+                code="model_not_found",
+                param="model",
             )
         return found
 
@@ -172,19 +189,20 @@ class Directory:
 
     def apply(self, routes: Mapping[str, Any]) -> None:
         """Take over the routes that the server announced; what the gateway saw of a replica that stays is kept."""
-        announced = {str(each["name"]): each for each in routes.get("services", ())}
-        for name in self.services.keys() - announced.keys():
-            service = self.services.pop(name)
+        announced = {(str(each["name"]), str(each.get("model") or "")): each for each in routes.get("services", ())}
+        for key in self.services.keys() - announced.keys():
+            service = self.services.pop(key)
             self._leave(service, service.endpoints, "its service has ended")
             service.endpoints = {}
             self._tell(service)
-        for name, each in announced.items():
-            self._apply_service(self.services.setdefault(name, Service(name)), each)
+        for key, each in announced.items():
+            self._apply_service(self.services.setdefault(key, Service(*key)), each)
         self._names = {}
         for service in self.services.values():
             for model in service.models:
                 self._names.setdefault(model, service)
-        self._names.update(self.services)
+        own = (each for each in self.services.values() if not each.model or each.name in each.models)
+        self._names.update({each.name: each for each in own})
         self.tenants = {str(each["name"]): _tenant(each) for each in routes.get("tenants", ())}
         self.keys = KeyRing(
             Key(str(each["hash"]), str(each["id"]), str(each["tenant"]), tuple(map(str, each.get("models") or ())))
@@ -209,6 +227,8 @@ class Directory:
     def _leave(self, service: Service, gone: Mapping[str, Endpoint], why: str) -> None:
         for endpoint in gone.values():
             endpoint.state = "ended"
+            for each in self.on_leave:
+                each(service, endpoint)
             for request in list(endpoint.open):
                 request.leave(why)
 

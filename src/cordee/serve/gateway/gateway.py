@@ -68,14 +68,17 @@ class Gateway:
         self.pool = Pool()
         self.directory = Directory()
         self.directory.on_change.append(self._changed)
+        self.directory.on_leave.append(self._note_busy)
         self.health = Health(self.directory, self.pool, self.clock, self._refresh)
-        self.desks: dict[str, Desk] = {}
+        self.desks: dict[tuple[str, str], Desk] = {}
         self.tenants = Tenants()
         self.usage = UsageSpool(settings.spool)
         self.metrics = Metrics()
-        self.latency: defaultdict[str, Latency] = defaultdict(lambda: Latency(Recent(), Recent(), Rate()))
+        self.latency: defaultdict[tuple[str, str], Latency] = defaultdict(lambda: Latency(Recent(), Recent(), Rate()))
         self.hold_s, self.resume_s = settings.hold_s, settings.resume_s
         self.open: set[Exchange] = set()
+        self.unserved = asyncio.Event()
+        """A request waits for a replica, or for a model, that the server has to start."""
 
     clock = staticmethod(time.monotonic)
 
@@ -85,9 +88,9 @@ class Gateway:
 
     def desk(self, service: Service) -> Desk:
         """Return the queue of a service."""
-        found = self.desks.get(service.name)
+        found = self.desks.get(service.key)
         if found is None or found.service is not service:
-            found = self.desks[service.name] = Desk(service, self.tenants, self.clock)
+            found = self.desks[service.key] = Desk(service, self.tenants, self.clock, self.unserved.set)
             found.refresh(self._prices(service))
         return found
 
@@ -95,8 +98,8 @@ class Gateway:
         """Take over the routes that the server announced."""
         self.directory.apply(routes)
         self.tenants.set_tenants(list(self.directory.tenants.values()), self.usage.unreported_pico_usd())
-        for name in self.desks.keys() - self.directory.services.keys():
-            del self.desks[name]
+        for key in self.desks.keys() - self.directory.services.keys():
+            del self.desks[key]
 
     def account(self, exchange: Exchange, outcome: Outcome) -> None:
         """Take down what a request used on one replica."""
@@ -129,7 +132,7 @@ class Gateway:
         """Take down the latencies of a request."""
         now, call, name = self.clock(), exchange.call, exchange.service.name
         self.metrics.requests.add(1, (("service", name), ("path", call.path), ("status", str(status))))
-        latency = self.latency[name]
+        latency = self.latency[exchange.service.key]
         latency.rate.add(now, output_tokens)
         if status != 200 or exchange.first_s is None:
             return
@@ -148,7 +151,7 @@ class Gateway:
         """Return the state of each service for the server."""
         rows = []
         for service in self.directory.services.values():
-            desk, latency = self.desk(service), self.latency[service.name]
+            desk, latency = self.desk(service), self.latency[service.key]
             now = self.clock()
             ttft, tpot = latency.ttft.quantile(0.99, now), latency.tpot.quantile(0.99, now)
             requests_per_s, tokens_per_s = latency.rate.per_s(now)
@@ -165,23 +168,23 @@ class Gateway:
                     "tokens_per_s": tokens_per_s,
                     "failing": [each.id for each in service.endpoints.values() if each.failing is not None],
                 }
+                | (_use(service) if service.model else {})
             )
         return rows
 
     def note_busy(self) -> None:
         """Take down the time in which each replica had open requests."""
-        now, at_us = self.clock(), time.time_ns() // 1_000
         for service, endpoint in self.directory.endpoints():
-            self._note_busy(service, endpoint, now, at_us)
+            self._note_busy(service, endpoint)
 
     async def tick(self) -> None:
         """Look after what no event says, for ever: deadlines that pass, slow clients, the metrics of what waits."""
         while True:
             await asyncio.sleep(TICK_S)
             now = self.clock()
-            for name, desk in list(self.desks.items()):
+            for desk in list(self.desks.values()):
                 for ticket, refusal in desk.expire():
-                    self.metrics.refused.add(1, labels(service=name, why=refusal.code or ""))
+                    self.metrics.refused.add(1, labels(service=desk.service.name, why=refusal.code or ""))
                     assert isinstance(ticket.ask.item, Exchange), "it is a request of this gateway"
                     ticket.ask.item.refuse(refusal)
             for exchange in self.open:
@@ -212,13 +215,14 @@ class Gateway:
     def _refresh(self, service: Service) -> None:
         self.desk(service).refresh(self._prices(service))
 
-    def _note_busy(self, service: Service, endpoint: Endpoint, now: float, at_us: int) -> None:
-        busy_us = endpoint.take_busy_us(now)
+    def _note_busy(self, service: Service, endpoint: Endpoint) -> None:
+        busy_us = endpoint.take_busy_us(self.clock())
         if busy_us:
-            job, epoch = endpoint.attempt
+            (job, epoch), at_us = endpoint.attempt, time.time_ns() // 1_000
             self.usage.add(
                 {
-                    "service": service.name, "job_id": job, "epoch": epoch, "tenant": "", "key": "", "model": "",
+                    "service": service.name, "job_id": job, "epoch": epoch, "tenant": "", "key": "",
+                    "model": service.model,
                     "from_us": at_us - busy_us, "until_us": at_us, "busy_us": busy_us,
                 }
             )  # fmt: skip
@@ -231,3 +235,13 @@ class Gateway:
             int(found.get("cached", default.cached_tokens)),
             int(found.get("output", default.output_tokens)),
         )
+
+
+def _use(service: Service) -> dict[str, Any]:
+    """Return what the swaps of a service's models depend on: open requests by replica, and when the last one ended."""
+    endpoints = service.endpoints.values()
+    return {
+        "model": service.model,
+        "open": {each.id: len(each.open) for each in endpoints if each.open},
+        "used_us": {each.id: each.used_us for each in endpoints if each.used_us},
+    }

@@ -97,7 +97,7 @@ class Health:
             self._start(service, endpoint, self._until_it_answers(service, endpoint))
 
     async def _until_it_answers(self, service: Service, endpoint: Endpoint) -> None:
-        while service.endpoints.get(endpoint.id) is endpoint and self._directory.services.get(service.name) is service:
+        while service.endpoints.get(endpoint.id) is endpoint and self._directory.services.get(service.key) is service:
             began = self._clock()
             if await self._probe(endpoint) is None:
                 over = endpoint.strikes - STRIKES

@@ -17,7 +17,8 @@ from cordee.servers import ServerAddress, write_private
 from cordee.tls import client_context
 
 POLL_S = 20.0
-STATUS_S = 1.0
+STATUS_S, HURRY_S = 1.0, 0.1
+"""Between two reports of what is open; and while requests wait for what the server has to start."""
 ALIVE_S = 5.0
 """A gateway without any change reports this often that it is there."""
 RETRY_S = (0.5, 5.0)
@@ -73,8 +74,12 @@ class ServerLink:
 
     async def _report(self) -> None:
         while True:
-            await asyncio.sleep(STATUS_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_S):
+                    await self._gateway.unserved.wait()
+            self._gateway.unserved.clear()
             await self.report_once()
+            await asyncio.sleep(HURRY_S)
 
     async def report_once(self, *, final: bool = False) -> None:
         """Report the status if something has changed or nothing was said lately, and the usage if it is time."""
