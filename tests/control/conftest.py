@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from api_scene import Api
+from services_world import World
 
 
 @pytest.fixture
@@ -13,6 +14,11 @@ def api(tmp_path: Path) -> Iterator[Api]:
     api = Api(tmp_path)
     yield api
     api.close()
+
+
+@pytest.fixture
+def world(api: Api) -> World:
+    return World(api)
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ from cordee.events import (
     KeyCreated,
     KeyRevoked,
     KillOrdered,
+    ModelOrdered,
     NoticeGiven,
     NoticeReason,
+    Outcome,
     ReplicaReady,
     ReplicaUnready,
     ServiceDeclared,
@@ -36,6 +38,14 @@ _COMES_BACK = (NoticeReason.DOWN,)
 """An attempt that leaves for this starts again by itself, before anything else could."""
 
 
+class Failures(NamedTuple):
+    """Failures in a row: their number, the time of the last one, and its reason."""
+
+    number: int = 0
+    at_us: int = 0
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """One job of a service, and its newest attempt.
@@ -43,6 +53,7 @@ class Replica:
     Attributes:
         epoch: of the newest attempt; 0: none was placed yet.
         node: where rank 0 of the live attempt runs.
+        order: the model that the live attempt shall hold; None: its service has one, or none was ordered yet.
         ready: the newest report that the live attempt is ready; None: there was none.
         unready: why it gets no requests although it was ready.
         draining: it got notice, or its job is stopped: it answers its open requests and leaves.
@@ -60,6 +71,7 @@ class Replica:
     since_us: int
     epoch: int = 0
     node: str | None = None
+    order: ModelOrdered | None = None
     ready: ReplicaReady | None = None
     unready: str | None = None
     draining: bool = False
@@ -72,6 +84,11 @@ class Replica:
     def is_ready(self) -> bool:
         """Return whether it gets requests."""
         return self.ready is not None and self.unready is None and not self.draining
+
+    @property
+    def swaps(self) -> bool:
+        """Return whether it was ready with another model than it shall hold."""
+        return self.ready is not None and self.order is not None and self.order.model != self.ready.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +104,10 @@ class Service:
         wanted: replicas that it shall have.
         why: the reason for the last change of it.
         ended: it wants none any more.
-        failures: replicas in a row that ended by themselves soon.
-        failed_us: when the last of them ended.
-        failure: why it ended.
+        failures: replicas that ended by themselves soon.
         replicas: those that have not ended, by job, the oldest first.
+        load_us: by model, the time that its last load took.
+        load_failures: by model, those of its loads.
     """
 
     name: str
@@ -104,10 +121,10 @@ class Service:
     wanted: int
     why: str = ""
     ended: bool = False
-    failures: int = 0
-    failed_us: int = 0
-    failure: str = ""
+    failures: Failures = field(default_factory=Failures)
     replicas: dict[JobId, Replica] = field(default_factory=dict)
+    load_us: dict[str, int] = field(default_factory=dict)
+    load_failures: dict[str, Failures] = field(default_factory=dict)
 
     @property
     def staying(self) -> list[Replica]:
@@ -143,6 +160,7 @@ class Directory:
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
             KillOrdered: self._killed,
+            ModelOrdered: self._model_ordered,
             ReplicaReady: self._ready,
             ReplicaUnready: self._unready,
             AttemptEnded: self._attempt_ended,
@@ -197,11 +215,10 @@ class Directory:
             declared_us=event.at_us if before is None or renewed else before.declared_us,
             wanted=max(event.min_replicas, min(event.max_replicas, wanted)),
             replicas={} if before is None else before.replicas,
+            load_us={} if before is None else before.load_us,
         )
         if before is not None and not renewed:
-            made = replace(
-                made, why=before.why, failures=before.failures, failed_us=before.failed_us, failure=before.failure
-            )
+            made = replace(made, why=before.why, failures=before.failures, load_failures=before.load_failures)
         self._put(made)
 
     def _scaled(self, event: ServiceScaled) -> None:
@@ -256,11 +273,21 @@ class Directory:
     def _killed(self, event: KillOrdered) -> None:
         self._change(self._live(event), draining=True, since_us=event.at_us, why=event.why)
 
+    def _model_ordered(self, event: ModelOrdered) -> None:
+        self._change(self._live(event), order=event)
+
     def _ready(self, event: ReplicaReady) -> None:
         replica = self._live(event)
         if replica is not None and replica.node is not None:
             since_us = replica.since_us if replica.is_ready else event.at_us
             self._change(replica, ready=event, unready=None, was_ready=True, since_us=since_us, why="")
+            self._loaded(replica, event)
+
+    def _loaded(self, replica: Replica, event: ReplicaReady) -> None:
+        service = self.services[replica.service]
+        failures = {model: each for model, each in service.load_failures.items() if model != event.model}
+        loads = service.load_us if event.load_us is None else service.load_us | {event.model: event.load_us}
+        self._put(replace(service, load_us=loads, load_failures=failures))
 
     def _unready(self, event: ReplicaUnready) -> None:
         replica = self._live(event)
@@ -271,15 +298,24 @@ class Directory:
     def _attempt_ended(self, event: AttemptEnded) -> None:
         replica = self._live(event)
         if replica is not None:
+            if event.outcome is Outcome.FAILED and replica.order and (replica.ready is None or replica.swaps):
+                self._load_failed(replica.service, replica.order.model, event)
             self._change(
                 replica,
                 node=None,
+                order=None,
                 ready=None,
                 unready=None,
                 draining=replica.leaving,
                 since_us=event.at_us,
                 why=event.why,
             )
+
+    def _load_failed(self, name: str, model: str, event: AttemptEnded) -> None:
+        service = self.services[name]
+        before = service.load_failures.get(model, Failures())
+        failed = {model: Failures(before.number + 1, event.at_us, event.why)}
+        self._put(replace(service, load_failures=service.load_failures | failed))
 
     def _job_ended(self, event: JobEnded) -> None:
         replica = self.of(event.job_id)
@@ -291,6 +327,6 @@ class Directory:
         service = replace(service, replicas=left)
         if not replica.leaving and replica.revision == service.revision:
             lasted = replica.was_ready and event.at_us - replica.submitted_us >= LASTING_US
-            failures = 1 if lasted else service.failures + 1
-            service = replace(service, failures=failures, failed_us=event.at_us, failure=event.why)
+            number = 1 if lasted else service.failures.number + 1
+            service = replace(service, failures=Failures(number, event.at_us, event.why))
         self._put(service)

@@ -4,7 +4,7 @@ import random
 from collections import deque
 from dataclasses import replace
 
-from cordee.serve.policy.residency import KEEP, Demand, ModelSlot, swaps
+from cordee.serve.policy.residency import KEEP, Demand, ModelSlot, copies, first_model, swaps
 
 S = 1_000_000
 LOAD = {"a": 5 * S, "b": 5 * S, "c": 5 * S}
@@ -36,6 +36,27 @@ def test_a_busy_model_stays_four_loads_and_an_idle_one_one() -> None:
     idle = replace(busy, running=0, used_us=103 * S)
     assert swaps(107 * S, [idle], demand, LOAD) == []
     assert len(swaps(108 * S, [idle], demand, LOAD)) == 1
+
+
+def test_a_crowded_model_gets_an_idle_slot_once_it_has_waited_for_a_load() -> None:
+    slots = [ModelSlot("x", "a", running=4, used_us=100 * S), ModelSlot("y", "b", used_us=90 * S)]
+    demand = {"a": Demand(7, 96 * S)}
+    assert copies(100 * S, slots, demand, LOAD) == []
+    (swap,) = copies(101 * S, slots, demand, LOAD)
+    assert (swap.slot, swap.model, swap.leaves) == ("y", "a", "b")
+    assert copies(101 * S, slots, demand | {"b": Demand(1, 100 * S)}, LOAD) == [], "b is wanted"
+    assert copies(101 * S, [slots[0], replace(slots[1], used_us=97 * S)], demand, LOAD) == [], "b was just used"
+    loading = ModelSlot("z", "a", loading=True)
+    assert copies(101 * S, [*slots, loading], demand, LOAD) == [], "one copy at a time"
+    assert copies(101 * S, slots, {"c": Demand(7, 0)}, LOAD) == [], "a model that no slot holds is not crowded"
+
+
+def test_an_empty_slot_takes_what_is_wanted_most_for_its_slots() -> None:
+    slots = [ModelSlot("x", "a"), ModelSlot("y", "a"), ModelSlot("z", "b")]
+    assert first_model(("a", "b", "c"), slots, {}) == "c"
+    assert first_model(("a", "b", "c"), slots, {"a": 8, "b": 3}) == "a"
+    assert first_model(("a", "b", "c"), slots, {"a": 8, "b": 6}) == "b"
+    assert first_model((), slots, {}) == ""
 
 
 def test_three_models_on_two_slots_without_thrash() -> None:

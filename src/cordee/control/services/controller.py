@@ -14,6 +14,7 @@ from cordee.control.operations import Operations
 from cordee.control.services.gateways import Gateways
 from cordee.control.services.inputs import replica_spec, secrets_of
 from cordee.control.services.planned import planned_replica
+from cordee.control.services.residency import orders
 from cordee.control.services.rollout import changes
 from cordee.control.services.scaling import Scaler
 from cordee.errors import CordeeError, StoreError
@@ -75,6 +76,11 @@ class Controller:
             if decision.replicas != service.wanted:
                 control.scale(service.name, decision.replicas, decision.why)
                 service = control.fold.directory.services[service.name]
+            ordered = orders(service, spec.service.all_models, statuses, now_us) if spec.service.models else []
+            for each in ordered:
+                control.order_model(each.job_id, each.epoch, each.model, each.why)
+            if ordered:
+                self.operations.wake()
         found = changes(service, now_us)
         for job_id in found.stop:
             control.stop(job_id, by=service.owner if service.ended else BY)

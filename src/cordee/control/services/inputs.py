@@ -1,5 +1,7 @@
 """Inputs of a replica besides its service's spec: the engine for the nodes, a checkpoint to serve, secrets."""
 
+from pathlib import Path
+
 from cordee.control.operations import Operations
 from cordee.control.services.planned import planned_settings
 from cordee.control.services.replica_spec import engine_of, replica_of, trained_by
@@ -18,28 +20,44 @@ def replica_spec(operations: Operations, spec: JobSpec, revision: int) -> JobSpe
     with operations.control.changed:
         nodes = [record.node for record in operations.control.state.nodes.records.values()]
     engine = engine_of(spec, spec.service, {node.gpu_name for node in nodes})
-    checkpoint, planned = _checkpoint_of(operations, spec), planned_settings(spec, nodes)
-    return replica_of(spec, revision=revision, engine=engine, checkpoint=checkpoint, planned=planned)
+    named = (spec.service.model, *spec.service.models)
+    jobs = {model: job for model in named if model is not None and (job := trained_by(model)) is not None}
+    checkpoints = {model: _checkpoint_of(operations, model, job) for model, job in jobs.items()}
+    # A plan is of one model: what it says of memory need not fit another one.
+    planned = {} if spec.service.models else planned_settings(spec, nodes)
+    return replica_of(spec, revision=revision, engine=engine, checkpoints=checkpoints, planned=planned)
 
 
-def _checkpoint_of(operations: Operations, spec: JobSpec) -> str | None:
-    """Return the destination of the training job that the model names, or None if it names none."""
-    assert spec.service is not None, "only services have replicas"
-    name = trained_by(spec.service)
-    if name is None:
-        return None
+def _checkpoint_of(operations: Operations, model: str, name: str) -> str:
+    """Return the destination of the training job that a model names."""
     rows = operations.store.jobs(name) or operations.store.jobs(name=name)
     if not rows:
-        raise SpecError(
-            f"service.model = {spec.service.model}: there is no job {name!r}", hint="`cordee jobs` lists them"
-        )
+        raise SpecError(f"the model {model} of the service: there is no job {name!r}", hint="`cordee jobs` lists them")
     newest = JobSpec.model_validate_json(rows[0]["spec"])
     if newest.checkpoint.to is None:
         raise SpecError(
-            f"service.model = {spec.service.model}: the job {rows[0]['job_id']} has no checkpoint.to",
+            f"the model {model} of the service: the job {rows[0]['job_id']} has no checkpoint.to",
             hint="train it with --checkpoint-to, or give a folder with the model",
         )
     return below(absolute(newest.checkpoint.to, newest.cwd or "/"), rows[0]["job_id"])
+
+
+def check_models(spec: JobSpec) -> None:
+    """Check that the models that lie in the service's folder are there, where this machine has that folder.
+
+    Raises:
+        SpecError: one is not.
+    """
+    assert spec.service is not None, "only services have models"
+    folder = Path(spec.cwd or "")
+    if spec.cwd is None or spec.files is not None or not folder.is_dir():
+        return
+    for model in (spec.service.model, *spec.service.models):
+        if model is not None and model.startswith(("./", "../")) and not (folder / model).exists():
+            raise SpecError(
+                f"the model {model} of the service: there is no such file or folder in {folder}",
+                hint="give a folder of a Hugging Face model or a .gguf file",
+            )
 
 
 def secrets_of(service: str) -> str:

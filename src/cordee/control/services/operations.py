@@ -11,10 +11,10 @@ from cordee.control.directory import Service
 from cordee.control.operations import Operations, read_spec
 from cordee.control.services.controller import Controller
 from cordee.control.services.gateways import Gateways
-from cordee.control.services.inputs import replica_spec, secrets_of
+from cordee.control.services.inputs import check_models, replica_spec, secrets_of
 from cordee.control.services.replica_spec import same_replicas
 from cordee.control.services.usage import usage_events
-from cordee.control.services.views import route_view, service_view
+from cordee.control.services.views import route_views, service_view
 from cordee.control.store.tenants import TenantRows
 from cordee.control.tenants import Tenants
 from cordee.errors import InputError, NotFoundError, SpecError, UnitError
@@ -68,6 +68,7 @@ class ServiceOperations:
         operations.files.check(spec)
         if spec.run and spec.files is None:
             check_program(spec)
+        check_models(spec)
         made = replica_spec(operations, spec, 1)
         with operations.control.changed:
             admitted = operations.admitted(made, new_job_id(spec.name, _NO_BYTES), owner)
@@ -188,7 +189,7 @@ class ServiceOperations:
             version, found = directory.version, list(directory.services.values())
         return RoutesView(
             version=version,
-            services=[route_view(each) for each in found if not each.ended or each.replicas],
+            services=[route for each in found if not each.ended or each.replicas for route in route_views(each)],
             tenants=self.tenants.tenants(),
             keys=self.tenants.key_hashes(),
             prices=self.tenants.prices(),
@@ -209,11 +210,18 @@ class ServiceOperations:
         if foreign := {line.service for line in report.usage} - services.keys():
             structlog.get_logger().warning("usage of no service is left out", gateway=name, services=sorted(foreign))
         self.gateways.put(name, report, now_us)
-        asleep = {each.name for each in services.values() if not each.ended and not each.wanted}
-        if any(status.queued and status.service in asleep for status in report.status):
+        live = {each.name: each for each in services.values() if not each.ended}
+        if any(status.queued and _is_away(live.get(status.service), status.model) for status in report.status):
             self.operations.wake()
         seq = control.take_in(f"gateway/{name}", report.seq, usage_events(name, usage))
         return GatewayAcknowledged(seq=seq)
+
+
+def _is_away(service: Service | None, model: str) -> bool:
+    """Return whether a request for this model, "" for the only one, waits for what the controller decides."""
+    if service is None or not service.wanted:
+        return service is not None
+    return bool(model) and all(each.order is None or each.order.model != model for each in service.replicas.values())
 
 
 def declared_spec(service: Service) -> JobSpec:

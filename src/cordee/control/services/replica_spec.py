@@ -34,7 +34,7 @@ def replica_of(
     *,
     revision: int,
     engine: EngineKind,
-    checkpoint: str | None = None,
+    checkpoints: Mapping[str, str] = MappingProxyType({}),
     planned: Mapping[str, Flag] = MappingProxyType({}),
 ) -> JobSpec:
     """Return the job of one replica.
@@ -43,18 +43,20 @@ def replica_of(
         spec: the service's.
         revision: of the declaration.
         engine: the engine; never auto.
-        checkpoint: the destination of the training job that the model names.
+        checkpoints: by model, the destinations of the training jobs that they name.
         planned: settings of the engine; those that the service gives come first.
     """
     service = spec.service
     assert service is not None, "only services have replicas"
+    found = dict(checkpoints)
     settings = ReplicaSettings(
         service=spec.name,
         revision=revision,
         engine=engine,
         model=service.model,
-        checkpoint=checkpoint,
+        checkpoint=found.pop(service.model or "", None),
         models=service.models,
+        checkpoints=found,
         run=spec.run,
         context=service.context,
         slo=service.slo,
@@ -62,13 +64,13 @@ def replica_of(
         health=service.health,
         flags={**planned, **{flag_name(name): value for name, value in service.flags.items()}},
     )
-    env = spec.env | {SETTINGS_ENV: settings.model_dump_json()}
+    # A node's wrapper may be of an earlier version, which knows no settings of several models.
+    env = spec.env | {SETTINGS_ENV: settings.model_dump_json(exclude=None if found else {"checkpoints"})}
     return spec.model_copy(update={"run": RUN, "service": None, "env": env})
 
 
-def trained_by(service: ServiceSpec) -> str | None:
+def trained_by(model: str) -> str | None:
     """Return the training job whose newest checkpoint is the model; None: the model is something else."""
-    model = service.model or ""
     return model.removeprefix(FROM_JOB) if model.startswith(FROM_JOB) else None
 
 

@@ -47,11 +47,11 @@ def changes(service: Service, now_us: int) -> Changes:
         start = 0
     stop = _stops(current, old, target)
     again_us = None
-    if start and service.failures:
-        at_us = service.failed_us + backoff_us(service.failures)
+    if start and (failures := service.failures).number:
+        at_us = failures.at_us + backoff_us(failures.number)
         if at_us > now_us:
             start, again_us = 0, at_us
-        elif service.failures > 1:  # one shows whether it works now
+        elif failures.number > 1:  # one shows whether it works now
             start = 0 if any(not each.is_ready for each in current) else 1
     if old and not stop and not any(each.leaving for each in service.replicas.values()):
         waiting = [each.since_us for each in current if each.node is None]

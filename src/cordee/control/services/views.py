@@ -1,6 +1,7 @@
 """Services as people and gateways see them: the directory's records as answers of the API. Pure."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cordee.account.measured import service_comparisons
@@ -14,6 +15,7 @@ from cordee.service_answers import (
     EndpointState,
     EndpointView,
     GatewayStatus,
+    ModelView,
     ReplicaState,
     ReplicaView,
     RouteView,
@@ -37,16 +39,21 @@ def replica_view(replica: Replica, *, reserve: bool) -> ReplicaView:
         address=None if ready is None else ready.address,
         node=replica.node,
         engine=None if ready is None else ready.engine,
-        model=None if ready is None else ready.model,
+        model=replica.order.model if replica.order is not None else None if ready is None else ready.model,
         kv_tokens=None if ready is None else ready.kv_tokens,
         slots=None if ready is None else ready.slots,
         since_us=replica.since_us,
-        why=replica.unready or replica.why,
+        why=replica.unready or replica.why or _swap_reason(replica),
     )
 
 
+def _swap_reason(replica: Replica) -> str:
+    """Return why a replica of several models loads the one that it loads."""
+    return replica.order.why if replica.order is not None and (replica.ready is None or replica.swaps) else ""
+
+
 def _state(replica: Replica, reserve: bool) -> ReplicaState:
-    if replica.ready is not None or replica.draining:
+    if replica.draining or (replica.ready is not None and not replica.swaps):
         return _reported_state(replica, reserve)
     return "waiting" if replica.node is None else "loading"
 
@@ -84,6 +91,7 @@ def service_view(
         standby=service.standby,
         why=problem or _failing(service) or service.why,
         replicas=replicas,
+        models=_models(service, statuses),
         estimate=estimate,
         measured=measured,
         compared=_compared(estimate, measured, ready),
@@ -92,6 +100,29 @@ def service_view(
         declared_us=service.declared_us,
         notes=list(notes),
     )
+
+
+def _models(service: Service, statuses: Sequence[GatewayStatus]) -> list[ModelView]:
+    """Return the models among which the replicas swap."""
+    failures = service.load_failures
+    ready = (each.ready for each in service.replicas.values() if each.is_ready and not each.swaps)
+    holding = Counter(each.model for each in ready if each is not None)
+    return [
+        ModelView(
+            name=model,
+            replicas=holding[model],
+            queued=sum(each.queued for each in statuses if each.model == model),
+            load_us=service.load_us.get(model),
+            why=f"it did not load: {failures[model].why}" if model in failures else "",
+        )
+        for model in _section(service).all_models
+    ]
+
+
+def _section(service: Service) -> ServiceSpec:
+    section = JobSpec.model_validate_json(service.spec).service
+    assert section is not None, "the directory holds services only"
+    return section
 
 
 def _compared(estimate: Estimate | None, measured: ServedView, ready: Sequence[ReplicaView]) -> list[ComparisonView]:
@@ -107,17 +138,18 @@ def _compared(estimate: Estimate | None, measured: ServedView, ready: Sequence[R
 
 
 def _failing(service: Service) -> str:
-    if not service.failures or any(each.is_ready for each in service.staying if each.revision == service.revision):
+    failures = service.failures
+    if not failures.number or any(each.is_ready for each in service.staying if each.revision == service.revision):
         return ""
-    times = "" if service.failures == 1 else f" ({service.failures} replicas in a row)"
-    return f"its last replica failed{times}: {service.failure}"
+    times = "" if failures.number == 1 else f" ({failures.number} replicas in a row)"
+    return f"its last replica failed{times}: {failures.why}"
 
 
 def _service_state(service: Service) -> ServiceState:
     if service.ended:
         return "ended"
     staying = service.staying
-    ready = sum(each.is_ready for each in staying)
+    ready = sum(each.is_ready or each.swaps for each in staying)
     if any(each.revision != service.revision for each in staying):
         return "updating"
     if service.wanted == 0:
@@ -127,44 +159,54 @@ def _service_state(service: Service) -> ServiceState:
     return "degraded" if any(each.was_ready for each in service.replicas.values()) else "starting"
 
 
-def route_view(service: Service) -> RouteView:
-    """Return a service as a gateway sees it."""
-    spec = JobSpec.model_validate_json(service.spec).service
-    assert spec is not None, "the directory holds services only"
-    reserve = in_reserve(service)
-    return RouteView(
-        name=service.name,
-        models=model_names(service.name, spec),
-        context=spec.context,
-        ttft_us=_us(spec.slo.ttft_s),
-        tpot_us=_us(spec.slo.tpot_s),
-        drain_us=round(spec.drain_s * US_PER_S),
-        wanted=service.wanted,
-        endpoints=[*_endpoints(service.replicas.values(), reserve)],
-    )
+def route_views(service: Service) -> list[RouteView]:
+    """Return a service as a gateway sees it: one route, or one for each of the models among which replicas swap."""
+    spec, reserve = _section(service), in_reserve(service)
+    return [
+        RouteView(
+            name=service.name,
+            model=model,
+            models=names,
+            context=spec.context,
+            ttft_us=_us(spec.slo.ttft_s),
+            tpot_us=_us(spec.slo.tpot_s),
+            drain_us=round(spec.drain_s * US_PER_S),
+            wanted=service.wanted,
+            endpoints=[*_endpoints(service.replicas.values(), reserve, model)],
+        )
+        for model, names in model_names(service.name, spec).items()
+    ]
 
 
-def _endpoints(replicas: Iterable[Replica], reserve: set[JobId]) -> Iterable[EndpointView]:
+def _endpoints(replicas: Iterable[Replica], reserve: set[JobId], model: str) -> Iterable[EndpointView]:
+    """Yield the replicas that hold this model, "" for all; one that swaps gets no new requests, then is none."""
     for each in replicas:
-        if each.ready is None:
+        if each.ready is None or model not in ("", each.ready.model) or (each.swaps and each.unready is not None):
             continue
         yield EndpointView(
             id=attempt_name(each.job_id, each.epoch),
             address=each.ready.address,
             engine=each.ready.engine,
             model=each.ready.model,
-            state=_reported_state(each, each.job_id in reserve),
+            state="draining" if each.swaps else _reported_state(each, each.job_id in reserve),
             kv_tokens=each.ready.kv_tokens,
             slots=each.ready.slots,
             revision=each.revision,
         )
 
 
-def model_names(name: str, spec: ServiceSpec) -> list[str]:
-    """Return the names by which requests may ask for a service's models: its own first."""
-    written = [each for each in (spec.model, *spec.models) if each is not None]
-    short = [each.rstrip("/").rpartition("/")[2].removesuffix(".gguf") for each in written]
-    return list(dict.fromkeys([name, *short, *written]))
+def model_names(name: str, spec: ServiceSpec) -> dict[str, list[str]]:
+    """Return by model the names that requests may give it: of the first one the service's, then all others."""
+    names = {model: [_short(model), f"{name}/{_short(model)}", model] for model in spec.all_models}
+    if not names:
+        model = spec.model
+        return {"": list(dict.fromkeys([name] if model is None else [name, _short(model), model]))}
+    names[spec.all_models[0]].insert(0, name)
+    return {model: list(dict.fromkeys(each)) for model, each in names.items()}
+
+
+def _short(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
 
 
 def _us(seconds: float | None) -> int | None:

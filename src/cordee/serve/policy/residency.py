@@ -70,6 +70,45 @@ def swaps(
     return decided
 
 
+def copies(
+    now_us: int, slots: Sequence[ModelSlot], demand: Mapping[str, Demand], load_us: Mapping[str, int]
+) -> list[Swap]:
+    """Return the idle slots that begin to load a model which others hold, because it has more requests than room.
+
+    Its oldest request has waited for as long as a load takes: what its slots do not start until then pays for one more.
+    """
+    decided: list[Swap] = []
+    loading = {each.model for each in slots if each.loading}
+    crowded = [model for model, each in demand.items() if each.waiting and model not in loading]
+    for model in sorted(crowded, key=lambda each: (demand[each].oldest_us, each)):
+        others = [each for each in slots if each.model not in ("", model) and not each.loading]
+        idle = [each for each in others if _is_idle(now_us, each, model, demand, load_us)]
+        waited_us = now_us - demand[model].oldest_us
+        if waited_us < load_us.get(model, 0) or not any(each.model == model for each in slots):
+            continue
+        slot = min(idle, key=lambda each: (each.used_us, each.name), default=None)
+        if slot is not None and all(slot.name != each.slot for each in decided):
+            why = f"{demand[model].waiting} requests wait for {model}, the oldest for {waited_us / 1e6:.1f} s"
+            decided.append(Swap(slot.name, model, slot.model, why))
+    return decided
+
+
+def first_model(models: Sequence[str], slots: Sequence[ModelSlot], requests: Mapping[str, int]) -> str:
+    """Return the model for one more slot: the one with the most requests a slot, then the one with the fewest slots.
+
+    Args:
+        models: of equal ones the first is taken; "" is returned without any.
+        slots: those that hold one.
+        requests: by model, those that wait or run.
+    """
+
+    def rank(model: str) -> tuple[float, int]:
+        holders = sum(each.model == model for each in slots)
+        return -requests.get(model, 0) / (holders + 1), holders
+
+    return min(models, key=rank, default="")
+
+
 def _gives_way(
     now_us: int, slot: ModelSlot, model: str, demand: Mapping[str, Demand], load_us: Mapping[str, int]
 ) -> bool:
@@ -77,8 +116,15 @@ def _gives_way(
     if not slot.model:
         return True
     load = max(load_us.get(model, 0), load_us.get(slot.model, 0))
-    is_idle = not _wanted(slot, demand) and now_us - max(slot.used_us, slot.since_us) >= load
-    return is_idle or now_us - slot.since_us >= KEEP * load
+    return _is_idle(now_us, slot, model, demand, load_us) or now_us - slot.since_us >= KEEP * load
+
+
+def _is_idle(
+    now_us: int, slot: ModelSlot, model: str, demand: Mapping[str, Demand], load_us: Mapping[str, int]
+) -> bool:
+    """Return whether no request of a slot's model was open or waited for as long as a load takes."""
+    load = max(load_us.get(model, 0), load_us.get(slot.model, 0))
+    return not _wanted(slot, demand) and now_us - max(slot.used_us, slot.since_us) >= load
 
 
 def _wanted(slot: ModelSlot, demand: Mapping[str, Demand]) -> bool:
