@@ -10,7 +10,7 @@ from cordee.cli import terminal
 from cordee.cli.services import changed, service_name
 from cordee.cli.services_text import print_list, print_service, print_urls, progress_line
 from cordee.errors import InputError, SpecError
-from cordee.service_answers import ReplicaView, ServedView, ServiceView
+from cordee.service_answers import ModelView, ReplicaView, ServedView, ServiceView
 from cordee.workload.service import Slo
 from cordee.workload.spec import JobSpec, parse_spec
 
@@ -83,6 +83,20 @@ def test_a_service_and_the_list_fit_the_terminal(
     assert ("http://10.0.0.7:4711" in shown) == (columns == 120)
 
 
+def test_a_service_of_several_models_says_which_replica_holds_which(capsys: pytest.CaptureFixture[str]) -> None:
+    swapping = replica("loading", 3, node="gpu-8", model="./code", why="2 requests wait for ./code")
+    models = [
+        ModelView(name="./general", replicas=1, queued=0, load_us=21_500_000),
+        ModelView(name="./code", replicas=0, queued=2, load_us=None, why="it did not load: exit code 1"),
+    ]
+    print_service(service(READY.model_copy(update={"model": "./general"}), swapping, models=models))
+    shown = capsys.readouterr().out
+    for word in ("MODEL", "./general: 1 replica, loads in 21.5 s", "./code: none, 2 queued, it did not load: exit"):
+        assert word in shown
+    print_service(service(READY))
+    assert "MODEL" not in capsys.readouterr().out
+
+
 def test_the_url_is_the_answer_and_how_to_use_it_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     print_urls(service(READY))
     printed = capsys.readouterr()
@@ -100,6 +114,8 @@ def test_an_update_changes_what_was_given_and_nothing_else() -> None:
     kept = {"slo": Slo(ttft_s=0.5, tpot_s=0.05), "flags": {"max-num-seqs": 64, "seed": 1}, "drain_s": 60.0}
     assert after.service == CHAT.service.model_copy(update={"context": 8192} | kept)
     assert after.on_preempt.grace_s == 60.0
+    several = changed(CHAT, {"models": ["./code"]}, None, {})
+    assert several.service == CHAT.service.model_copy(update={"models": ("./code",)})
     assert changed(CHAT, {}, "4xH200", {"A": "1"}) == JobSpec.model_validate(
         CHAT.model_dump() | {"gpus": 4, "gpu": "H200", "env": {"A": "1"}}
     )
@@ -119,6 +135,12 @@ def test_a_service_is_named_after_its_model() -> None:
         ("serve run ./tiny --engine vlm", SpecError.exit_code, "did you mean vllm"),
         ("serve run ./tiny --flag seed", SpecError.exit_code, "--flag seed is not NAME=VALUE"),
         ("serve run --engine vllm -- python web.py", SpecError.exit_code, "the engine vllm needs a model"),
+        (
+            "serve run --also ./b -- python web.py",
+            SpecError.exit_code,
+            "service.models are models beside service.model",
+        ),
+        ("serve run none.yaml --also ./b", InputError.exit_code, "--also cannot be combined with a job file"),
         ("serve run none.yaml", SpecError.exit_code, "none.yaml cannot be read"),
         ("serve run none.yaml --replicas 2", InputError.exit_code, "--replicas cannot be combined with a job file"),
         ("serve update chat", InputError.exit_code, "nothing to change was given"),

@@ -40,6 +40,10 @@ NameOption = Annotated[
 FromJob = Annotated[
     str | None, typer.Option(help="Serve what this job trains: its newest verified checkpoint.", metavar="JOB")
 ]
+Also = Annotated[
+    list[str] | None,
+    typer.Option("--also", metavar="MODEL", help="A further model; each replica holds one at a time. Repeatable."),
+]
 Engine = Annotated[
     str | None,
     typer.Option(help="vllm, transformers, llama.cpp or command.", show_default="by the model and the nodes"),
@@ -80,6 +84,7 @@ def run(
     *,
     name: NameOption = None,
     from_job: FromJob = None,
+    also: Also = None,
     engine: Engine = None,
     replicas: ReplicaRange = None,
     gpus: Gpus = None,
@@ -105,7 +110,7 @@ def run(
     words = what or []
     section = _section(
         engine=engine, replicas=replicas, ttft=ttft, tpot=tpot, context=context, drain=drain, standby=standby,
-        idle=idle, health=health, flag=flag,
+        idle=idle, health=health, flag=flag, models=also,
     )  # fmt: skip
     flags = {"name": name, "tier": tier, "queue": queue}
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
@@ -124,6 +129,7 @@ def update(
     *,
     model: Annotated[str | None, typer.Option(help="Serve another model.")] = None,
     from_job: FromJob = None,
+    also: Also = None,
     engine: Engine = None,
     replicas: ReplicaRange = None,
     gpus: Gpus = None,
@@ -143,7 +149,7 @@ def update(
     """Change a running service: new replicas first, then the old ones drain; no request fails."""
     changes = _section(
         engine=engine, replicas=replicas, ttft=ttft, tpot=tpot, context=context, drain=drain, standby=standby,
-        idle=idle, health=health, flag=flag, model=_model(model, from_job),
+        idle=idle, health=health, flag=flag, model=_model(model, from_job), models=also,
     )  # fmt: skip
     if not changes and gpus is None and not env:
         raise InputError("nothing to change was given", hint=f"cordee serve update {name} --context 8192")
@@ -249,7 +255,7 @@ def _model(model: str | None, from_job: str | None) -> str | None:
 
 def _section(*, ttft: str | None, tpot: str | None, flag: list[str] | None, **others: Any) -> dict[str, Any]:
     """Return the section `service` as people write it, with the keys that were given."""
-    section = {key: value for key, value in others.items() if value is not None}
+    section = {key: value for key, value in others.items() if value not in (None, [])}
     slo = {key: value for key, value in (("ttft", ttft), ("tpot", tpot)) if value is not None}
     flags = {key: _plain(value) for key, value in pairs(flag or (), "--flag").items()}
     return section | ({"slo": slo} if slo else {}) | ({"flags": flags} if flags else {})
@@ -274,7 +280,7 @@ def _plain(text: str) -> bool | int | float | str:
 def _check_none_given(given: dict[str, Any], file: str) -> None:
     for key, value in given.items():
         if value:
-            flag = "--" + {"slo": "ttft", "flags": "flag"}.get(key, key).replace("_", "-")
+            flag = "--" + {"slo": "ttft", "flags": "flag", "models": "also"}.get(key, key).replace("_", "-")
             raise InputError(f"{flag} cannot be combined with a job file", hint=f"write it into {file}")
 
 

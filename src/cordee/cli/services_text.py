@@ -6,7 +6,7 @@ from rich.text import Text
 
 from cordee.cli import measured, terminal
 from cordee.service_answers import ReplicaView, ServiceView
-from cordee.units import US_PER_S, format_bytes, format_count, format_latency, plural
+from cordee.units import US_PER_S, format_bytes, format_count, format_duration, format_latency, plural
 
 NARROW_COLUMNS = 100
 _DO = {
@@ -87,6 +87,7 @@ def print_service(service: ServiceView) -> None:
         ("why", service.why),
         ("replicas", f"{_ready(service)} of {service.wanted} ready{_more(service)}"),
         ("model", _model(service)),
+        ("models", _models(service)),
         ("engine", f"{_engine(service)}{_flags(section['flags'])}"),
         ("gpus", _gpus(service)),
         ("slo", _slo(section["slo"])),
@@ -101,14 +102,27 @@ def print_service(service: ServiceView) -> None:
     if service.compared:
         console.print(measured.comparisons(service.compared))
     if service.replicas:
-        console.print(_replicas(service.replicas, narrow=console.width < NARROW_COLUMNS))
+        console.print(_replicas(service.replicas, narrow=console.width < NARROW_COLUMNS, several=bool(service.models)))
 
 
-def _replicas(found: list[ReplicaView], *, narrow: bool) -> object:
+def _models(service: ServiceView) -> str:
+    """Return where each of several models is, and how many requests wait for it."""
+    parts = []
+    for each in service.models:
+        facts = [plural(each.replicas, "replica") if each.replicas else "none"]
+        facts += [f"{each.queued} queued"] if each.queued else []
+        facts += [f"loads in {format_duration(each.load_us / US_PER_S)}"] if each.load_us is not None else []
+        facts += [each.why] if each.why else []
+        parts.append(f"{each.name}: {', '.join(facts)}")
+    return "\n".join(parts)
+
+
+def _replicas(found: list[ReplicaView], *, narrow: bool, several: bool) -> object:
     cells: dict[str, list[str | Text]] = {
         "REPLICA": [f"{each.job_id}.{each.epoch}" if each.epoch else each.job_id for each in found],
         "STATE": [_state(each.state) for each in found],
         "SINCE": [terminal.since(each.since_us) for each in found],
+        "MODEL": [each.model or "–" for each in found],
         "REV": [str(each.revision) for each in found],
         "NODE": [each.node or "–" for each in found],
         "ADDRESS": [each.address or "–" for each in found],
@@ -119,9 +133,11 @@ def _replicas(found: list[ReplicaView], *, narrow: bool) -> object:
     if narrow:
         for name in ("ADDRESS", "SLOTS", "REV"):
             del cells[name]
+    if not several:
+        del cells["MODEL"]
     if all(not each.why for each in found):
         del cells["WHY"]
-    rows = terminal.table(*cells, right=("SINCE", "REV", "KV TOKENS", "SLOTS"), folds=("WHY",))
+    rows = terminal.table(*cells, right=("SINCE", "REV", "KV TOKENS", "SLOTS"), folds=("MODEL", "WHY"))
     for row in zip(*cells.values(), strict=True):
         rows.add_row(*row)
     return rows
