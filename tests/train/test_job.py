@@ -15,7 +15,16 @@ import pytest
 from forks import start
 
 from cordee.event_json import decode
-from cordee.events import CheckpointCommitted, Estimate, Measured, RankLeft, Reported, Restored, SpanClass
+from cordee.events import (
+    CheckpointCommitted,
+    Estimate,
+    Measured,
+    MetricsLogged,
+    RankLeft,
+    Reported,
+    Restored,
+    SpanClass,
+)
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
 
@@ -158,6 +167,24 @@ def test_its_reports_have_no_gap_and_its_commits_are_told(tmp_path: Path) -> Non
     assert events[-1] == RankLeft(
         at_us=events[-1].at_us, job_id="test-abcdef", epoch=1, rank=0, how="finished", step=60
     )
+
+
+def test_at_a_rung_it_leaves_with_its_metrics_and_goes_on_bit_by_bit(
+    tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
+    out, to = folders(tmp_path, "out", "to")
+    for epoch, (code, step) in enumerate([(75, 20), (75, 40), (0, 60)], start=1):
+        [spool] = folders(tmp_path, f"spool{epoch}")
+        told = {**UNDER_AGENT, "CORDEE_SPOOL": str(spool), "CORDEE_CHECKPOINT_TO": str(to), "CORDEE_EPOCH": str(epoch)}
+        told |= {"CORDEE_TRIAL": '{"lr": 0.01}', "CORDEE_RUNGS": "20,40,60"}
+        rank = alone(out, "--steps", "1000", **told)
+        assert rank.wait() == code, "".join(rank.lines)
+        *_, logged, left = (each for each in events_of(spool, 0) if isinstance(each, MetricsLogged | RankLeft))
+        assert (logged.step, logged.names) == (step, ("loss",))
+        assert logged.values == pytest.approx([uninterrupted["losses"][step - 1][1]])
+        assert (left.how, left.step) == ("checkpointed" if code else "finished", step)
+    assert steps_of(out) == list(range(60)), "a step was repeated or left out, or it went beyond its last rung"
+    assert end_of(out)["weights"] == uninterrupted["weights"]
 
 
 def test_a_step_that_never_ends_is_left_at_the_deadline(tmp_path: Path) -> None:

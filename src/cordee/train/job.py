@@ -194,7 +194,7 @@ class Job:
         Raises:
             Preempted: the rank leaves at the agreed step.
         """
-        n = min(n, *self._timer.rungs[-1:])
+        n = min([n, *self._timer.rungs[-1:]])
         self.begin(n)
         while self._timer.step < n:
             self.boundary()

@@ -3,6 +3,7 @@
 This file needs no torch. A tensor is read only when it is reported.
 """
 
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from cordee.errors import InputError
 from cordee.events import MetricsLogged
 from cordee.reports import METRIC_NAME, METRICS_MAX
 from cordee.train.report import Reporter
+
+log = logging.getLogger("cordee")
 
 PERIOD_S = 5.0
 
@@ -50,7 +53,11 @@ class Metrics:
         """Report the values logged since the last report."""
         found, self._values = self._values, {}
         if found and self._rank == 0:
-            numbers = [float(value) for value in found.values()]
+            try:
+                numbers = [float(value) for value in found.values()]
+            except RuntimeError as error:  # A failed device must not keep a rank from leaving.
+                log.warning("the metrics of step %d cannot be read: %s", step, error)
+                return
             values = tuple(number if math.isfinite(number) else None for number in numbers)
             self._reporter.append(MetricsLogged, rank=self._rank, step=step, names=tuple(found), values=values)
             self._next_s = time.monotonic() + PERIOD_S
