@@ -1,5 +1,7 @@
 """The verbs `cordee admin`: back a server's home up, restore it, and check its log."""
 
+import getpass
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,9 @@ try:
     from cordee.control.backup import back_up, check_backup, database_of
     from cordee.control.backup import check as check_database
     from cordee.control.backup import restore as restore_backup
+    from cordee.control.notify.channels import deliver
+    from cordee.control.notify.destinations import FILE, read_destinations
+    from cordee.control.notify.messages import Message
 except ImportError as error:
     raise MissingExtraError(
         f"a server needs the library {error.name}, which is not installed", hint="pip install 'cordee[server]'"
@@ -79,3 +84,30 @@ def check(
             console.print("hint: restore the newest backup without a fault: cordee admin restore", highlight=False)
     if faults:
         raise typer.Exit(1)
+
+
+@admin.command()
+def notify(
+    name: Annotated[str | None, typer.Argument(help="Send it a test message.")] = None,
+    *,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """List the destinations of notifications in the home's notify.toml, or send one of them a test message."""
+    folder, console = terminal.folder(home), terminal.stdout()
+    destinations = read_destinations(folder)
+    if name is not None:
+        destinations.check([name])
+        at_us = time.time_ns() // 1000
+        text = f"a test message of the server in {folder}"
+        deliver(destinations.by_name[name], Message(f"test/{at_us}", "end", at_us, "", "", getpass.getuser(), text))
+    rows = {each.name: each.kind for each in destinations.by_name.values()}
+    if as_json:
+        terminal.print_json({"destinations": rows, "sent": name})
+    elif name is not None:
+        console.print(f"{name} ({rows[name]}) took a test message", highlight=False, markup=False)
+    else:
+        for each, kind in rows.items():
+            console.print(f"{each}: {kind}", highlight=False, markup=False)
+        if not rows:
+            console.print(f"no destination: {folder / FILE} has none", highlight=False, markup=False)

@@ -82,6 +82,9 @@ Rungs = Annotated[
     ),
 ]
 Target = Annotated[float | None, typer.Option(help="Of a sweep: end it when the metric reaches this value.")]
+NotifyTo = Annotated[
+    str | None, typer.Option("--notify", help="Destination of notifications, from notify.toml in the server's home.")
+]
 Unprotected = Annotated[bool, typer.Option("--unprotected", help="Accept a preemptible job without checkpoints.")]
 Follow = Annotated[
     bool,
@@ -138,6 +141,7 @@ def run(
     goal: Goal = None,
     rungs: Rungs = None,
     target: Target = None,
+    notify: NotifyTo = None,
     unprotected: Unprotected = False,
     follow: Follow = False,
     dry_run: DryRun = False,
@@ -151,7 +155,8 @@ def run(
     flags: dict[str, Any] = {
         "name": name, "tier": tier, "queue": queue, "priority": priority, "capacity": capacity, "launch": launch,
         "checkpoint_to": checkpoint_to, "checkpoint_every": every, "grace": grace, "limit_time": limit_time,
-        "limit_cost": limit_cost, "model": model, "plan": None if plan is None else plan_of(plan, layout),
+        "limit_cost": limit_cost, "model": model, "notify_to": notify,
+        "plan": None if plan is None else plan_of(plan, layout),
     }  # fmt: skip
     section = _section(
         sweep, search=search, trials=trials, max_running=max_running, metric=metric, goal=goal, rungs=rungs,

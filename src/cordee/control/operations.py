@@ -39,6 +39,7 @@ from cordee.control.admission import Admitted, admit
 from cordee.control.files import JobFiles
 from cordee.control.fold import EndedJob
 from cordee.control.members import Members
+from cordee.control.notify.destinations import read_destinations
 from cordee.control.ports import Clock
 from cordee.control.rehearse import forecast_of, rehearse
 from cordee.control.secret_store import SecretStore
@@ -135,6 +136,8 @@ class Operations:
         spec = spec_of(submission)
         self.check_secrets(spec, submission.secrets)
         self.files.check(spec)
+        if spec.notify.to:
+            read_destinations(self.home).check(spec.notify.to)
         job_id = JobId(submission.job_id)
         with self.control.changed:
             admitted = None

@@ -39,6 +39,7 @@ from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress, hash_of
 from cordee.control.mirror import Mirror
 from cordee.control.node_tokens import DerivedTokens, NodeTokens
+from cordee.control.notify.notifier import Notifier, jobs_of
 from cordee.control.operations import Operations
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
@@ -200,6 +201,8 @@ class Server:
         if self._standby is not None:
             app.add_middleware(LeaderOnly, standby=self._standby)
         http = WebServer(app, listener, self._public)
+        jobs = jobs_of(self.control, self.operations.job, SystemClock())
+        notifier = Notifier(self._home.path, self._store, jobs)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         facts = {"pid": os.getpid(), "agents": url}
         shut_down = False
@@ -231,11 +234,13 @@ class Server:
                 self._wait_for_node()
             # Clients come last: without a node, every job would be refused as too large.
             self._announce(facts | {"url": url})
+            notifier.start()
             self._log.info("ready", url=url, log_number=self.control.number)
             if not stand_by:
                 on_ready(url)
             shut_down = self._loop()
         finally:
+            notifier.end()
             self._end(http, shut_down)
             listener.close()
 

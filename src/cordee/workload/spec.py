@@ -13,6 +13,7 @@ from cordee.errors import InputError, SpecError
 from cordee.units import parse_bytes, parse_duration_s, parse_micro_usd
 from cordee.workload.gpus import parse_wanted
 from cordee.workload.keep import parse_keep
+from cordee.workload.notify import Notify
 from cordee.workload.planned import PlannedJob
 from cordee.workload.service import ServiceSpec, filled_in, read_service
 from cordee.workload.sweep import SweepSpec, read_sweep
@@ -155,6 +156,7 @@ class JobSpec(_Section):
     checkpoint: Checkpoint = Checkpoint()
     on_preempt: OnPreempt = OnPreempt()
     on_hang: OnHang = OnHang()
+    notify: Notify = Notify()
     model: ModelSpec | None = None
     service: ServiceSpec | None = None
     sweep: SweepSpec | None = None
@@ -323,6 +325,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "checkpoint": Checkpoint,
     "on_preempt": OnPreempt,
     "on_hang": OnHang,
+    "notify": Notify,
     "model": ModelSpec,
     "service": ServiceSpec,
     "sweep": SweepSpec,

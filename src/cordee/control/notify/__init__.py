@@ -1,0 +1,1 @@
+"""Notifications: messages about jobs to webhooks, Slack and e-mail."""
