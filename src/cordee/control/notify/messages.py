@@ -49,7 +49,7 @@ class Message:
     text: str
 
 
-class Spent(NamedTuple):
+class Budget(NamedTuple):
     """Micro-dollars that a job has cost, and its limit."""
 
     micro_usd: int
@@ -88,7 +88,7 @@ def message_of(number: int, event: Event, job: JobDetailView, micro_usd: int) ->
     return _message(str(number), kind, event.at_us, job, text)
 
 
-def budget_message(at_us: int, job: JobDetailView, spent: Spent) -> Message:
+def budget_message(at_us: int, job: JobDetailView, spent: Budget) -> Message:
     """Return the message that a job has spent most of its limit."""
     percent = 100 * spent.micro_usd // spent.limit_micro_usd
     text = f"has cost {format_micro_usd(spent.micro_usd)}, {percent} % of its limit of "

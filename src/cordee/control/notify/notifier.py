@@ -17,7 +17,7 @@ import structlog
 from cordee.answers import JobDetailView
 from cordee.control.notify.channels import deliver
 from cordee.control.notify.destinations import Destination, Destinations, read_destinations
-from cordee.control.notify.messages import BUDGET_PERCENT, Message, Spent, budget_message, kind_of, message_of
+from cordee.control.notify.messages import BUDGET_PERCENT, Budget, Message, budget_message, kind_of, message_of
 from cordee.control.ports import Clock
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
@@ -275,6 +275,6 @@ class _Follower:
             job = self._jobs.view(job_id)
             if self._wants("budget", job):
                 at_us = round(self._now().timestamp() * US_PER_S)
-                if not self._send(budget_message(at_us, job, Spent(spent[job_id], limits[job_id]))):
+                if not self._send(budget_message(at_us, job, Budget(spent[job_id], limits[job_id]))):
                     return
             self._store.commit([], seen=[(source, 1)])
