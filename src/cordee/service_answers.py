@@ -215,8 +215,8 @@ class GatewayStatus(View):
     """The requests of one service at a gateway now; of a service with several models those of one `model`.
 
     `kv_used` are tokens by endpoint; `failing` names the endpoints that do not answer it. Latencies and rates are of
-    the last 30 seconds. `open` are the running requests by endpoint, and `used_us` is when the last one ended there,
-    both of services with several models only.
+    the last 30 seconds. `open` are the running requests by endpoint, and `idle_us` is the time since the last one ended
+    there, both of services with several models only.
     """
 
     service: Word
@@ -231,7 +231,7 @@ class GatewayStatus(View):
     tokens_per_s: Annotated[float, Field(ge=0)] | None = None
     failing: list[Word] = Field(default_factory=list)
     open: dict[Word, Count] = Field(default_factory=dict)
-    used_us: dict[Word, Count] = Field(default_factory=dict)
+    idle_us: dict[Word, Count] = Field(default_factory=dict)
 
 
 class UsageLine(View):

@@ -14,9 +14,14 @@ from typing import Any
 
 import psutil
 import pytest
+from engines_world import FLAGS, RunningEngine
+from replica_world import plain_flags
 
 from cordee.client import Client
 from cordee.control.spawn import start_server
+from cordee.demo import tiny_model
+from cordee.events import Event, ModelOrdered, ReplicaReady
+from cordee.serve.policy.residency import KEEP
 from cordee.service_answers import ServiceView
 from cordee.workload.spec import JobSpec
 
@@ -198,3 +203,78 @@ def test_a_model_is_served_by_llama_cpp_and_survives_its_replica(place: Place, t
     assert place.ask(url) == answer, "the gateway holds a request that no replica takes"
     place.wait(lambda each: all_ready(1)(each) and each.replicas[0].epoch == 2)
     assert place.ask(url) == answer
+
+
+@dataclass
+class Reader:
+    """A client that streams one answer of a model after the other until it is told to stop."""
+
+    url: str
+    model: str
+    answers: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def read(self, over: threading.Event) -> None:
+        body = {**json.loads(BODY), "model": self.model, "stream": True, "max_tokens": 16}
+        while not over.wait(0.05):
+            asked = urllib.request.Request(
+                f"{self.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            try:
+                with urllib.request.urlopen(asked, timeout=120) as answer:
+                    events = [line[6:] for line in answer if line.startswith(b"data: ")]
+            except OSError as error:
+                self.failures.append(repr(error))
+                continue
+            chunks = [json.loads(each) for each in events if each.strip() != b"[DONE]"]
+            if events[-1].strip() != b"[DONE]" or any("error" in each for each in chunks):
+                self.failures.append(repr(events[-1]))
+            texts = (choice["delta"].get("content") for each in chunks for choice in each["choices"])
+            self.answers.append("".join(text or "" for text in texts))
+
+
+def test_three_models_on_two_replicas_swap_without_thrash_or_a_broken_stream(
+    place: Place, tiny_folder: Path, llama: RunningEngine, tmp_path: Path
+) -> None:
+    """All three are asked all the time: each gets its turn, and each answer is that of its own model."""
+    folders = [tiny_folder, tmp_path / "bee", tmp_path / "cat"]
+    for seed, folder in enumerate(folders[1:], start=1):
+        tiny_model.build(folder, seed=seed)
+    service = {"model": str(tiny_folder), "models": [*map(str, folders[1:])], "context": 512, "drain": "1s"}
+    service |= {"replicas": "2", "flags": plain_flags(FLAGS)}
+    spec = JobSpec.from_flags(run=(), gpus="1", name="web", service=service)
+    place.client.declare(spec.model_dump(mode="json") | {"cwd": str(tmp_path)})
+    [url] = place.wait(lambda each: all_ready(2)(each) and bool(each.urls)).urls
+    readers = [Reader(url, name) for name in ("tiny", "bee", "web/cat")]
+    over = threading.Event()
+    threads = [threading.Thread(target=each.read, args=(over,)) for each in readers]
+    for each in threads:
+        each.start()
+    log: list[Event] = []
+
+    def orders() -> list[ModelOrdered]:
+        log[:] = [event for _, event in place.client.events()]
+        return [event for event in log if isinstance(event, ModelOrdered)]
+
+    try:
+        deadline_s = time.monotonic() + 180
+        while len(orders()) < 2 + 4:  # Each replica begins with a model; then each model comes and goes.
+            assert time.monotonic() < deadline_s, log
+            time.sleep(0.2)
+    finally:
+        over.set()
+        for each in threads:
+            each.join()
+    assert [each.failures for each in readers] == [[], [], []]
+    texts = [set(each.answers) for each in readers]
+    assert [len(each) for each in texts] == [1, 1, 1] and len(set.union(*texts)) == 3
+    body = {**json.loads(BODY), "max_tokens": 16}
+    assert texts[0] == {json.loads(llama.ask("/v1/chat/completions", body)[1])["choices"][0]["message"]["content"]}
+
+    loads = [event for event in log if isinstance(event, ReplicaReady)]
+    took_us = [each.load_us or 0 for each in loads]
+    assert {each.model for each in orders()} == {*map(str, folders)}
+    elapsed_us = max(each.at_us for each in log) - min(each.at_us for each in loads)
+    assert sum(took_us[2:]) <= 2 * elapsed_us / (1 + KEEP) + 2 * max(took_us)
+    assert len(took_us[2:]) <= 2 * (elapsed_us / ((1 + KEEP) * min(took_us)) + 1)
+    assert place.client.cost().gpu_us.loading >= sum(took_us)

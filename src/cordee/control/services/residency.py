@@ -33,7 +33,7 @@ def orders(service: Service, models: Sequence[str], statuses: Iterable[GatewaySt
     found = list(statuses)
     held = {each.job_id: each for each in service.replicas.values() if each.node is not None and not each.draining}
     newest = {job_id for job_id, each in held.items() if each.revision == service.revision}
-    slots = [_slot(each, found, fixed=job_id not in newest) for job_id, each in held.items()]
+    slots = [_slot(each, found, now_us, fixed=job_id not in newest) for job_id, each in held.items()]
     loadable = [model for model in models if not _must_wait(service, model, now_us)]
     demand = {model: each for model, each in _demand(found, now_us).items() if model in loadable}
     longest_us = max(service.load_us.values(), default=LOAD_US)
@@ -54,7 +54,7 @@ def _must_wait(service: Service, model: str, now_us: int) -> bool:
     return failures is not None and now_us < failures.at_us + backoff_us(failures.number)
 
 
-def _slot(replica: Replica, statuses: Iterable[GatewayStatus], *, fixed: bool) -> ModelSlot:
+def _slot(replica: Replica, statuses: Iterable[GatewayStatus], now_us: int, *, fixed: bool) -> ModelSlot:
     """Return a replica as a slot; one whose model is `fixed`, as of an old revision, counts as one that loads."""
     endpoint = attempt_name(replica.job_id, replica.epoch)
     model = "" if replica.order is None else replica.order.model
@@ -65,7 +65,7 @@ def _slot(replica: Replica, statuses: Iterable[GatewayStatus], *, fixed: bool) -
         since_us=0 if replica.ready is None else replica.ready.at_us,
         loading=fixed or (bool(model) and (not replica.is_ready or replica.swaps)),
         running=sum(each.open.get(endpoint, 0) for each in own),
-        used_us=max((each.used_us.get(endpoint, 0) for each in own), default=0),
+        used_us=now_us - min((each.idle_us[endpoint] for each in own if endpoint in each.idle_us), default=now_us),
     )
 
 

@@ -1,7 +1,6 @@
 """Services and their replicas as the server announced them last, with what the gateway itself sees of each replica."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,9 +47,8 @@ class Endpoint:
         failing: the reason why it gets no requests; None: it answers.
         strikes: failures in a row, without an answer between them.
         open: requests that it works on.
-        heard_s: when the last byte came from it, or a request was sent to it while it had none.
+        heard_s: when the last byte came from it, its last request ended, or one was sent to it while it had none.
         interval_s: moving average of the time between two events of a stream.
-        used_us: when its last request ended, in microseconds since the Unix epoch; 0: none has.
         busy_us: time with at least one open request, since it was taken last.
         busy_since_s: start of the present such time.
     """
@@ -68,7 +66,6 @@ class Endpoint:
     open: set[Open] = field(default_factory=set)
     heard_s: float = 0.0
     interval_s: float = 0.02
-    used_us: int = 0
     busy_us: int = 0
     busy_since_s: float = 0.0
 
@@ -106,8 +103,8 @@ class Endpoint:
         """Count a request as ended; a second call does nothing."""
         if request in self.open:
             self.open.remove(request)
-            self.used_us = time.time_ns() // 1_000
             if not self.open:
+                self.heard_s = now_s
                 self.busy_us += round((now_s - self.busy_since_s) * 1e6)
 
     def take_busy_us(self, now_s: float) -> int:

@@ -168,7 +168,7 @@ class Gateway:
                     "tokens_per_s": tokens_per_s,
                     "failing": [each.id for each in service.endpoints.values() if each.failing is not None],
                 }
-                | (_use(service) if service.model else {})
+                | (_use(service, now) if service.model else {})
             )
         return rows
 
@@ -237,11 +237,9 @@ class Gateway:
         )
 
 
-def _use(service: Service) -> dict[str, Any]:
-    """Return what the swaps of a service's models depend on: open requests by replica, and when the last one ended."""
+def _use(service: Service, now: float) -> dict[str, Any]:
+    """Return what swaps of a service's models depend on: by replica the open requests, and the time without any."""
     endpoints = service.endpoints.values()
-    return {
-        "model": service.model,
-        "open": {each.id: len(each.open) for each in endpoints if each.open},
-        "used_us": {each.id: each.used_us for each in endpoints if each.used_us},
-    }
+    idle_us = {each.id: round((now - each.heard_s) * 1e6) for each in endpoints if each.heard_s and not each.open}
+    running = {each.id: len(each.open) for each in endpoints if each.open}
+    return {"model": service.model, "open": running, "idle_us": idle_us}

@@ -93,7 +93,8 @@ class ServerLink:
                 gateway.usage.acknowledge(number)
             else:
                 return
-        status = gateway.status()
+        # Idle time grows by itself, and matters only while a request waits.
+        status = [{name: value for name, value in row.items() if name != "idle_us"} for row in gateway.status()]
         changes = status != self._last or any(row["queued"] or row["running"] for row in status)
         if (changes or now - self._status_s >= ALIVE_S) and await self._send(self._acknowledged, []):
             self._last, self._status_s = status, now
