@@ -11,6 +11,17 @@ import typer
 
 from cordee.answers import CostView
 from cordee.cli import measured, terminal
+from cordee.cli.cost_elsewhere import (
+    Asked,
+    ClusterOfExport,
+    From,
+    PolicyOption,
+    PriceAs,
+    SavedEvery,
+    WhatIfOption,
+    Zone,
+    show_other_cost,
+)
 from cordee.cli.cost_text import class_table, cost_table, line_table, remarks, token_table
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
@@ -23,25 +34,36 @@ OF_SERVICES = ("service", "tenant", "key", "model")
 
 Since = Annotated[
     str | None,
-    typer.Option(metavar="DATE", help="With --usage: from this day or month of UTC on, 2026-11-30 or 2026-11."),
+    typer.Option(
+        metavar="DATE", help="With --usage or --from: from this day or month of UTC on, 2026-11-30 or 2026-11."
+    ),
 ]
-Until = Annotated[str | None, typer.Option(metavar="DATE", help="With --usage: before this day or month.")]
+Until = Annotated[str | None, typer.Option(metavar="DATE", help="With --usage or --from: before this day or month.")]
 
 
 def cost(
     *,
     by: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Group by job, user, queue or epoch (attempt); by service, tenant, key or model with tokens."
+            help="Group by job, user, queue or epoch (attempt); by service, tenant, key or model with tokens; "
+            "with --from by user, account, partition or job.",
+            show_default="job; user with --from",
         ),
-    ] = "job",
+    ] = None,
     usage: Annotated[
         bool, typer.Option("--usage", help="Print the tokens and cost of each tenant, key and model by day.")
     ] = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print --usage as CSV, with the column names of FOCUS.")
+        bool, typer.Option("--csv", help="Print --usage as CSV, with the column names of FOCUS; or --from.")
     ] = False,
+    from_: From = None,
+    cluster: ClusterOfExport = None,
+    checkpoint_every: SavedEvery = None,
+    price_as: PriceAs = None,
+    timezone: Zone = "UTC",
+    what_if: WhatIfOption = False,
+    policy: PolicyOption = "cordee,easy",
     since: Since = None,
     until: Until = None,
     chrome_trace: Annotated[
@@ -50,7 +72,19 @@ def cost(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show GPU time by class, and its cost; of services also tokens."""
+    """Show GPU time by class, and its cost; of services also tokens; of a cluster under Slurm what it has lost.
+
+    With --from nothing of Cordee runs: the file holds the accounting that `sacct` printed.
+    """
+    if from_ is not None:
+        window_us = (_day_us(since), _day_us(until))
+        asked = Asked(by or "user", window_us, cluster, checkpoint_every, price_as, timezone)
+        show_other_cost(from_, asked, policy=policy if what_if else None, as_csv=as_csv, as_json=as_json)
+        return
+    if what_if or cluster or checkpoint_every or price_as:
+        hint = "add --from sacct.txt"
+        raise InputError("--what-if, --cluster, --checkpoint-every and --price-as need an export", hint=hint)
+    by = by or "job"
     if by not in BY + OF_SERVICES:
         raise InputError(f"unknown --by {by!r}", hint=f"use one of: {', '.join(BY + OF_SERVICES)}")
     if not usage and (as_csv or since or until):

@@ -42,7 +42,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "admin": ("cordee.cli.admin", "Back a server up, restore it, or check its log."),
     },
     "After a run": {
-        "cost": ("cordee.cli.cost", "Show GPU time by class, tokens, and their cost."),
+        "cost": ("cordee.cli.cost", "Show GPU time by class, tokens, and their cost; also of a cluster under Slurm."),
         "profile": ("cordee.cli.profile", "Break down GPU time from profiles."),
         "checkpoint": ("cordee.cli.checkpoint", "List, verify, compare, pin, export or import checkpoints."),
         "replay": ("cordee.cli.simulate", "Replay a server's log under another policy."),
