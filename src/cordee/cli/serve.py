@@ -15,6 +15,7 @@ from cordee.cli.keys import keys
 from cordee.cli.plan_more import write_page
 from cordee.cli.serve_text import print_serving, print_settings
 from cordee.cli.services import VERBS
+from cordee.cli.tune import tune
 from cordee.errors import DoesNotFitError
 from cordee.plan.serving.ask import ServingAnswer, ask
 from cordee.plan.serving.disaggregation import parse_phases
@@ -118,6 +119,7 @@ def _verbs() -> None:
 
 for verb, function in VERBS.items():
     serve.command(verb)(function)
+serve.command(epilog="Example: cordee serve tune chat --prompts requests.jsonl --allow-lossy")(tune)
 serve.command(epilog="Example: cordee serve gateway --listen 0.0.0.0:8480 --name edge-1")(gateway)
 
 

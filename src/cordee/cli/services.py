@@ -257,14 +257,14 @@ def _section(*, ttft: str | None, tpot: str | None, flag: list[str] | None, **ot
     """Return the section `service` as people write it, with the keys that were given."""
     section = {key: value for key, value in others.items() if value not in (None, [])}
     slo = {key: value for key, value in (("ttft", ttft), ("tpot", tpot)) if value is not None}
-    flags = {key: _plain(value) for key, value in pairs(flag or (), "--flag").items()}
+    flags = {key: plain_flag(value) for key, value in pairs(flag or (), "--flag").items()}
     return section | ({"slo": slo} if slo else {}) | ({"flags": flags} if flags else {})
 
 
-def _plain(text: str) -> bool | int | float | str:
+def plain_flag(text: str) -> bool | int | float | str:
     """Return a flag's value as YAML would read it.
 
-    >>> _plain("4"), _plain("0.9"), _plain("true"), _plain("auto")
+    >>> plain_flag("4"), plain_flag("0.9"), plain_flag("true"), plain_flag("auto")
     (4, 0.9, True, 'auto')
     """
     if text in ("true", "false"):
