@@ -93,6 +93,8 @@ def test_a_service_of_several_models_says_which_replica_holds_which(capsys: pyte
     shown = capsys.readouterr().out
     for word in ("MODEL", "./general: 1 replica, loads in 21.5 s", "./code: none, 2 queued, it did not load: exit"):
         assert word in shown
+    print_list([service(READY, models=models)])
+    assert "llama-3-8b +1" in capsys.readouterr().out
     print_service(service(READY))
     assert "MODEL" not in capsys.readouterr().out
 

@@ -95,6 +95,19 @@ def test_a_waiting_model_takes_the_slot_of_an_idle_one(swapping: World) -> None:
     assert holding(swapping) == ["./cat", "./bee"]
 
 
+def test_requests_at_two_gateways_wait_for_one_load(swapping: World) -> None:
+    swapping.turn(10)
+    for name, number in (("edge", 1), ("core", 2)):
+        row = GatewayStatus(service="chat", model="./cat", queued=number, oldest_wait_us=number * S)
+        swapping.api.client.report(name, GatewayReport(seq=0, at_us=1, status=[row]))
+    before = len(swapping.api.scene.of(ModelOrdered))
+    swapping.turn()
+    swapping.turn()
+    [order] = swapping.api.scene.of(ModelOrdered)[before:]
+    assert isinstance(order, ModelOrdered) and order.why == "3 requests wait for ./cat, the oldest for 2.0 s"
+    assert swapping.view().models[2].queued == 3
+
+
 def test_a_busy_model_stays_four_loads(swapping: World) -> None:
     endpoints = [f"{each.job_id}.1" for each in swapping.view().replicas]
 

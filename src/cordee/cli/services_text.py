@@ -57,7 +57,7 @@ def print_list(found: list[ServiceView]) -> None:
         "BOUNDS": [_bounds(each) for each in found],
         "REV": [str(each.revision) for each in found],
         "ENGINE": [_engine(each) for each in found],
-        "MODEL": [_model(each).rstrip("/").rpartition("/")[2] for each in found],
+        "MODEL": [_short_model(each) for each in found],
         "REQ/S": [_rate(each.measured.requests_per_s) for each in found],
         "TOK/S": [_rate(each.measured.tokens_per_s) for each in found],
         "TTFT": [_latency(each.measured.ttft_p99_us) for each in found],
@@ -86,7 +86,7 @@ def print_service(service: ServiceView) -> None:
         ("state", _state(service.state)),
         ("why", service.why),
         ("replicas", f"{_ready(service)} of {service.wanted} ready{_more(service)}"),
-        ("model", _model(service)),
+        ("model", "" if service.models else _model(service)),
         ("models", _models(service)),
         ("engine", f"{_engine(service)}{_flags(section['flags'])}"),
         ("gpus", _gpus(service)),
@@ -189,6 +189,11 @@ def _model(service: ServiceView) -> str:
     run = service.spec["run"]
     command = run if isinstance(run, str) else " ".join(run)
     return str(service.spec["service"]["model"] or command)
+
+
+def _short_model(service: ServiceView) -> str:
+    more = f" +{len(service.models) - 1}" if service.models else ""
+    return _model(service).rstrip("/").rpartition("/")[2] + more
 
 
 def _flags(flags: dict[str, object]) -> str:

@@ -64,9 +64,7 @@ def swaps(
             continue
         slot = min(ready, key=lambda each: (bool(each.model), _wanted(each, demand), each.used_us, each.name))
         free.remove(slot)
-        waited_s = (now_us - demand[model].oldest_us) / 1e6
-        why = f"{demand[model].waiting} requests wait for {model}, the oldest for {waited_s:.1f} s"
-        decided.append(Swap(slot.name, model, slot.model, why))
+        decided.append(Swap(slot.name, model, slot.model, _reason(now_us, model, demand[model])))
     return decided
 
 
@@ -88,8 +86,7 @@ def copies(
             continue
         slot = min(idle, key=lambda each: (each.used_us, each.name), default=None)
         if slot is not None and all(slot.name != each.slot for each in decided):
-            why = f"{demand[model].waiting} requests wait for {model}, the oldest for {waited_us / 1e6:.1f} s"
-            decided.append(Swap(slot.name, model, slot.model, why))
+            decided.append(Swap(slot.name, model, slot.model, _reason(now_us, model, demand[model])))
     return decided
 
 
@@ -107,6 +104,11 @@ def first_model(models: Sequence[str], slots: Sequence[ModelSlot], requests: Map
         return -requests.get(model, 0) / (holders + 1), holders
 
     return min(models, key=rank, default="")
+
+
+def _reason(now_us: int, model: str, demand: Demand) -> str:
+    wait = "request waits" if demand.waiting == 1 else "requests wait"
+    return f"{demand.waiting} {wait} for {model}, the oldest for {(now_us - demand.oldest_us) / 1e6:.1f} s"
 
 
 def _gives_way(
