@@ -52,6 +52,8 @@ def dry_run(spec_of: SpecOf, given: Given, *, home: Path | None, as_json: bool) 
     lists: list[list[str | None]] = [[None] if text is None else [*text.split(",")] for text in given[:3]]
     specs = [spec_of(*each) for each in product(*lists)]
     unprotected = given.unprotected
+    if specs[0].sweep is not None:
+        raise InputError("--dry-run rehearses one job, not a sweep", hint="try one trial: leave the sweep out")
     if len(specs) > VARIANTS_MAX:
         raise InputError(f"{len(specs)} variants are too many", hint=f"{VARIANTS_MAX} at most")
     with terminal.connect(home) as client:

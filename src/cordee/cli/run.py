@@ -169,8 +169,6 @@ def run(
     spec_of = _spec_of(what, gpus, flags | {"env": env, "secret": secret}, dry_run=dry_run)
     if dry_run:
         given = rehearse.Given(gpus, tier, queue, unprotected)
-        if spec_of(gpus, tier, queue).sweep is not None:
-            raise InputError("--dry-run rehearses one job, not a sweep", hint="try one trial: leave --sweep out")
         rehearse.dry_run(spec_of, given, home=home, as_json=as_json)
         return
     spec = spec_of(gpus, tier, queue)
