@@ -282,7 +282,9 @@ def test_programs_that_are_not(tmp_path: Path, run: Any, says: str) -> None:
 
 def test_shape_size_and_host_are_passed_on(tmp_path: Path) -> None:
     more = {"place": {"unit": 2, "within": "rack"}, "elastic": {"at_least": 2}, "limit": {"preemptions": 3}}
+    more["retries"] = {"script": 0, "exit": {17: 2}}
     job = admitted(spec(tmp_path, cpus=6.5, memory_bytes=10**9, estimate_s=60, **more), SLOTS)
+    assert job.retries == (("exit 17", 2), ("script", 0))
     assert (job.unit_gpus, job.within, job.sizes, job.preemptions_max) == (2, "rack", (2,), 3)
     assert (job.cpu_milli, job.memory_bytes, job.estimate_us) == (6500, 10**9, 60_000_000)
     part = admitted(spec(tmp_path, gpus=1, gpu_milli=250), SLOTS)

@@ -2,7 +2,15 @@
 
 import pytest
 
-from cordee.events import CheckpointCommitted, NodeDown, NoticeGiven, NoticeReason, ServerShuttingDown, ServerUp
+from cordee.events import (
+    CheckpointCommitted,
+    Failure,
+    NodeDown,
+    NoticeGiven,
+    NoticeReason,
+    ServerShuttingDown,
+    ServerUp,
+)
 from cordee.events import StopRequested as Stop
 from cordee.ids import JobId
 from cordee.schedule import Phase
@@ -96,6 +104,36 @@ def test_a_commit_starts_the_count_anew_and_a_preemption_does_not_count():
     assert brief(world.cycle()) == ["notice a preempt for p"]
     end(world, "a", "lost")
     assert world.state.jobs[JobId("a")].attempts_without_commit == 1
+
+
+@pytest.mark.parametrize(
+    ("retries", "outcomes", "why"),
+    [
+        ((("script", 0),), ["failed"], "a.1 failed (retries of script: 0)"),
+        ((("exit 1", 1), ("script", 0)), ["failed", "failed"], "a.2 failed (retries of exit 1: 1)"),
+        ((("exit 9", 1), ("script", 0)), ["failed"], "a.1 failed (retries of script: 0)"),
+        ((("infrastructure", 4),), ["lost"] * 5, "a.5 lost (retries of infrastructure: 4)"),
+        # What has no number of its own counts as ever, and by itself.
+        ((("infrastructure", 4),), ["lost", "failed", "lost", "failed", "lost", "failed"], "3 attempts in a row"),
+    ],
+)
+def test_retries_are_counted_by_cause(retries, outcomes, why):
+    world = running(node("n1"), job("a", 8, retries=retries))
+    for outcome in outcomes:
+        world.at(world.now_us / S + 7200)  # past any quarantine of the node
+        assert world.phase("a") == "running", outcome
+        failure = Failure(rank=0, exit_code=1, signal=None) if outcome == "failed" else None
+        said = end(world, "a", outcome, failure=failure)
+    assert said[-1] == "job a failed"
+    assert why in world.state.jobs[JobId("a")].ended.why
+
+
+def test_a_checkpoint_starts_the_counts_by_cause_anew():
+    world = running(node("n1"), job("a", 8, retries=(("script", 1),)))
+    for epoch in (1, 2, 3):
+        world.tell(committed("a", epoch, epoch=epoch))
+        assert end(world, "a", "failed") == [f"attempt a.{epoch} failed", "place a n1:8"]
+    assert end(world, "a", "failed") == ["attempt a.4 failed", "job a failed"]
 
 
 def test_after_a_notice_a_failure_is_no_failure_of_the_script():

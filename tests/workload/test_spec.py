@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cordee.errors import SpecError
 from cordee.workload import spec
 from cordee.workload.gpus import parse_gpus, parse_wanted
-from cordee.workload.spec import Checkpoint, JobSpec, Limit, OnHang, OnPreempt, Place, parse_spec
+from cordee.workload.spec import Checkpoint, JobSpec, Limit, OnHang, OnPreempt, Place, Retries, parse_spec
 
 FULL = """\
 version: 1
@@ -38,6 +38,10 @@ checkpoint:
   to: s3://bucket/llama
   every: 10m
   keep: 3
+retries:
+  infrastructure: 10
+  script: 0
+  exit: {17: 2}
 on_preempt:
   grace: 90s
   then: stop
@@ -73,6 +77,7 @@ def test_only_run_and_gpus_are_required() -> None:
 def test_all_keys_are_read_into_base_units() -> None:
     spec = parse_spec(FULL)
     assert (spec.gpus, spec.gpu, spec.launch, spec.tier) == (64, "H100", "node", "preemptible")
+    assert spec.retries == Retries(infrastructure=10, script=0, exit={17: 2})
     assert spec.limit == Limit(time_s=302_400.0, cost_micro_usd=9_000_500_000, preemptions=3)
     assert (spec.estimate_s, spec.cpus, spec.memory_bytes) == (21_600.0, 512, 4 * 2**40)
     assert spec.place == Place(unit=8, within="block") and spec.sizes == (48, 32)
@@ -162,6 +167,9 @@ def test_an_elastic_job_runs_on_the_halves_in_whole_units() -> None:
         ("limit:\n  cost: 500", "4:3", "limit.cost: '500' is not an amount of money", "$500"),
         ("limit:\n  time: [1h]", "4:3", "limit.time cannot be ['1h']", ""),
         ("limit: 47h", "3:1", "limit must be a mapping", "indented"),
+        ("retries: {script: -1}", "3:11", "retries.script = -1", "use 0 or more"),
+        ("retries: {exit: {0: 1}}", "3:18", "retries.exit.0", "use 1 or more"),
+        ("retries: script, 3=1", "3:1", "retries: 'script' cannot be read", "an exit code"),
         ("limit: {preemptions: -1}", "3:9", "limit.preemptions = -1", "use 0 or more"),
         ("estimate: 6", "3:1", "estimate: '6' is not a duration", "47h"),
         ("memory: 64", "3:1", "memory: '64' is not a size", "80GiB"),
@@ -250,7 +258,8 @@ def test_a_job_from_flags_is_the_job_from_yaml() -> None:
     from_flags = JobSpec.from_flags(
         run="torchrun train.py --seed 1", gpus="H100:64", name="llama-70b", launch="node", tier="preemptible",
         capacity="spot", queue="research/llm", priority=5, limit_time="3d12h", limit_cost="$9,000.50",
-        limit_preemptions=3, estimate="6h", cpus=512, memory="4TiB", place_unit=8, place_within="block",
+        limit_preemptions=3, retries="infrastructure=10, script=0, 17=2",
+        estimate="6h", cpus=512, memory="4TiB", place_unit=8, place_within="block",
         elastic_sizes=[32, 48],
         checkpoint_to="s3://bucket/llama", checkpoint_every="10m", checkpoint_keep=3, grace="90s",
         on_preempt_then="stop", on_hang_report_after="2m", on_hang_restart_after="30m",

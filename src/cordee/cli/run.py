@@ -53,6 +53,13 @@ Grace = Annotated[str | None, typer.Option(help="Grace period before SIGKILL.", 
 LimitTime = Annotated[str | None, typer.Option(help="Stop the job after this run time: 47h.")]
 LimitCost = Annotated[str | None, typer.Option(help="Stop the job after this cost: $500.")]
 Model = Annotated[str | None, typer.Option(help="Model that the job trains; admission checks whether it fits.")]
+Retries = Annotated[
+    str | None,
+    typer.Option(
+        help="Retries by cause, and by exit code: infrastructure=10,script=0,17=2.",
+        show_default="three attempts in a row without a checkpoint end the job",
+    ),
+]
 Plan = Annotated[
     Path | None, typer.Option(help="File of `cordee plan --json`: sets GPUs, model, layout and checkpoint interval.")
 ]
@@ -129,6 +136,7 @@ def run(
     limit_time: LimitTime = None,
     limit_cost: LimitCost = None,
     model: Model = None,
+    retries: Retries = None,
     plan: Plan = None,
     layout: LayoutText = None,
     env: Env = None,
@@ -155,7 +163,7 @@ def run(
     flags: dict[str, Any] = {
         "name": name, "tier": tier, "queue": queue, "priority": priority, "capacity": capacity, "launch": launch,
         "checkpoint_to": checkpoint_to, "checkpoint_every": every, "grace": grace, "limit_time": limit_time,
-        "limit_cost": limit_cost, "model": model, "notify_to": notify,
+        "limit_cost": limit_cost, "retries": retries, "model": model, "notify_to": notify,
         "plan": None if plan is None else plan_of(plan, layout),
     }  # fmt: skip
     section = _section(

@@ -19,9 +19,10 @@ from cordee.ids import JobId
 from cordee.plan.wanted import near_ranks, parse_layout
 from cordee.schedule.quota.queues import DEFAULT, near
 from cordee.schedule.quota.quotas import Quotas
+from cordee.schedule.state.retries import INFRASTRUCTURE, SCRIPT, exit_cause
 from cordee.storage.destination import check_destination
 from cordee.units import US_PER_S, format_bytes, format_micro_usd, plural
-from cordee.workload.spec import Elastic, JobSpec
+from cordee.workload.spec import Elastic, JobSpec, Retries
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -298,8 +299,15 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
         grow_after_us=None if spec.elastic.grow_after_s is None else _us(spec.elastic.grow_after_s),
         estimate_us=None if spec.estimate_s is None else _us(spec.estimate_s),
         preemptions_max=spec.limit.preemptions,
+        retries=_retries(spec.retries),
         estimates=() if expected is None else expected.estimates,
     )
+
+
+def _retries(wanted: Retries) -> tuple[tuple[str, int], ...]:
+    by_cause = {INFRASTRUCTURE: wanted.infrastructure, SCRIPT: wanted.script}
+    given = {cause: most for cause, most in by_cause.items() if most is not None}
+    return tuple(sorted((given | {exit_cause(code): most for code, most in wanted.exit.items()}).items()))
 
 
 def _unit_gpus(spec: JobSpec, eligible: Sequence[Node]) -> int | None:

@@ -166,6 +166,7 @@ class Job:
     grow_after_us: int | None = None  # least time from a smaller start until it grows; None: when that pays
     estimate_us: int | None = None  # its run time on `gpus`, if its user gave one
     preemptions_max: int | None = None  # times it may be preempted; None: no such limit
+    retries: tuple[tuple[str, int], ...] = ()  # most of them by cause: infrastructure, script, `exit 17`
     estimates: tuple[Estimate, ...] = ()  # the plan's answers for `gpus` and `sizes`, if the job names its model
     service: str | None = None  # the service of which it is a replica; None: it is no replica
     revision: int = 0  # of the service's declaration that it was made from

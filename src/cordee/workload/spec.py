@@ -93,6 +93,17 @@ class Checkpoint(_Section):
     base: str | None = None  # a destination whose pinned generation is not stored again
 
 
+class Retries(_Section):
+    """How often the job starts again after an attempt's end, by its cause; None: three in a row without a checkpoint.
+
+    A checkpoint lets the count begin again. `exit` has exit codes of the script, apart from `script`.
+    """
+
+    infrastructure: Annotated[int, Field(ge=0)] | None = None
+    script: Annotated[int, Field(ge=0)] | None = None
+    exit: dict[Annotated[int, Field(ge=1, le=255)], Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+
+
 class OnPreempt(_Section):
     """The notice that a preempted job gets, and its state afterwards."""
 
@@ -154,6 +165,7 @@ class JobSpec(_Section):
     elastic: Elastic = Elastic()
     limit: Limit = Limit()
     checkpoint: Checkpoint = Checkpoint()
+    retries: Retries = Retries()
     on_preempt: OnPreempt = OnPreempt()
     on_hang: OnHang = OnHang()
     notify: Notify = Notify()
@@ -323,6 +335,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "elastic": Elastic,
     "limit": Limit,
     "checkpoint": Checkpoint,
+    "retries": Retries,
     "on_preempt": OnPreempt,
     "on_hang": OnHang,
     "notify": Notify,
@@ -360,6 +373,8 @@ def _read(document: Any, where: Where) -> JobSpec:
             raise where.error(
                 (), f"the job has no {key}", "only run and gpus are required: run: python train.py, gpus: 4"
             )
+    if isinstance(document.get("retries"), str):
+        document = {**document, "retries": _retries(document["retries"], where)}
     values = dict(document)
     try:
         wanted = parse_wanted(plain(document["gpus"], ("gpus",), where))
@@ -376,6 +391,21 @@ def _read(document: Any, where: Where) -> JobSpec:
         return JobSpec.model_validate(values)
     except ValidationError as error:
         raise _said(error, where) from None
+
+
+def _retries(text: str, where: Where) -> dict[str, Any]:
+    """Read the short form: `infrastructure=10, script=0, 17=2`."""
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        cause, equals, most = (word.strip() for word in part.partition("="))
+        if not (equals and most.isdecimal() and (cause.isdecimal() or cause in Retries.model_fields)):
+            hint = "write retries: infrastructure=10, script=0, 17=2 (the last one is an exit code)"
+            raise where.error(("retries",), f"retries: {part.strip()!r} cannot be read", hint)
+        if cause.isdecimal():
+            found.setdefault("exit", {})[int(cause)] = int(most)
+        else:
+            found[cause] = int(most)
+    return found
 
 
 def _read_section(section: str, written: dict[str, Any], where: Where) -> dict[str, Any]:
@@ -418,5 +448,6 @@ _HINTS = {
     "run": "write a command (run: python train.py) or a list of words (run: [python, train.py])",
     "secrets": "write a list of names: secrets: [HF_TOKEN]",
     "elastic.sizes": "write a list of sizes: sizes: [48, 32]",
+    "retries.exit": "write exit codes and numbers: exit: {17: 2}",
     "checkpoint.keep": "two generations at least are kept, so that one may be damaged",
 }

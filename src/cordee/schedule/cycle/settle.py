@@ -21,6 +21,7 @@ An attempt ends with the worst outcome of its rank groups, when none of its leas
     checkpointed   one left at the agreed step                       again; paused if it pauses and had no notice
     finished       all finished                                      done
 
+A job may give numbers of its own for lost, failed and exit codes (`Job.retries`), which then count by themselves;
 and "again" is stopped after a StopRequested, after a notice for the job's own limit, or after a preemption of a job
 that asked not to be requeued. When a rank group ends badly the rest of the gang is killed (KillOrdered), and so it is
 at the deadline of a notice. The leases of a node that is down stay held until its ranks are reported ended: the server
@@ -36,6 +37,7 @@ from cordee.schedule.cycle.draft import Draft, emit, guarded
 from cordee.schedule.preemption.notice import notice
 from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.state.records import Attempt, JobRecord, Phase
+from cordee.schedule.state.retries import exceeded
 from cordee.schedule.state.state import State
 from cordee.schedule.state.transitions import used_up_day
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
@@ -193,6 +195,8 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
         return Phase.STOPPED, _limits(record)
     if reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA) and not record.job.requeue:
         return Phase.STOPPED, "preempted, and the job asked not to be requeued"
+    if limit := exceeded(record.job, record.failures):
+        return Phase.FAILED, f"{attempt_name(record.job.job_id, attempt.epoch)} {ended.why} ({limit})"
     if record.attempts_without_commit >= ATTEMPTS_WITHOUT_COMMIT:
         name, failed = attempt_name(record.job.job_id, attempt.epoch), record.attempts_without_commit
         return Phase.FAILED, f"{failed} attempts in a row without a checkpoint; {name} {ended.why}"

@@ -18,6 +18,7 @@ from cordee.events import (
 )
 from cordee.schedule.quota.day import Pair
 from cordee.schedule.quota.held import Held, held_by
+from cordee.schedule.state.retries import ANY, Counts
 
 NEVER = 2**62
 """A time that never comes, in microseconds."""
@@ -48,7 +49,7 @@ class JobRecord(NamedTuple):
     waits_since_us: int  # when it was queued for the last time
     phase: Phase = Phase.QUEUED
     epoch: int = 0  # of its newest attempt
-    attempts_without_commit: int = 0  # failed or lost attempts in a row
+    failures: Counts = ()  # failed or lost attempts in a row without a checkpoint, by cause (`retries.py`)
     preemptions: int = 0  # attempts that left because another job needed the GPUs
     used_us: int = 0  # attempts that ended: placed until the last GPU was free
     served_gpu_us: int = 0  # GPUs x time of leases that ended
@@ -58,6 +59,11 @@ class JobRecord(NamedTuple):
     last: AttemptEnded | None = None
     ended: JobEnded | None = None
     paused_us: int = 0  # between a JobPaused and its JobResumed
+
+    @property
+    def attempts_without_commit(self) -> int:
+        """Failed or lost attempts in a row, but for causes whose retries the job limits itself."""
+        return dict(self.failures).get(ANY, 0)
 
     @property
     def waited_us(self) -> int:

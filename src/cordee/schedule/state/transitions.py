@@ -42,11 +42,11 @@ from cordee.ids import JobId
 from cordee.schedule.quota.day import DAY_US
 from cordee.schedule.quota.held import held_by
 from cordee.schedule.quota.limits import notice_at_us
+from cordee.schedule.state import retries
 from cordee.schedule.state.records import Attempt, JobRecord, Phase, micro_usd_per_hour
 from cordee.schedule.state.running import is_exempt, min_run_ends_us, min_run_us
 from cordee.schedule.state.state import State
 
-_COUNTED = (Outcome.FAILED, Outcome.LOST)
 _PREEMPTED = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA)
 _RESTARTS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
 """A job that left for one of these lost its place to no other job's turn: it starts again before others of its tier."""
@@ -266,12 +266,13 @@ def _attempt_ended(state: State, event: AttemptEnded) -> None:
         return
     record, notice = state.jobs[event.job_id], attempt.notice
     used_up = used_up_day(state, attempt, event.outcome, event.at_us)
-    counted = (event.outcome in _COUNTED and notice is None) or used_up is not None
+    cause = retries.cause_of(record.job, event) if notice is None else None
+    cause = retries.ANY if used_up is not None else cause
     restarts = event.outcome is Outcome.LOST if notice is None else notice.reason in _RESTARTS
     queued = record._replace(
         phase=Phase.QUEUED,
         waits_since_us=event.at_us,
-        attempts_without_commit=0 if attempt.captured_us is not None else record.attempts_without_commit + counted,
+        failures=retries.counted(record.failures, cause, committed=attempt.captured_us is not None),
         preemptions=record.preemptions + (notice is not None and notice.reason in _PREEMPTED),
         used_us=record.used_us + max(each.at_us for each in attempt.ended) - attempt.placed_us,
         size=notice.gpus if notice is not None and restarts else None,
