@@ -104,6 +104,10 @@ def test_a_job_finds_what_its_shell_finds(verb: Verb, home: Path, monkeypatch: p
     monkeypatch.setenv("PYTHONPATH", "/of/this/shell")
     job_id = finished(verb, home, "--", "sh", "-c", "echo $PYTHONPATH $PATH")
     assert f"[rank0] /of/this/shell {os.environ['PATH']}" in verb("logs", job_id)
+    for name, value in {"HF_HOME": "/data/hf", "HF_TOKEN": "hf_x", "TERM": "vt100", "OMP_NUM_THREADS": "97"}.items():
+        monkeypatch.setenv(name, value)
+    job_id = finished(verb, home, "--", "sh", "-c", "echo of=$HF_HOME/$HF_TOKEN/$WANDB_PROJECT/$OMP_NUM_THREADS")
+    assert "[rank0] of=/data/hf///" in verb("logs", job_id) and "///97" not in verb("logs", job_id)
     job_id = finished(verb, home, "--env", "PYTHONPATH=/own", "--", "sh", "-c", "echo $PYTHONPATH")
     assert "[rank0] /own" in verb("logs", job_id)
 
@@ -186,10 +190,15 @@ def test_a_dry_run_says_what_would_follow_and_submits_nothing(
     assert "29 variants are too many" in capsys.readouterr().err
 
 
-def test_why_tells_when_a_job_that_waits_will_start(verb: Verb) -> None:
-    holds = verb("run", "--gpus", "2", "--name", "holds", "--", "sleep", "600").split()[0]
-    waits = verb("run", "--gpus", "2", "--name", "waits", "--", "true").split()[0]
+def test_why_tells_when_a_job_that_waits_will_start(verb: Verb, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = verb("run", "--gpus", "2", "--name", "holds", "--", "sleep", "600")
+    assert "2 GPUs, starts 2 processes, standard, queue default, $" in said
+    holds = said.split()[0]
+    assert code_of("run", "--gpus", "2", "--name", "waits", "--home", str(home), "--", "true") == 0
+    printed = capsys.readouterr()
+    waits = printed.out.split()[0]
     try:
+        assert re.search(rf"note: .+; starts in .+ \(`cordee why {waits}`\)", printed.err)
         assert re.search(r"\nstarts in .+ \(.+ to .+\), ends in .+ \(20 simulations; ", verb("why", waits))
         assert re.search(r"\nends in .+ \(20 simulations; ", verb("why", holds))
     finally:
@@ -493,7 +502,7 @@ def test_run_asks_before_an_expensive_job(monkeypatch: pytest.MonkeyPatch, home:
     monkeypatch.setattr("cordee.cli.run.ASK_ABOVE_MICRO_USD_PER_HOUR", 2_000_000)
     monkeypatch.setattr("cordee.cli.terminal.ask", lambda said, _: facts.extend(said))
     assert code_of(*words) == 0
-    assert facts == ["it costs up to $2.99 an hour"]
+    assert facts == ["it costs up to $2.99 an hour", "1 GPU; it starts now"]
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -19,7 +19,8 @@ from cordee.client import Client
 from cordee.errors import InputError, SpecError, UnitError
 from cordee.servers import is_remote
 from cordee.units import format_micro_usd, plural
-from cordee.workload.launcher import SEARCH_PATHS
+from cordee.workload.environment import submitters_environment
+from cordee.workload.launcher import launcher_of
 from cordee.workload.spec import JobSpec
 from cordee.workload.sweep import named_values
 
@@ -52,7 +53,6 @@ Every = Annotated[
 Grace = Annotated[str | None, typer.Option(help="Grace period before SIGKILL.", show_default="30s")]
 LimitTime = Annotated[str | None, typer.Option(help="Stop the job after this run time: 47h.")]
 LimitCost = Annotated[str | None, typer.Option(help="Stop the job after this cost: $500.")]
-Model = Annotated[str | None, typer.Option(help="Model that the job trains; admission checks whether it fits.")]
 Retries = Annotated[
     str | None,
     typer.Option(
@@ -60,6 +60,7 @@ Retries = Annotated[
         show_default="three attempts in a row without a checkpoint end the job",
     ),
 ]
+Model = Annotated[str | None, typer.Option(help="Model that the job trains; admission checks whether it fits.")]
 Plan = Annotated[
     Path | None, typer.Option(help="File of `cordee plan --json`: sets GPUs, model, layout and checkpoint interval.")
 ]
@@ -135,8 +136,8 @@ def run(
     grace: Grace = None,
     limit_time: LimitTime = None,
     limit_cost: LimitCost = None,
-    model: Model = None,
     retries: Retries = None,
+    model: Model = None,
     plan: Plan = None,
     layout: LayoutText = None,
     env: Env = None,
@@ -244,10 +245,10 @@ def submit(
     from cordee.control.spawn import ensure_server, running
 
     here = spec.model_copy(update={"cwd": spec.cwd or str(Path.cwd())})
-    # Ranks find the programs and libraries of this shell, whichever shell started the server.
-    found_here = {name: os.environ[name] for name in SEARCH_PATHS if name in os.environ}
-    here = here.model_copy(update={"env": found_here | here.env})
     remote = is_remote(home)
+    # Ranks run in the environment of this shell, whichever shell started the server.
+    found = submitters_environment(os.environ, named={*here.env, *here.secrets}, remote=remote)
+    here = here.model_copy(update={"env": {**found.env, **here.env}})
     if not (remote and names_program(here)):  # the node has it, or says that it has not
         check_program(here)
     Client.check_secrets(here.secrets, os.environ)
@@ -257,7 +258,7 @@ def submit(
             ensure_server(folder, slots=slots)
     with terminal.connect(home) as client:
         if ask and here.sweep is None:
-            _consent(client.rehearse(here.model_dump(mode="json"), unprotected=unprotected))
+            _consent(here, client.rehearse(here.model_dump(mode="json"), unprotected=unprotected))
         if ships(ship, remote=remote):
             here = send_files(client, here, remote=remote)
         if here.sweep is not None:
@@ -268,9 +269,9 @@ def submit(
             terminal.print_json(made)
         else:
             job = made.job
-            print(f"{job.job_id} {job.state}: {_submitted(made)}")
+            print(f"{job.job_id} {job.state}: {_submitted(here, made)}")
             _say_what_it_waits_for(console, client, job.job_id)
-        for note in made.notes:
+        for note in [*made.notes, *found.notes()]:
             console.print(f"note: {note}", highlight=False)
         if follow:
             try:
@@ -296,21 +297,34 @@ def _declare_sweep(client: Client, spec: JobSpec, *, unprotected: bool, follow: 
             raise SystemExit(128 + signal.SIGINT) from None
 
 
-def _submitted(made: Submitted) -> str:
-    """Return GPUs, tier, queue and price of a job, as its first line shows them."""
+def _submitted(spec: JobSpec, made: Submitted) -> str:
+    """Return GPUs, processes, tier, queue and price of a job, as its first line shows them."""
     job = made.job
     price = f", {format_micro_usd(made.micro_usd_per_hour)} an hour" if made.micro_usd_per_hour else ""
-    return f"{plural(job.gpus, 'GPU')}, {job.tier}, queue {job.queue}{price}"
+    return f"{plural(job.gpus, 'GPU')}{_processes(spec)}, {job.tier}, queue {job.queue}{price}"
+
+
+def _processes(spec: JobSpec) -> str:
+    """Return how many processes the job starts, where it is not one: each trains a model if the script is not made so.
+
+    >>> _processes(JobSpec(run="python train.py", gpus=2)), _processes(JobSpec(run="torchrun train.py", gpus=2))
+    (', starts 2 processes', '')
+    """
+    each_gpu = spec.launch == "rank" or (spec.launch == "auto" and launcher_of(spec.run) is None)
+    return f", starts {spec.gpus} processes" if each_gpu and spec.gpus > 1 else ""
 
 
 def _say_what_it_waits_for(console: Console, client: Client, job_id: str) -> None:
-    """Say why a job that was just queued does not start at once, if it does not."""
+    """Say why a job that was just queued does not start at once, and when it is expected to, if it does not."""
     answer = client.why(job_id)
-    if answer.gpus_needed and answer.reason not in _GOES_ON:
-        console.print(f"note: {answer.text}; `cordee why {job_id}` shows when it starts", highlight=False, markup=False)
+    if not answer.gpus_needed or answer.reason in _GOES_ON:
+        return
+    ahead = client.why(job_id, draws=rehearse.DRAWS).forecast
+    starts = "" if ahead is None else f"; {rehearse.times(ahead.start, ahead, 'starts')}"
+    console.print(f"note: {answer.text}{starts} (`cordee why {job_id}`)", highlight=False, markup=False)
 
 
-def _consent(seen: RehearsalView) -> None:
+def _consent(spec: JobSpec, seen: RehearsalView) -> None:
     """Ask for consent to a job that is expensive or that preempts others."""
     facts = []
     if seen.micro_usd_per_hour > ASK_ABOVE_MICRO_USD_PER_HOUR:
@@ -319,6 +333,8 @@ def _consent(seen: RehearsalView) -> None:
         loss = format_micro_usd(victim.expected_loss_micro_usd)
         facts.append(f"it preempts {victim.job_id} of {victim.owner}, which is expected to lose {loss}")
     if facts:
+        starts = "it starts now" if seen.starts_now else f"it starts later: {seen.text}"
+        facts.append(f"{plural(spec.gpus, 'GPU')}{_processes(spec)}; {starts}")
         terminal.ask(facts, "queue it?")
 
 
