@@ -42,6 +42,29 @@ def test_a_resume_says_when_the_checkpoints_learning_rate_wins(tmp_path: Path, c
         caplog.clear()
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+class Odd:
+    """An object whose state cannot be saved."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"file": object()}
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"odd": Odd()}, "odd/file is a builtins.object"),
+        ({"optimizer": torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0)}, "no module in the state owns"),
+        ({"data": iter(DataLoader(range(8)))}, "'data' is a BaseDataLoaderIter"),
+        ({"data": torch.utils.data.RandomSampler(range(8))}, "'data' is a Sampler"),
+    ],
+)
+def test_what_every_save_would_fail_at_is_refused(tmp_path: Path, state: dict[str, object], message: str) -> None:
+    with pytest.raises((InputError, CheckpointError), match=message), cordee.job(state, to=tmp_path):
+        pass
+
+
         state = {"model": model, "optimizer": optimizer}
         if scheduled:
             state["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 1)

@@ -210,10 +210,10 @@ class Job:
         Args:
             steps_total: the job is done after so many steps; None: the loop does not know.
         """
-        self._meter.steps_total = steps_total
+        self._meter.steps_total = self._reporter.progress.steps_total = steps_total
+        rank_state.begin(self.state, self._timer.step)
         if self._saving is not None:
             self._saving.restore_rng()
-        rank_state.begin(self.state, self._timer.step)
         self._final = None
         self._reporter.switch(SpanClass.USEFUL, self._timer.step)
         if self._watch is None and self._settings.hang.report_s:

@@ -11,12 +11,15 @@ import sys
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from cordee.errors import InputError
 from cordee.storage.sealed import canonical
-from cordee.train.checkpoint.state import encode, give, is_own, is_sharded, is_stateful, parts_of
+from cordee.train.checkpoint.state import encode, gather, give, is_own, is_sharded, is_stateful, parts_of, value_of
+from cordee.train.data import stateful
 from cordee.train.data.sampler import ElasticBatchSampler
+from cordee.train.data.stateful import is_stateful_loader
 
 log = logging.getLogger("cordee")
 
@@ -28,7 +31,7 @@ def enter(state: dict[str, object]) -> None:
 
     Raises:
         InputError: something in the state cannot be saved, or the position in the data is there twice.
-        CheckpointError: a plain value cannot be saved.
+        CheckpointError: something else in it cannot be saved.
     """
     for name, entry in state.items():
         if isinstance(entry, torch.nn.Module) and any(type(each).__name__ == _FSDP1 for each in entry.modules()):
@@ -42,21 +45,33 @@ def enter(state: dict[str, object]) -> None:
                 f"{name!r} reads from an ElasticBatchSampler, which has the position in the data itself",
                 hint="put the sampler into the state, and not its loader: both would skip what was trained on",
             )
-        if isinstance(entry, DataLoader) and not is_stateful(entry):
+        if isinstance(entry, (DataLoader, Sampler, _BaseDataLoaderIter)) and not is_stateful(entry):
+            kind = next(each for each in (DataLoader, Sampler, _BaseDataLoaderIter) if isinstance(entry, each))
             raise InputError(
-                f"{name!r} is a DataLoader, which does not know its position in the data and so cannot be saved",
+                f"{name!r} is a {kind.__name__.strip('_')}, which does not know its position in the data and so cannot"
+                " be saved",
                 hint="put a cordee.ElasticBatchSampler into the state, or use torchdata's StatefulDataLoader",
             )
-        if not is_sharded(entry) and not is_stateful(entry):
-            encode(entry, name, lambda tensor, path: None)
+    # A loader makes an iterator, and starts its workers, when it is asked for its state.
+    gather({name: entry for name, entry in state.items() if not is_stateful_loader(entry)})
     for sampler in _samplers(state):
         sampler.enter()
+    for _, loader in _loaders(state):
+        stateful.enter(loader)
+
+
+def loaded(state: dict[str, object]) -> None:
+    """Move data loaders' iterators to their positions, once the state has been loaded."""
+    for _, loader in _loaders(state):
+        stateful.loaded(loader)
 
 
 def begin(state: dict[str, object], step: int) -> None:
-    """Note the position in the data just before the first step."""
+    """Note the position in the data just before the first step, and before `restore_rng`."""
     for sampler in _samplers(state):
         sampler.begin(step)
+    for name, loader in _loaders(state):
+        stateful.begin(name, loader)
 
 
 def learning_rates(state: dict[str, object]) -> dict[str, list[float]]:
@@ -73,6 +88,10 @@ def _samplers(state: dict[str, object]) -> list[ElasticBatchSampler]:
     return [entry for entry in state.values() if isinstance(entry, ElasticBatchSampler)]
 
 
+def _loaders(state: dict[str, object]) -> list[tuple[str, object]]:
+    return [(name, entry) for name, entry in state.items() if is_stateful_loader(entry)]
+
+
 def capture(state: dict[str, Any], step: int | None = None) -> dict[str, Any]:
     """Return this rank's generators, its position in the data, and its copies of all objects without shards.
 
@@ -82,7 +101,7 @@ def capture(state: dict[str, Any], step: int | None = None) -> dict[str, Any]:
     plain = {name: entry for name, entry in state.items() if not is_sharded(entry)}
     for sampler in _samplers(state):
         sampler.check(step)
-    values = {name: entry.state_dict() if is_stateful(entry) else entry for name, entry in plain.items()}
+    values = {name: value_of(entry) for name, entry in plain.items()}
     own = {name: value for name, value in values.items() if is_own(state[name], value)}
     return {"rng": capture_rng(), "own": own, "dp": dp_of(state)}
 

@@ -124,6 +124,7 @@ class Saver:
         if rank == 0:
             where = self.checkpointer.to
             log.info("resumed at step %d from %s" if loaded else "starting at step %d; saving to %s", step, where)
+        rank_state.loaded(self._state)
         newest = self.checkpointer.newest()
         self._reporter.restored(step, newest.generation if newest else None)
         if loaded is not None and rank == 0:

@@ -23,6 +23,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from cordee.errors import CheckpointError
+from cordee.train.data import stateful
+from cordee.train.data.stateful import is_stateful_loader
 from cordee.units import MiB
 
 T = TypeVar("T")
@@ -95,18 +97,19 @@ def give(name: str, target: Any, value: object) -> None:
     """Give an object its state back.
 
     Raises:
-        CheckpointError: torchdata's loader would refuse it later, in the middle of the loop.
+        CheckpointError: it is a data loader's state for another number of workers.
     """
-    workers = getattr(target, "num_workers", None)
-    if workers is not None and isinstance(value, dict):
-        inside = value.get("_snapshot", {}).get("_main_snapshot", {})
-        saved = inside.get("_num_workers", 0 if "_num_yielded" in value else workers)
-        if saved != workers:
-            raise CheckpointError(
-                f"the position of the data loader {name!r} is that of {saved} workers, and it has {workers}",
-                hint=f"num_workers={saved}; or use cordee.ElasticBatchSampler, which needs no number of workers",
-            )
-    target.load_state_dict(value)
+    if is_stateful_loader(target) and isinstance(value, dict):
+        stateful.give(name, target, value)
+    else:
+        target.load_state_dict(value)
+
+
+def value_of(entry: Any) -> object:
+    """Return the state of an object that has one, or the plain value itself."""
+    if is_stateful_loader(entry):
+        return stateful.state_of(entry)
+    return entry.state_dict() if is_stateful(entry) else entry
 
 
 def is_own(entry: object, value: object) -> bool:
@@ -241,7 +244,7 @@ def _state_of(name: str, state: dict[str, Any], template: bool) -> object:
         states = [get_optimizer_state_dict(*pair) for pair in zip(owners, optimizers, strict=True)]
         groups = [group for each in states for group in each["param_groups"]]
         return {"state": _joined(f"{name}/state", [each["state"] for each in states]), "param_groups": groups}
-    return value.state_dict() if is_stateful(value) else value
+    return value_of(value)
 
 
 def _joined(name: str, parts: list[dict[str, object]]) -> dict[str, object]:
