@@ -31,7 +31,8 @@
     ├── CheckpointError            50   a checkpoint cannot be written or read
     │   ├── FencedError            51     a newer attempt owns the log
     │   ├── CorruptError           52     no generation verifies
-    │   └── DestinationError       53     the place to write to is unusable
+    │   ├── DestinationError       53     the place to write to is unusable
+    │   └── InUseError             54     another run on this machine writes there
     ├── StopError                  60   the ranks could not agree to stop, or the save ran out of time
     ├── MissingExtraError          70   an optional library is not installed
     ├── ReplicaError               87   the engine of a service does not start, has ended, or does not answer
@@ -252,6 +253,12 @@ class DestinationError(CheckpointError):
     """The place to write checkpoints to is unusable."""
 
     exit_code = 53
+
+
+class InUseError(CheckpointError):
+    """Another process on this machine writes to the destination."""
+
+    exit_code = 54
 
 
 class StopError(CordeeError):

@@ -26,6 +26,9 @@ from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 from cordee.units import US_PER_S
 from cordee.workload.keep import Keep
 
+BEST = "best"
+"""The name of the pin of the checkpoint that a script keeps as its best."""
+
 GC_FOLDER = "gc"
 _THREADS = 4
 
@@ -283,8 +286,15 @@ def _plan(
     return [entry.index for entry in live if entry.index not in staying], _unneeded(blobs, kept, _front(log, save))
 
 
-def pin(log: Log, generation: int, name: str | None) -> None:
-    """Pin a generation under this name, so that it is never retired; None: remove the pin.
+def best_of(entries: list[LogEntry]) -> tuple[int, float] | None:
+    """Return generation and value of the checkpoint that a script keeps as its best; None: there is none."""
+    found = {each.fields["generation"]: each.fields for each in of_kind(entries, "pin")}
+    best = [(at, fields["value"]) for at, fields in found.items() if fields["name"] == BEST and "value" in fields]
+    return min(best, key=lambda each: each[1], default=None)
+
+
+def pin(log: Log, generation: int, name: str | None, value: float | None = None) -> None:
+    """Pin a generation under this name, so that it is never retired; None: remove the pin. `value`: what it is best by.
 
     Raises:
         CheckpointError: the generation is retired already.
@@ -295,7 +305,7 @@ def pin(log: Log, generation: int, name: str | None) -> None:
             raise CheckpointError(
                 f"generation {generation} is retired", hint="cordee checkpoint ls lists those that are not"
             )
-        return {"generation": generation, "name": name}
+        return {"generation": generation, "name": name, **({} if value is None else {"value": value})}
 
     log.append("pin", fields)
 

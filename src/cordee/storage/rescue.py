@@ -11,10 +11,11 @@ it looks at the process, and elsewhere at the uploader's signs of life.
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,6 +29,9 @@ UPLOADER_MARKS = ("CORDEE_UPLOADER", "CORDEE_DRAIN")
 
 The second one is the name of version 0.1.0: trainer and agent may be of different versions.
 """
+
+UPLOADER_IGNORES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that end a trainer, and reach its uploader too: a terminal and Slurm send them to all processes."""
 
 RESCUE_S_MAX = 120.0
 """Time for the uploaders of dead trainers: after it the agent ends them, and the next attempt fences them."""
@@ -153,6 +157,13 @@ def process() -> dict[str, object]:
     return {"host": socket.gethostname(), "where": _where(), "pid": os.getpid(), "started": _started(os.getpid())}
 
 
+def is_running(described: Mapping[str, object]) -> bool | None:
+    """Return whether a process that `process` described still runs; None: it is on another machine."""
+    if described["where"] is None or described["where"] != _where():
+        return None
+    return _started(int(str(described["pid"]))) == described["started"]
+
+
 def give_sign(blobs: Blobs, key: str, sign: int, process: dict[str, object]) -> None:
     """Write one sign of life; each has a new number."""
     blobs.put(key, seal({"format": FORMAT, "sign": sign, **process}))
@@ -205,8 +216,8 @@ class EarlierUploaders:
         if sign is None:
             return None
         name = f"rank {int(key.rpartition('-')[2])} on {sign['host']}"
-        if sign["where"] is not None and sign["where"] == _where():
-            return name if _started(sign["pid"]) == sign["started"] else None
+        if (running := is_running(sign)) is not None:
+            return name if running else None
         now_s = self._clock()
         number, since_s = self._signs.get(key, (None, now_s))
         if number != sign["sign"]:

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cordee.errors import CheckpointError, CorruptError
-from cordee.storage import rescue
+from cordee.storage import rescue, writer
 from cordee.storage.destination import open_blobs
-from cordee.storage.generations import Commit, base_chunks, commit_of
+from cordee.storage.generations import Commit, base_chunks, best_of, commit_of
 from cordee.storage.history import PastAttempt, past_attempts
 from cordee.storage.log import Log, read_entries
 from cordee.storage.manifest import parts_prefix, write_failed
@@ -42,6 +42,7 @@ class AttemptLog:
         skipped: unusable generations and records, newest first.
         past: the earlier attempts, on rank 0 only.
         opened: the generation that was found; None: there is none.
+        best: generation and value of the checkpoint that is pinned as the best; None: there is none.
     """
 
     def __init__(self, to: str, consensus: Consensus, *, epoch: int | None, base: str | None) -> None:
@@ -52,6 +53,7 @@ class AttemptLog:
         self.skipped: list[Skipped] = []
         self.past: list[PastAttempt] = []
         self.opened: Commit | None = None
+        self.best: tuple[int, float] | None = None
         self._consensus = consensus
         self._epoch = epoch
 
@@ -76,11 +78,12 @@ class AttemptLog:
             on_read: called with the generation that is read next, and with None if it is damaged.
 
         Raises:
+            InUseError: another process of this machine writes there.
             FencedError: a newer attempt owns the log.
             CorruptError: there are generations, and none verifies.
         """
         self._await_rescue()
-        self._epoch, self.nonce, candidates, damaged = self._consensus.from_rank0(self._begin)
+        self._epoch, self.nonce, self.best, candidates, damaged = self._consensus.from_rank0(self._begin)
         self.skipped = []
         for commit in candidates:
             on_read(commit)
@@ -105,23 +108,32 @@ class AttemptLog:
             )
         return self.opened
 
+    def close(self) -> None:
+        """Let another process write here."""
+        if self._consensus.rank == 0 and not self.has_server and self.nonce:
+            writer.withdraw(self.blobs, self.nonce)
+
     def _report_skipped(self) -> None:
         for skipped in self.skipped if self._consensus.rank == 0 else ():
             what = f"step {skipped.step}" if skipped.step is not None else "a record"
             logger.warning("skipping generation %d (%s): %s", skipped.generation, what, skipped.reason)
 
-    def _begin(self) -> tuple[int, str, list[Commit], list[tuple[int, str]]]:
-        """Open the log, on rank 0; the epoch, the nonce, the commits from the newest on, and damaged records."""
+    def _begin(self) -> tuple[int, str, tuple[int, float] | None, list[Commit], list[tuple[int, str]]]:
+        """Open the log, on rank 0; epoch, nonce, the best, the commits from the newest on, and damaged records."""
+        if not self.has_server:
+            writer.check_free(self.blobs, min(writer.ENDING_S, self._consensus.grace_s / 2))
         nonce = secrets.token_hex(8)
         at_us = time.time_ns() // 1000
         log = Log.open(self.blobs, nonce=nonce, epoch=self._epoch, at_us=at_us, world_size=self._consensus.world_size)
+        if not self.has_server:
+            writer.announce(self.blobs, nonce, at_us)
         self.past = past_attempts(log.entries)
         self.blobs.sweep_tmp()
         if self.base is not None:
             base_chunks(self.blobs, self.base)  # Raises its errors now, not during the first save.
         commits = [commit_of(entry) for entry in reversed(log.commits())]
         damaged = [(entry.index, entry.damage) for entry in log.entries if entry.record is None]
-        return log.epoch, nonce, commits, damaged
+        return log.epoch, nonce, best_of(log.entries), commits, damaged
 
     def _await_rescue(self) -> None:
         """Without a server, wait for the uploaders of the attempt before, which this attempt will fence."""

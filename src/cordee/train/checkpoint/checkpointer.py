@@ -21,6 +21,7 @@ import torch
 
 from cordee.errors import CheckpointError, CorruptError
 from cordee.storage.destination import parse_levels
+from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, check_chunks
 from cordee.storage.history import LEFT, PastAttempt
 from cordee.storage.manifest import read_manifest
@@ -97,6 +98,16 @@ class Checkpointer:
     def epoch(self) -> int:
         """The epoch of this attempt; known after `resume`."""
         return self._attempt.epoch
+
+    @property
+    def blobs(self) -> Blobs:
+        """The store of the destination."""
+        return self._attempt.blobs
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """Generation and value of the checkpoint that earlier attempts kept as the best; known after `resume`."""
+        return self._attempt.best
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -259,6 +270,7 @@ class Checkpointer:
             logger.warning("the uploader is still busy after %.0f s and goes on alone", patience_s)
         self._link = None
         self._captures.close()
+        self._attempt.close()
 
     def _find(self, take: Callable[[Commit], None]) -> Commit | None:
         opened = self._attempt.find(take, self._record.read)
