@@ -2,17 +2,23 @@
 
 import logging
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import forks
 import pytest
 import torch
+from test_job import environment
 from torch.utils.data import DataLoader
 
 import cordee
-from cordee.errors import CheckpointError, InputError
+from cordee.errors import CheckpointError, InputError, InUseError
+from cordee.storage.sealed import seal
 
 WAIT_S = 120
 
@@ -36,12 +42,6 @@ def test_a_value_that_cannot_be_saved_is_refused_by_its_path(tmp_path: Path) -> 
         pass
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
-def test_a_resume_says_when_the_checkpoints_learning_rate_wins(tmp_path: Path, caplog, scheduled: bool) -> None:
-    def resume(lr: float, steps: int) -> str:
-        caplog.clear()
-        model = torch.nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
 class Odd:
     """An object whose state cannot be saved."""
 
@@ -65,6 +65,12 @@ def test_what_every_save_would_fail_at_is_refused(tmp_path: Path, state: dict[st
         pass
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_resume_says_when_the_checkpoints_learning_rate_wins(tmp_path: Path, caplog, scheduled: bool) -> None:
+    def resume(lr: float, steps: int) -> str:
+        caplog.clear()
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
         state = {"model": model, "optimizer": optimizer}
         if scheduled:
             state["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -101,3 +107,70 @@ def test_ctrl_c_says_what_is_durable_or_is_a_notice(tmp_path: Path, is_notice: b
     else:
         assert run.returncode == -signal.SIGINT, run.stderr
         assert "interrupted in step 5; durable: step 4; start it again to go on" in run.stderr
+
+
+TERMINAL = str(Path(__file__).with_name("terminal_script.py"))
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_ctrl_c_in_a_terminal_saves_and_a_second_one_ends_at_once(tmp_path: Path, hangs: bool) -> None:
+    person, terminal = pty.openpty()
+    how = "hangs" if hangs else "trains"
+    run = forks.start([sys.executable, TERMINAL, str(tmp_path), how, os.ttyname(terminal)], environment())
+    shown = ""
+
+    def until(text: str) -> None:
+        nonlocal shown
+        while text not in shown:
+            assert select.select([person], [], [], WAIT_S)[0], shown
+            shown += os.read(person, 4096).decode()
+
+    try:
+        until("in step 5")
+        os.write(person, b"\x03")  # The terminal sends SIGINT to the processes in its foreground.
+        until("Ctrl-C again ends it at once")
+        if hangs:
+            while run.poll() is None:  # one that comes too soon is a launcher's copy of the first
+                os.write(person, b"\x03")
+                with suppress(subprocess.TimeoutExpired):
+                    run.wait(0.2)
+            until("ends at once, durable: nothing; start it again to go on")
+        else:
+            until("its checkpoint is durable; start it again to go on")
+        assert run.wait(WAIT_S) == (128 + signal.SIGINT if hangs else 75)
+    finally:
+        run.kill()
+        os.close(person)
+        os.close(terminal)
+
+
+def test_a_second_start_does_not_take_the_folder_from_a_live_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, write = os.pipe()
+    first = forks.start([sys.executable, TERMINAL, str(tmp_path), "hangs"], environment(), stdout=write)
+    os.close(write)
+    try:
+        with os.fdopen(read) as said:
+            assert said.readline() == "in step 5\n"
+        monkeypatch.setattr("cordee.storage.writer.ENDING_S", 0.1)
+        with pytest.raises(InUseError, match=rf"in use by process {first.pid} on \S+, which began .* ago") as refused:
+            enter(tmp_path)
+        assert "CORDEE_TAKE_OVER=1" in str(refused.value.hint)
+        monkeypatch.setenv("CORDEE_TAKE_OVER", "1")
+        enter(tmp_path)
+    finally:
+        first.kill()
+        first.wait(WAIT_S)
+    monkeypatch.delenv("CORDEE_TAKE_OVER")
+    enter(tmp_path)  # the first one is dead, the second one has closed the folder
+    of_elsewhere = {"nonce": "0", "since_us": 1, "host": "gpu-7", "where": "elsewhere", "pid": 1, "started": 1}
+    (tmp_path / "writer").write_bytes(seal({"format": 1, **of_elsewhere}))
+    enter(tmp_path)
+    assert "from process 1 on gpu-7" in caplog.text
+    assert not (tmp_path / "writer").exists()
+
+
+def enter(to: Path) -> None:
+    with cordee.job({"n": 0}, to=to):
+        pass

@@ -26,7 +26,7 @@ from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.saver import Saver
 from cordee.train.measure import Meter
 from cordee.train.mesh import layout_mesh
-from cordee.train.rank_exit import RankExit, beside, durable_name
+from cordee.train.rank_exit import RankExit, beside, durable_name, goes_on_from
 from cordee.train.report import Reporter, set_up_logging
 from cordee.train.settings import Settings, settings
 from cordee.train.step_timer import StepTimer
@@ -301,7 +301,7 @@ class Job:
             self._report_left(*(("aborted", CheckpointError.exit_code) if self._final is False else ("finished", 0)))
             self._count_out(_NO_LIMIT_S)
         elif issubclass(kind, KeyboardInterrupt) and self.rank == 0:
-            log.info("interrupted %s; durable: %s; start it again to go on", self._where(), durable_name(self._saving))
+            log.info("interrupted %s; %s", self._where(), goes_on_from(self._saving))
         failed = kind is not None and issubclass(kind, Exception) and not issubclass(kind, CordeeError)
         broken = failed and self._breaks_on_leaving(error)
         self._close(failed=failed)
@@ -357,11 +357,9 @@ class Job:
         self._meter.report()
         rank_exit.report_notice(durable=durable)
         if self.rank == 0:
-            log.info(
-                "left at step %d: %s",
-                step,
-                "its checkpoint is durable" if durable else f"durable: {durable_name(saving)}",
-            )
+            kept = "its checkpoint is durable" if durable else f"durable: {durable_name(saving)}"
+            again = "; start it again to go on" if self._settings.spool is None else ""
+            log.info("left at step %d: %s%s", step, kept, again)
         self._count_out(self._settings.grace_s)
         raise Preempted(rank_exit.exit_code)
 

@@ -35,6 +35,7 @@ log = logging.getLogger("cordee")
 MARGIN_S_MAX = 2.0  # from a rank's end until it would be killed; a tenth of the notice if that is less
 TURN_S = 0.05  # between two checks whether the step that runs is overdue
 HINT_LOOK_S = 5.0  # as often as the clouds are asked
+REPEATED_S = 0.5  # two SIGINT within this time are one Ctrl-C, which a launcher passed on
 LOOK_S = 0.5  # between two looks at the agent's notice, once there was one
 
 
@@ -150,10 +151,25 @@ class RankExit:
         return True
 
     def _on_signal(self, number: int) -> None:
+        if number == signal.SIGINT and self._is_impatient():
+            self._interrupt()
         notice = read_notice(self._settings.spool)
         left_s = self._settings.grace_s if notice is None else notice.left_s()
         stays = notice is None or notice.machine_stays
         self.notice(signal.Signals(number).name, left_s, machine_stays=stays)
+        if number == signal.SIGINT and self._rank == 0 and not self._settings.torchelastic:
+            log.info("saving, then leaving; Ctrl-C again ends it at once")
+
+    def _is_impatient(self) -> bool:
+        """Return whether a person has pressed Ctrl-C again; launchers pass the first one on once more."""
+        since_s = time.monotonic() - self.notices.first_s[signal.SIGINT]
+        return since_s > REPEATED_S and not self._settings.torchelastic
+
+    def _interrupt(self) -> None:
+        """End the process at once, in the middle of a step or a save. Does not return."""
+        log.error("rank %d: ends at once, %s", self._rank, goes_on_from(self.saving))
+        _kill_workers()
+        os._exit(128 + signal.SIGINT)
 
     def _look(self) -> None:
         """Read the agent's notice again, since the deadline may have moved closer."""
@@ -244,9 +260,7 @@ class RankExit:
             self._report_abort()
             if self.agreement is not None:
                 beside(self.agreement.abort).join(timeout=0.5)
-        for child in multiprocessing.active_children():
-            if child.daemon:  # A data loader's worker that hangs would outlive this process.
-                child.kill()
+        _kill_workers()
         if self.saving is not None and self._settings.spool is None:
             most_s = time.monotonic() + RESCUE_S_MAX
             self.saving.leave(lambda: self.left_s(max(0.0, most_s - time.monotonic())))
@@ -289,6 +303,18 @@ class _Hints:
                 self._newest_us = at_us
                 self.take(Hint(why=why))
         self._exit.notices.at("hint", time.monotonic() + HINT_LOOK_S, self._look)
+
+
+def _kill_workers() -> None:
+    """Kill the workers of data loaders: one that hangs would outlive this process."""
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
+
+
+def goes_on_from(saving: Saver | None) -> str:
+    """Return what is durable and how to go on, for a message to the person who started the script."""
+    return f"durable: {durable_name(saving)}; start it again to go on"
 
 
 def durable_name(saving: Saver | None) -> str:

@@ -152,8 +152,12 @@ def _layout(text: str | None, world_size: int) -> Layout | None:
 
 
 def _signals(env: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the signals that are a notice: SIGTERM; under Slurm SIGUSR1 too; and those that CORDEE_SIGNALS names."""
-    names = ["TERM", *(["USR1"] if "SLURM_JOB_ID" in env else []), *env.get("CORDEE_SIGNALS", "").split(",")]
+    """Return the signals that are a notice: SIGTERM; under Slurm SIGUSR1 too; and those that CORDEE_SIGNALS names.
+
+    Without that variable, SIGINT is one where a person at a terminal may press Ctrl-C.
+    """
+    more = env.get("CORDEE_SIGNALS", "INT" if _is_at_terminal(env) else "").split(",")
+    names = ["TERM", *(["USR1"] if "SLURM_JOB_ID" in env else []), *more]
     found = []
     for name in (name.strip().upper().removeprefix("SIG") for name in names if name.strip()):
         if name not in _NOTICES:
@@ -166,6 +170,18 @@ def _signals(env: Mapping[str, str]) -> tuple[int, ...]:
 
 def _number(env: Mapping[str, str], name: str) -> float | None:
     text = env.get(name)
+def _is_at_terminal(env: Mapping[str, str]) -> bool:
+    """Return whether this process has a terminal, and nothing else of it handles Ctrl-C."""
+    has_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    return has_terminal and "CORDEE_JOB" not in env and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _log_level(env: Mapping[str, str]) -> int:
+    """Return the level of the lines to print: warnings, what a person wants to see, or each checkpoint too."""
+    levels = {"CORDEE_QUIET": logging.WARNING, "CORDEE_VERBOSE": logging.DEBUG}
+    return next((level for name, level in levels.items() if env.get(name, "0") not in ("", "0")), logging.INFO)
+
+
     if not text:
         return None
     try:

@@ -5,18 +5,19 @@ import json
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from cordee.errors import CheckpointError, FencedError
 from cordee.storage.generations import Commit
-from cordee.storage.rescue import UPLOADER_MARKS
+from cordee.storage.rescue import UPLOADER_IGNORES, UPLOADER_MARKS
 from cordee.train.checkpoint.upload import UploaderSetup
 
 HAND_OVER_S_MAX = 2.0  # An uploader that hangs must not hang its trainer.
@@ -41,14 +42,15 @@ class UploaderLink:
         self._reading: dict[int, int] = {}  # by buffer: the save whose capture the uploader still reads
         self._open: set[int] = set()  # saves without an outcome
         self._ended = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cordee.train.checkpoint.uploader"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(*setup.fds, setup.marks_fd),
-            # An agent that ends a trainer's remaining processes recognises the uploader, and gives it time.
-            env=os.environ | dict.fromkeys(UPLOADER_MARKS, "1"),
-        )
+        with _signals_blocked():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "cordee.train.checkpoint.uploader"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(*setup.fds, setup.marks_fd),
+                # An agent that ends a trainer's remaining processes recognises the uploader, and gives it time.
+                env=os.environ | dict.fromkeys(UPLOADER_MARKS, "1"),
+            )
         assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"
         self._stdout = self._process.stdout
         self._pipe = _CommandPipe(self._process.stdin)
@@ -232,6 +234,16 @@ class _CommandPipe:
         with contextlib.suppress(ValueError):  # It was closed meanwhile: nothing is left to send.
             room.register(self._stdin, select.POLLOUT)
             room.poll(timeout_s * 1000)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block the signals that the uploader ignores; it inherits that, since one would end it while Python starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, UPLOADER_IGNORES)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _after_fork_in_child() -> None:

@@ -25,8 +25,9 @@ from cordee.train.checkpoint.upload import REPORT_AGAIN_S, Uploader, UploaderSet
 
 def main() -> None:
     """Serve one trainer: commands as JSON lines on standard input, events as JSON lines on standard output."""
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in rescue.UPLOADER_IGNORES:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, rescue.UPLOADER_IGNORES)  # the trainer has blocked them until now
     commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     trainer_left = threading.Event()
     captured = [0]  # the newest

@@ -28,9 +28,13 @@ class Notices:
     Earlier Python handlers of these signals still run, and bytes for an earlier wakeup file descriptor (asyncio's) are
     passed on to it. A forked child, such as a data loader's worker, gets the earlier handlers back,
     since its signals are not the rank's.
+
+    Attributes:
+        first_s: the time of `time.monotonic()` at which each signal first came.
     """
 
     def __init__(self, signals: Iterable[int], on_signal: Callable[[int], None]) -> None:
+        self.first_s: dict[int, float] = {}
         self._on_signal = on_signal
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._lock = threading.Lock()
@@ -127,6 +131,7 @@ class Notices:
                 log.debug("an earlier wakeup file descriptor did not take a signal: %s", error)
         for number in raised:
             if number in self._signals:
+                self.first_s.setdefault(number, time.monotonic())
                 self._guarded(partial(self._on_signal, number))
 
 
