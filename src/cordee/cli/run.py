@@ -167,10 +167,8 @@ def run(
         "limit_cost": limit_cost, "retries": retries, "model": model, "notify_to": notify,
         "plan": None if plan is None else plan_of(plan, layout),
     }  # fmt: skip
-    section = _section(
-        sweep, search=search, trials=trials, max_running=max_running, metric=metric, goal=goal, rungs=rungs,
-        target=target,
-    )  # fmt: skip
+    more = {"search": search, "trials": trials, "max_running": max_running, "metric": metric, "goal": goal}
+    section = _section(sweep, **more, rungs=rungs, target=target)
     if section is not None:
         flags["sweep"] = section
     if layout is not None and plan is None:

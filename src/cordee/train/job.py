@@ -129,7 +129,7 @@ class Job:
 
     def open(self) -> None:
         """Start to listen for notices; `find` and `load` read the checkpoint."""
-        set_up_logging(quiet=self._settings.quiet or self.rank != 0)
+        set_up_logging(self._settings.log_level if self.rank == 0 else logging.WARNING)
         if self._settings.to is None:
             if self.rank == 0:
                 log.warning("no checkpoint destination: this job is unprotected; name one: cordee.job(state, to=...)")
@@ -196,7 +196,7 @@ class Job:
         """
         n = min([n, *self._timer.rungs[-1:]])
         self.begin(n)
-        while self._timer.step < n:
+        while self._timer.step < (self._meter.steps_total or 0):  # `stop` changes it
             self.boundary()
             yield self._timer.step
             self.stepped()
@@ -279,6 +279,20 @@ class Job:
         self._meter.report()
         self._reporter.switch(SpanClass.RESTART, self._timer.step)
 
+    def save(self, *, best: float | None = None) -> None:
+        """Make a checkpoint as soon as the step that runs is over. All ranks call it in the same step.
+
+        Args:
+            best: a value of this step, such as a validation loss, the same on all ranks. A checkpoint is made only if
+                it is the lowest of the job so far, and then stays, pinned as `best`, until a better one replaces it.
+        """
+        if self._saving is not None:
+            self._saving.requested.ask(self._timer.step + self._timer.inside, best)
+
+    def stop(self) -> None:
+        """End the loop after the step that runs, with a final checkpoint. All ranks call it in the same step."""
+        self._meter.steps_total = self._reporter.progress.steps_total = self._timer.step + self._timer.inside
+
     def log(self, *, loss: object = None, tokens: int = 0, **metrics: object) -> None:
         """Report the loss of the step that runs, the tokens of the whole gang in it, and metrics by any other names.
 
@@ -297,7 +311,10 @@ class Job:
         self._block_if_ending()
         if kind is None:
             if self._final is None and self.rank == 0:
-                log.info("the loop was left before its end, at step %d: no final checkpoint", self._timer.step)
+                log.info(
+                    "the loop was left before its end, at step %d: no final checkpoint; job.stop() ends it with one",
+                    self._timer.step,
+                )
             self._report_left(*(("aborted", CheckpointError.exit_code) if self._final is False else ("finished", 0)))
             self._count_out(_NO_LIMIT_S)
         elif issubclass(kind, KeyboardInterrupt) and self.rank == 0:

@@ -48,8 +48,7 @@ class Reporter:
         self._from_us = process_start_us()
         self._first_step = self._steps = self._tokens = 0
         self._loss: Any = None
-        self._progress_s = time.monotonic()
-        self._progress_steps = self._progress_tokens = 0
+        self.progress = ProgressLine()
 
     def now_us(self) -> int:
         """Return microseconds since the Unix epoch, by a clock that never goes back."""
@@ -58,7 +57,7 @@ class Reporter:
     def restored(self, step: int, generation: int | None) -> None:
         """Report that the attempt starts at this step."""
         self._first_step = step
-        self._progress_s = time.monotonic()
+        self.progress.begin()
         if self._rank == 0:
             self.append(Restored, step=step, generation=generation)
 
@@ -105,22 +104,22 @@ class Reporter:
                 self._flush()
                 self._first_step = step + 1
         if self._rank == 0:
-            self._progress_steps += 1
-            if time.monotonic() - self._progress_s >= PROGRESS_S:
-                self._progress(step + 1)
+            self.progress.stepped(step + 1, self._loss)
 
     def log(self, loss: object, tokens: int) -> None:
         """Take loss and tokens of the step that runs; a loss that is a tensor is read only when a span is reported."""
         with self._lock:
             self._loss = loss.detach() if hasattr(loss, "detach") else loss
             self._tokens += tokens
-            self._progress_tokens += tokens
+            self.progress.tokens += tokens
 
     def committed(self, commit: Commit) -> None:
         """Report that a generation is durable; on rank 0, though every rank's uploader knows."""
         if self._rank != 0:
             return
-        log.info(
+        # The first one shows that it works and what it costs; the line of progress shows the step of the newest.
+        log.log(
+            logging.DEBUG if self.progress.saved_step is not None else logging.INFO,
             "checkpoint %d of step %d: %s, stopped training for %s, durable after %s",
             commit.generation,
             commit.step,
@@ -128,6 +127,7 @@ class Reporter:
             format_duration(commit.stall_us / 1e6),
             format_duration(commit.uploaded_us / 1e6),
         )
+        self.progress.saved_step = commit.step
         self.append(
             CheckpointCommitted,
             step=commit.step,
@@ -185,12 +185,43 @@ class Reporter:
         except OSError as error:  # A full disk must not end the training.
             log.error("the spool cannot be written: %s", error)
 
-    def _progress(self, step: int) -> None:
-        seconds = time.monotonic() - self._progress_s
-        loss = "" if self._loss is None else f"  loss {float(self._loss):.4f}"
-        tokens = f"  {self._progress_tokens / seconds:,.0f} tokens/s" if self._progress_tokens else ""
-        log.info("step %d%s  %.2f steps/s%s", step, loss, self._progress_steps / seconds, tokens)
-        self._progress_s, self._progress_steps, self._progress_tokens = time.monotonic(), 0, 0
+
+class ProgressLine:
+    """The line about the training that rank 0 prints every few seconds.
+
+    Attributes:
+        steps_total: steps of the whole job; None: not known.
+        saved_step: step of this attempt's newest checkpoint; None: it has made none.
+        tokens: of the whole gang since the line before.
+    """
+
+    def __init__(self) -> None:
+        self.steps_total: int | None = None
+        self.saved_step: int | None = None
+        self.tokens = self._steps = 0
+        self._since_s = time.monotonic()
+
+    def begin(self) -> None:
+        """Start counting time."""
+        self._since_s, self._steps, self.tokens = time.monotonic(), 0, 0
+
+    def stepped(self, done: int, loss: Any) -> None:
+        """Count a step, after which `done` are done, and print the line if it is due. The loss may be a tensor."""
+        self._steps += 1
+        if (seconds := time.monotonic() - self._since_s) >= PROGRESS_S:
+            log.info("%s", self.text(done, None if loss is None else float(loss), seconds))
+            self.begin()
+
+    def text(self, done: int, loss: float | None, seconds: float) -> str:
+        """Return the line for the steps and tokens counted in this time."""
+        step_s = seconds / self._steps
+        parts = [f"step {done:,}" + (f" of {self.steps_total:,}" if self.steps_total else "")]
+        parts += [] if loss is None else [f"loss {loss:.4f}"]
+        parts += [f"{1 / step_s:.2f} steps/s" if step_s < 1 else f"{step_s:.1f} s a step"]
+        parts += [f"{self.tokens / seconds:,.0f} tokens/s"] if self.tokens else []
+        parts += [f"{format_duration(step_s * (self.steps_total - done))} left"] if self.steps_total else []
+        parts += [] if self.saved_step is None else [f"saved {self.saved_step:,}"]
+        return "  ".join(parts)
 
 
 def process_start_us() -> int:
@@ -203,13 +234,13 @@ def process_start_us() -> int:
     return round(_IMPORTED_S * 1e6)
 
 
-def set_up_logging(*, quiet: bool) -> None:
-    """Print the SDK's lines if the script has not set up logging itself."""
-    if quiet:
-        log.setLevel(logging.WARNING)
+def set_up_logging(level: int) -> None:
+    """Print the SDK's lines of this level, if the script has not set up logging itself."""
+    if level >= logging.WARNING:
+        log.setLevel(level)
     elif not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("cordee: %(message)s"))
         log.addHandler(handler)
-        log.setLevel(logging.INFO)
+        log.setLevel(level)
         log.propagate = False

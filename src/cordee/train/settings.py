@@ -1,8 +1,10 @@
 """The settings of a rank: from the agent (environment), the script (arguments) or defaults, in this order."""
 
 import json
+import logging
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +65,7 @@ class Settings:
     cloud: Cloud | None = field(compare=False)  # for this rank to ask
     hang: HangLimits
     torchelastic: bool
-    quiet: bool
+    log_level: int
     planned: Planned
 
 
@@ -116,7 +118,7 @@ def settings(
             restart_s=(parse_duration_s(hang) if hang else None) if restart_s is None else restart_s,
         ),
         torchelastic="TORCHELASTIC_RUN_ID" in env,
-        quiet=env.get("CORDEE_QUIET", "0") not in ("", "0"),
+        log_level=_log_level(env),
         planned=Planned(
             estimate=_estimate(env.get("CORDEE_ESTIMATE")),
             layout=_layout(env.get("CORDEE_LAYOUT"), int(env.get("WORLD_SIZE") or 1)),
@@ -168,8 +170,6 @@ def _signals(env: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _number(env: Mapping[str, str], name: str) -> float | None:
-    text = env.get(name)
 def _is_at_terminal(env: Mapping[str, str]) -> bool:
     """Return whether this process has a terminal, and nothing else of it handles Ctrl-C."""
     has_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
@@ -182,6 +182,8 @@ def _log_level(env: Mapping[str, str]) -> int:
     return next((level for name, level in levels.items() if env.get(name, "0") not in ("", "0")), logging.INFO)
 
 
+def _number(env: Mapping[str, str], name: str) -> float | None:
+    text = env.get(name)
     if not text:
         return None
     try:

@@ -94,7 +94,7 @@ class Checkpoint(_Section):
 
 
 class Retries(_Section):
-    """How often the job starts again after an attempt's end, by its cause; None: three in a row without a checkpoint.
+    """Further starts of the job by the cause of an attempt's end; None: three in a row without a checkpoint end it.
 
     A checkpoint lets the count begin again. `exit` has exit codes of the script, apart from `script`.
     """

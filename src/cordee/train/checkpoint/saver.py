@@ -18,6 +18,7 @@ from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.auto_interval import AutoInterval
 from cordee.train.checkpoint.cadence import MEMORY, Cadence
 from cordee.train.checkpoint.checkpointer import Checkpointer, Save
+from cordee.train.checkpoint.requested import RequestedSaves
 from cordee.train.checkpoint.restore import Loaded
 from cordee.train.report import Reporter, process_start_us
 from cordee.train.settings import Settings
@@ -40,6 +41,7 @@ class Saver:
         checkpointer: where the saves go.
         tried_step: step of the newest capture tried, the same on all ranks.
         durable_step: step of the newest checkpoint in all storage levels; 0: there is none.
+        requested: what the script asks for.
     """
 
     def __init__(
@@ -56,7 +58,6 @@ class Saver:
         self.tried_step: int | None = None
         self.durable_step = 0
         self._state, self._reporter, self._on_estimate = state, reporter, on_estimate
-        self._levels = level_urls(to)
         self._start_step = 0
         self._is_open = False  # whether the checkpoint to load is known
         self._rng: dict[str, object] | None = None  # restored when the loop begins
@@ -75,9 +76,14 @@ class Saver:
             on_commit=self._on_commit,
             on_failure=self._on_failure,
         )
+        self.requested = RequestedSaves(self.checkpointer.blobs, rank)
         self._auto = AutoInterval(
             self._cadence, settings.every, world_size, lambda: self.checkpointer.past, self._estimate
         )
+
+    @property
+    def _levels(self) -> tuple[str, ...]:
+        return level_urls(self.checkpointer.to)
 
     @property
     def uploading(self) -> bool:
@@ -118,13 +124,13 @@ class Saver:
                 rank_state.restore(self._state, loaded.extras)
             elif rank == 0:
                 self._log_resharding(loaded)
+        rank_state.loaded(self._state)
         if loaded is not None or self._estimate is None:
             self._auto.restart_s = time.time() - process_start_us() / 1e6
         self._cadence.begin(time.monotonic())
         if rank == 0:
             where = self.checkpointer.to
             log.info("resumed at step %d from %s" if loaded else "starting at step %d; saving to %s", step, where)
-        rank_state.loaded(self._state)
         newest = self.checkpointer.newest()
         self._reporter.restored(step, newest.generation if newest else None)
         if loaded is not None and rank == 0:
@@ -139,6 +145,7 @@ class Saver:
 
     def _found(self) -> int:
         newest = self.checkpointer.newest()
+        self.requested.begin(self.checkpointer.best)
         self._start_step = newest.step if newest else 0
         if newest is not None and not newest.missing_levels:
             self.durable_step = newest.step
@@ -173,9 +180,11 @@ class Saver:
     # -- when, and how far ---------------------------------------------------------------------------------
 
     def at_step(self, step: int) -> None:
-        """Capture if one is due by steps, which all ranks know without an agreement."""
+        """Capture if one is due by steps, or was requested, which all ranks know without an agreement."""
         if step == self._start_step + 1:
             self.checkpointer.prepare(self._state, in_memory=self._cadence.captures_in_memory)
+        if step == self.requested.step and step not in (self._start_step, self.tried_step):
+            self.save(step, len(self._levels))
         reach = self._cadence.at_step(step)
         if reach is not None and step not in (self._start_step, self.tried_step):
             by_schedule = MEMORY if reach == MEMORY else None
@@ -329,6 +338,7 @@ class Saver:
         if not commit.missing_levels:
             self.durable_step = commit.step
         self._reporter.committed(commit)
+        self.requested.committed(commit)
         if self.checkpointer.rank == 0 and self._auto.committed(commit.stall_us / 1e6, commit.uploaded_us / 1e6):
             self._on_estimate()
 
