@@ -134,6 +134,21 @@ def parse_micro_usd(text: str) -> int:
     return round(float(match[1] or match[2]) * MICRO_USD)
 
 
+def parse_micro_usd_per_hour(text: str) -> int:
+    """Return the integer micro-dollars an hour of `$12.50/h`.
+
+    >>> parse_micro_usd_per_hour("$2.99/h")
+    2990000
+
+    Raises:
+        UnitError: no amount of money, or not one an hour.
+    """
+    amount, slash, time = text.strip().rpartition("/")
+    if slash and time.strip() in ("h", "hour"):
+        return parse_micro_usd(amount)
+    raise UnitError(f"{text!r} is not a price", hint="write dollars an hour: $12/h")
+
+
 def format_bytes(n_bytes: float) -> str:
     """Format bytes in decimal units, as vendors and bills do.
 

@@ -123,6 +123,17 @@ def test_an_update_changes_what_was_given_and_nothing_else() -> None:
     )
 
 
+def test_an_update_without_a_change_takes_the_newest_checkpoint_of_a_training_job() -> None:
+    with pytest.raises(InputError, match="nothing to change was given"):
+        changed(CHAT, {}, None, {})
+    section = {"model": "job:gpt", "like": "./base", "steps": {"job:gpt": 400}}
+    gpt = JobSpec.model_validate({"name": "gpt", "gpus": 1, "service": section})
+    found = changed(gpt, {}, None, {}).service
+    assert found is not None and (found.model, found.like, found.steps) == ("job:gpt", "./base", {})
+    other = changed(gpt, {"model": "./tiny"}, None, {}).service
+    assert other is not None and (other.model, other.like, other.steps) == ("./tiny", None, {})
+
+
 def test_a_service_is_named_after_its_model() -> None:
     assert service_name("/models/Llama 3.1!") == "llama-3-1"
     assert service_name("...") == "service"
@@ -145,7 +156,6 @@ def test_a_service_is_named_after_its_model() -> None:
         ("serve run none.yaml --also ./b", InputError.exit_code, "--also cannot be combined with a job file"),
         ("serve run none.yaml", SpecError.exit_code, "none.yaml cannot be read"),
         ("serve run none.yaml --replicas 2", InputError.exit_code, "--replicas cannot be combined with a job file"),
-        ("serve update chat", InputError.exit_code, "nothing to change was given"),
     ],
 )
 def test_a_wrong_service_is_refused_here(

@@ -19,7 +19,7 @@ from cordee.errors import InputError, SpecError
 from cordee.servers import is_remote
 from cordee.service_answers import ServiceView
 from cordee.workload.launcher import SEARCH_PATHS
-from cordee.workload.service import FROM_JOB
+from cordee.workload.service import FROM_JOB, WRITTEN_AS
 from cordee.workload.spec import JobSpec
 
 _LOOK_S, _GATEWAY_S = 0.2, 20.0
@@ -44,6 +44,11 @@ Also = Annotated[
     list[str] | None,
     typer.Option("--also", metavar="MODEL", help="A further model; each replica holds one at a time. Repeatable."),
 ]
+Like = Annotated[
+    str | None,
+    typer.Option(help="With --from-job: a folder with the model's config and tokenizer.", metavar="FOLDER",
+                 show_default="the job's model.config, this folder, or what its checkpoint holds"),
+]  # fmt: skip
 Engine = Annotated[
     str | None,
     typer.Option(help="vllm, transformers, llama.cpp or command.", show_default="by the model and the nodes"),
@@ -62,6 +67,9 @@ Context = Annotated[
 Drain = Annotated[str | None, typer.Option(help="Time for open requests before a replica leaves.", show_default="30s")]
 Standby = Annotated[int | None, typer.Option(help="Ready replicas in reserve.", show_default="0")]
 Idle = Annotated[str | None, typer.Option(help="With 0..N replicas: none after this time.", show_default="5m")]
+MaxPrice = Annotated[
+    str | None, typer.Option(help="Price of all replicas at which no more are added: '$12/h'.", show_default="any")
+]
 Health = Annotated[
     str | None, typer.Option(help="Of a command: the path that answers 200 when it is ready.", show_default="/health")
 ]
@@ -85,6 +93,7 @@ def run(
     name: NameOption = None,
     from_job: FromJob = None,
     also: Also = None,
+    like: Like = None,
     engine: Engine = None,
     replicas: ReplicaRange = None,
     gpus: Gpus = None,
@@ -94,6 +103,7 @@ def run(
     drain: Drain = None,
     standby: Standby = None,
     idle: Idle = None,
+    max_price: MaxPrice = None,
     health: Health = None,
     flag: Flags = None,
     tier: Tier = None,
@@ -109,8 +119,8 @@ def run(
     """Run a service, or update the one of this name; start a server and a gateway if none runs."""
     words = what or []
     section = _section(
-        engine=engine, replicas=replicas, ttft=ttft, tpot=tpot, context=context, drain=drain, standby=standby,
-        idle=idle, health=health, flag=flag, models=also,
+        like=like, engine=engine, replicas=replicas, ttft=ttft, tpot=tpot, context=context, drain=drain,
+        standby=standby, idle=idle, max_price=max_price, health=health, flag=flag, models=also,
     )  # fmt: skip
     flags = {"name": name, "tier": tier, "queue": queue}
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
@@ -130,6 +140,7 @@ def update(
     model: Annotated[str | None, typer.Option(help="Serve another model.")] = None,
     from_job: FromJob = None,
     also: Also = None,
+    like: Like = None,
     engine: Engine = None,
     replicas: ReplicaRange = None,
     gpus: Gpus = None,
@@ -139,6 +150,7 @@ def update(
     drain: Drain = None,
     standby: Standby = None,
     idle: Idle = None,
+    max_price: MaxPrice = None,
     health: Health = None,
     flag: Flags = None,
     env: Env = None,
@@ -146,13 +158,15 @@ def update(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Change a running service: new replicas first, then the old ones drain; no request fails."""
+    """Change a running service: new replicas first, then the old ones drain; no request fails.
+
+    One with the model of a training job goes on to the newest checkpoint, also without another change.
+    """
     changes = _section(
-        engine=engine, replicas=replicas, ttft=ttft, tpot=tpot, context=context, drain=drain, standby=standby,
-        idle=idle, health=health, flag=flag, model=_model(model, from_job), models=also,
+        like=like, engine=engine, replicas=replicas, ttft=ttft, tpot=tpot, context=context, drain=drain,
+        standby=standby, idle=idle, max_price=max_price, health=health, flag=flag, model=_model(model, from_job),
+        models=also,
     )  # fmt: skip
-    if not changes and gpus is None and not env:
-        raise InputError("nothing to change was given", hint=f"cordee serve update {name} --context 8192")
     with terminal.connect(home) as client:
         before = JobSpec.model_validate(client.service(name).spec)
     spec = changed(before, changes, gpus, pairs(env or ()))
@@ -160,13 +174,24 @@ def update(
 
 
 def changed(before: JobSpec, changes: dict[str, Any], gpus: str | None, env: dict[str, str]) -> JobSpec:
-    """Return the spec of a service with some keys of its section, as people write them, changed."""
+    """Return the spec of a service with some keys of its section, as people write them, changed.
+
+    Raises:
+        InputError: there is no change, and no training job that may have a newer checkpoint.
+    """
+    is_trained = before.service is not None and before.service.trained_by
+    if not (changes or gpus or env or is_trained):
+        raise InputError("nothing to change was given", hint=f"cordee serve update {before.name} --context 8192")
     made = JobSpec.from_flags(
-        run=before.run, gpus=gpus or "1", name=before.name, service={"model": "unchanged"} | changes
+        run=before.run, gpus=gpus or "1", name=before.name, service={"model": f"{FROM_JOB}unchanged"} | changes
     )
     assert before.service is not None and made.service is not None, "both are services"
-    fields = {{"drain": "drain_s", "idle": "idle_s"}.get(key, key) for key in changes} - {"slo", "flags"}
-    section = before.service.model_copy(update={field: getattr(made.service, field) for field in fields})
+    written_in = {key: field for field, key in WRITTEN_AS.items()}
+    fields = {written_in.get(key, key) for key in changes} - {"slo", "flags"}
+    reset: dict[str, Any] = {"steps": {}} | (
+        {"like": None} if "model" in changes else {}
+    )  # The server sets the newest.
+    section = before.service.model_copy(update=reset | {field: getattr(made.service, field) for field in fields})
     if "flags" in changes:
         section = section.model_copy(update={"flags": section.flags | made.service.flags})
     if "slo" in changes:

@@ -4,18 +4,21 @@ A number that people write has its unit: `slo: {ttft: 500ms}` becomes `slo.ttft_
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cordee.errors import UnitError
-from cordee.units import parse_duration_s, parse_latency_s
+from cordee.units import parse_duration_s, parse_latency_s, parse_micro_usd_per_hour
 from cordee.workload.written import Where, check_keys, mapping, plain, quantity
 
 EngineKind = Literal["llama.cpp", "vllm", "transformers", "command"]
 EngineName = Literal["auto", "llama.cpp", "vllm", "transformers", "command"]
 REPLICAS_MAX = 10_000
+WHOLE_MILLI = 1000
+"""Thousandths of a whole GPU."""
+
 FROM_JOB = "job:"
 """The prefix of a model that is a training job's newest verified checkpoint."""
 
@@ -57,6 +60,8 @@ class ServiceSpec(_Part):
 
     Attributes:
         model: a folder, a name of the catalogue or a registry, `job:NAME`, or a .gguf file; None: the command knows.
+        like: a folder with config and tokenizer for the weights of `job:NAME`; None: they are with the job or its
+            checkpoint.
         engine: the server inside a replica; auto: `command` where the job has `run`, llama.cpp for a .gguf file and on
             CPU slots, else vLLM.
         replicas: the fewest and the most.
@@ -64,25 +69,31 @@ class ServiceSpec(_Part):
         slo: the latencies to meet.
         window_s: fewer replicas only when no moment of this time wanted more.
         idle_s: time without a request after which a service whose fewest are 0 has none.
+        max_micro_usd_per_hour: price of all replicas at which the service adds no more; None: any.
         context: tokens of the longest prompt with its answer; None: the engine's own.
         drain_s: seconds that a replica has for its open requests before it leaves.
         health: the path that the engine `command` answers with 200 when it is ready.
         flags: settings of the engine, over those of the plan.
         models: further models that the replicas may hold, one at a time.
+        steps: by model that is `job:NAME`, its newest checkpoint when the service was declared, which all replicas of
+            a revision serve; without one there was none yet.
     """
 
     model: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    like: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     engine: EngineName = "auto"
     replicas: Replicas = Replicas()
     standby: Annotated[int, Field(ge=0, le=100)] = 0
     slo: Slo = Slo()
     window_s: Annotated[float, Field(gt=0)] = 300.0
     idle_s: Annotated[float, Field(gt=0)] = 300.0
+    max_micro_usd_per_hour: Annotated[int, Field(gt=0)] | None = None
     context: Annotated[int, Field(ge=1)] | None = None
     drain_s: Annotated[float, Field(ge=0)] = 30.0
     health: Annotated[str, Field(pattern=r"^/[!-~]*$")] = "/health"
     flags: dict[str, Flag] = Field(default_factory=dict)
     models: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = ()
+    steps: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
 
     @property
     def all_models(self) -> tuple[str, ...]:
@@ -98,7 +109,31 @@ class ServiceSpec(_Part):
         twice = next((each for each in self.models if (self.model, *self.models).count(each) > 1), None)
         if twice is not None:
             raise ValueError(f"service.models names {twice} twice, or it is service.model")
+        if self.like is not None and not self.trained_by:
+            raise ValueError(f"service.like goes with a model that a job trains, job:NAME, not with {self.model}")
+        if unknown := self.steps.keys() - self.trained_by:
+            raise ValueError(f"service.steps names {min(unknown)}, which is no job:NAME among its models")
         return self
+
+    @property
+    def trained_by(self) -> dict[str, str]:
+        """Return by model the training job whose checkpoint it is; without the models that are something else."""
+        named = (self.model, *self.models)
+        return {each: each.removeprefix(FROM_JOB) for each in named if each is not None and each.startswith(FROM_JOB)}
+
+
+class TrainedModel(_Part):
+    """The weights that a training job writes.
+
+    Attributes:
+        checkpoint: the job's destination.
+        step: of the checkpoint to serve; None: the newest.
+        like: a folder with config and tokenizer; None: the checkpoint or the replica's folder has them.
+    """
+
+    checkpoint: str
+    step: int | None = None
+    like: str | None = None
 
 
 class ReplicaSettings(_Part):
@@ -108,9 +143,8 @@ class ReplicaSettings(_Part):
         service: the service's name, by which requests name its model as well.
         revision: that of the declaration.
         engine: never `auto`.
-        checkpoint: the destination of the training job whose newest checkpoint is the model, if it is `job:NAME`.
         models: further models; the replica then holds the one that it is ordered to hold.
-        checkpoints: the destinations of those that are `job:NAME`.
+        trained: where the weights of those are that are `job:NAME`.
         run: the command of the engine `command`, which listens on $CORDEE_PORT.
         port: the port of the engine; 0: a free one.
         others: as in `ServiceSpec`.
@@ -120,9 +154,8 @@ class ReplicaSettings(_Part):
     revision: int
     engine: EngineKind
     model: str | None = None
-    checkpoint: str | None = None
     models: tuple[str, ...] = ()
-    checkpoints: dict[str, str] = Field(default_factory=dict)
+    trained: dict[str, TrainedModel] = Field(default_factory=dict)
     run: str | tuple[str, ...] = ()
     port: int = 0
     context: int | None = None
@@ -133,9 +166,7 @@ class ReplicaSettings(_Part):
 
     def holding(self, model: str) -> "ReplicaSettings":
         """Return the settings with which one of the models is served."""
-        if model == self.model:
-            return self
-        return self.model_copy(update={"model": model, "checkpoint": self.checkpoints.get(model)})
+        return self.model_copy(update={"model": model})
 
 
 def flag_name(name: str) -> str:
@@ -186,8 +217,15 @@ def _plain_section(section: Any) -> dict[str, Any]:
     return dict(section) if isinstance(section, Mapping) else {}
 
 
-_UNITS = {key: (f"{key}_s", parse_duration_s) for key in ("drain", "window", "idle")}
+_UNITS: dict[str, tuple[str, Callable[[str], float]]] = {
+    **{key: (f"{key}_s", parse_duration_s) for key in ("drain", "window", "idle")},
+    "max_price": ("max_micro_usd_per_hour", parse_micro_usd_per_hour),
+}
+"""Keys with a unit: the field of each, and how its text is read."""
+
 _LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s"}
+WRITTEN_AS = {field: key for key, (field, _) in _UNITS.items()} | {field: key for key, field in _LATENCIES.items()}
+"""The key that people write for each field with a unit."""
 
 
 def read_service(written: dict[str, Any], where: Where) -> dict[str, Any]:

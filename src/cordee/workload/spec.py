@@ -15,6 +15,7 @@ from cordee.workload.gpus import parse_wanted
 from cordee.workload.keep import parse_keep
 from cordee.workload.notify import Notify
 from cordee.workload.planned import PlannedJob
+from cordee.workload.service import WRITTEN_AS as SERVICE_WRITTEN_AS
 from cordee.workload.service import ServiceSpec, filled_in, read_service
 from cordee.workload.sweep import SweepSpec, read_sweep
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
@@ -343,9 +344,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "service": ServiceSpec,
     "sweep": SweepSpec,
 }
-_WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()} | {
-    f"{key}_s": key for key in ("drain", "window", "idle", "ttft", "tpot")
-}
+_WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()} | SERVICE_WRITTEN_AS
 _NOT_WRITTEN = ("gpu", "gpu_milli", "files")  # `gpus: 64xH100` and `gpus: 0.5` say the first two; `--ship` the third
 
 
