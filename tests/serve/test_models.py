@@ -12,7 +12,7 @@ from engines_world import RunningEngine, running_llama
 
 from cordee.errors import CheckpointError, CorruptError, InputError
 from cordee.serve.engines.gguf_file import convert
-from cordee.serve.models import LIKE_ENV, MODELS_ENV, find_model
+from cordee.serve.models import MODELS_ENV, find_model
 from cordee.storage.destination import open_existing
 from cordee.storage.log import LogEntry, live_commits, read_entries
 from cordee.storage.manifest import read_manifest
@@ -21,10 +21,17 @@ from cordee.workload.service import ReplicaSettings
 TRAIN = Path(__file__).parent / "train_tiny.py"
 
 
-def settings(model: str, engine: str = "llama.cpp", checkpoint: Path | None = None) -> ReplicaSettings:
-    to = str(checkpoint) if checkpoint else None
+def settings(
+    model: str,
+    engine: str = "llama.cpp",
+    checkpoint: Path | None = None,
+    like: Path | None = None,
+    step: int | None = None,
+) -> ReplicaSettings:
+    weights = {"checkpoint": str(checkpoint), "step": step, "like": None if like is None else str(like)}
+    trained = {} if checkpoint is None else {model: weights}
     return ReplicaSettings.model_validate(
-        {"service": "chat", "revision": 1, "engine": engine, "model": model, "checkpoint": to}
+        {"service": "chat", "revision": 1, "engine": engine, "model": model, "trained": trained}
     )
 
 
@@ -52,29 +59,35 @@ def test_what_the_sdk_trained_is_served(
             shutil.copy(tiny_folder / name, out / step)
         convert(out / step, out / step / "model.gguf")
 
-    environ = {MODELS_ENV: str(tmp_path / "models"), LIKE_ENV: str(tiny_folder)}
-    made = find_model(settings("job:gpt", checkpoint=to), environ)
-    assert made == find_model(settings("job:gpt", checkpoint=to), environ)
+    environ = {MODELS_ENV: str(tmp_path / "models")}
+    gpt = settings("job:gpt", checkpoint=to, like=tiny_folder)
+    made, name = find_model(gpt, environ)
+    assert (made, name) == find_model(gpt, environ) and name == "job:gpt@4"
     assert capfd.readouterr().out.count("step 4 of gpt (its newest checkpoint)") == 1, "the second time it is there"
     assert Path(made).read_bytes() == (out / "4" / "model.gguf").read_bytes()
     with running_llama(Path(made), tmp_path) as engine:
         assert greedy(engine, 40) != greedy(llama, 40), "it has learned"
-    folder = Path(find_model(settings("job:gpt", "vllm", to), environ))
+    folder = Path(find_model(settings("job:gpt", "vllm", to, tiny_folder), environ).path)
     assert (folder / "model.safetensors").is_file() and (folder / "tokenizer.json").is_file()
+    # A revision keeps the step that it was declared with; one that is not kept any more has a newer one in its place.
+    for step, served in ((3, "job:gpt@2"), (1, "job:gpt@4")):
+        assert find_model(settings("job:gpt", checkpoint=to, like=tiny_folder, step=step), environ).name == served
 
     older, newer = (chunks_of(to, entry) for entry in live_commits(read_entries(open_existing(str(to)))))
     for key in newer - older:
         (to / key).write_bytes(b"")
-    fresh = {**environ, MODELS_ENV: str(tmp_path / "others")}
-    made = find_model(settings("job:gpt", checkpoint=to), fresh)
-    assert Path(made).read_bytes() == (out / "2" / "model.gguf").read_bytes()
+    fresh = {MODELS_ENV: str(tmp_path / "others")}
+    made, name = find_model(gpt, fresh)
+    assert Path(made).read_bytes() == (out / "2" / "model.gguf").read_bytes() and name == "job:gpt@2"
     assert "step 2 of gpt (step 4: " in capfd.readouterr().out
     with pytest.raises(InputError, match="holds weights only"):
         find_model(settings("job:gpt", checkpoint=to), {MODELS_ENV: str(tmp_path / "more")})
+    with pytest.raises(InputError, match="/nowhere has no config"):
+        find_model(settings("job:gpt", checkpoint=to, like=Path("/nowhere")), {MODELS_ENV: str(tmp_path / "more")})
     for key in older:
         (to / key).write_bytes(b"")
     with pytest.raises(CorruptError, match="none of the 2 checkpoints of gpt"):
-        find_model(settings("job:gpt", checkpoint=to), {**environ, MODELS_ENV: str(tmp_path / "last")})
+        find_model(gpt, {MODELS_ENV: str(tmp_path / "last")})
 
 
 def test_a_job_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
@@ -88,19 +101,19 @@ def test_a_job_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
 def test_a_model_is_a_folder_a_file_or_a_name(tiny_folder: Path, tmp_path: Path) -> None:
     environ = {MODELS_ENV: str(tmp_path), "HF_HOME": str(tmp_path / "hf")}
     gguf = str(tiny_folder / "tiny.gguf")
-    assert find_model(settings(gguf), environ) == gguf
-    assert find_model(settings(str(tiny_folder)), environ) == gguf, "a folder with one .gguf file"
-    assert find_model(settings(str(tiny_folder), "vllm"), environ) == str(tiny_folder)
-    assert find_model(settings("some/model", "vllm"), environ) == "some/model"
+    assert find_model(settings(gguf), environ).path == gguf
+    assert find_model(settings(str(tiny_folder)), environ).path == gguf, "a folder with one .gguf file"
+    assert find_model(settings(str(tiny_folder), "vllm"), environ).path == str(tiny_folder)
+    assert find_model(settings("some/model", "vllm"), environ).path == "some/model"
     shutil.copytree(tiny_folder, tmp_path / "kept", ignore=shutil.ignore_patterns("*.gguf"))
-    assert find_model(settings("kept", "vllm"), environ) == str(tmp_path / "kept")
-    made = Path(find_model(settings("kept"), environ))
+    assert find_model(settings("kept", "vllm"), environ).path == str(tmp_path / "kept")
+    made = Path(find_model(settings("kept"), environ).path)
     assert made.read_bytes() == (tiny_folder / "tiny.gguf").read_bytes()
     cached = tmp_path / "hf" / "hub" / "models--some--model"
     (cached / "refs").mkdir(parents=True)
     (cached / "refs" / "main").write_text("abc")
     shutil.copytree(tmp_path / "kept", cached / "snapshots" / "abc")
-    assert find_model(settings("some/model", "vllm"), environ) == str(cached / "snapshots" / "abc")
+    assert find_model(settings("some/model", "vllm"), environ).path == str(cached / "snapshots" / "abc")
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ class Estimate:
     restart_us: int = 0  # from placed to first new step
     kv_tokens: int | None = None  # of a service: the tokens that the KV cache of one replica holds
     sequences: int | None = None  # of a service: the sequences in one replica's batch
+    within_slo: int | None = None  # of a service: requests at a time for which one replica meets its SLO
     ttft_us: int | None = None  # of a service: time to first token
     tpot_us: int | None = None  # of a service: time per output token
     token_weights: TokenWeights | None = None  # of a service: by which its dollars are divided over its tokens

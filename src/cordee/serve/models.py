@@ -12,42 +12,56 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cordee.errors import CheckpointError, CorruptError, InputError
 from cordee.workload.service import FROM_JOB, ReplicaSettings
 
-LIKE_ENV = "CORDEE_MODEL_LIKE"
-"""The environment variable that names a folder with config and tokenizer for the weights of a checkpoint."""
+if TYPE_CHECKING:
+    from cordee.storage.log import LogEntry
+
 MODELS_ENV = "CORDEE_MODELS"
 """The environment variable that names a folder of models, and of what is made from them."""
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def find_model(settings: ReplicaSettings, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path or name with which the engine starts; "" if its command knows.
+class FoundModel(NamedTuple):
+    """The path or name with which an engine starts, "" if its command knows; and the name of what it then serves.
+
+    That name has the step of a training job's checkpoint, `job:gpt@400`: only replicas with the same weights go on with
+    each other's streams.
+    """
+
+    path: str
+    name: str
+
+
+def find_model(settings: ReplicaSettings, environ: Mapping[str, str] = os.environ) -> FoundModel:
+    """Return the model of a replica.
 
     Raises:
         InputError: there is no such model, or the engine cannot load it.
         CheckpointError: the training job has no checkpoint that can be read.
     """
     if settings.model is None:
-        return ""
-    models = models_folder(environ)
-    if settings.model.startswith(FROM_JOB):
-        found: Path | None = _from_checkpoint(settings, models, environ.get(LIKE_ENV))
+        return FoundModel("", settings.service)
+    models, name = models_folder(environ), settings.model
+    found: Path | None
+    if name.startswith(FROM_JOB):
+        found, step = _from_checkpoint(settings, models)
+        name = f"{name}@{step}"
     else:
-        found = _find_local(settings.model, models, environ)
+        found = _find_local(name, models, environ)
     if found is None:
-        return _name_for(settings.engine, settings.model, models)
+        return FoundModel(_name_for(settings.engine, name, models), name)
     if settings.engine == "llama.cpp" and found.is_dir():
-        return str(_as_gguf(found, models))
+        return FoundModel(str(_as_gguf(found, models)), name)
     if settings.engine == "transformers" and found.suffix == ".gguf":
         raise InputError(
             f"the engine transformers does not load {found}", hint="use engine: llama.cpp for a .gguf file"
         )
-    return str(found)
+    return FoundModel(str(found), name)
 
 
 def models_folder(environ: Mapping[str, str]) -> Path:
@@ -82,8 +96,8 @@ def _find_local(name: str, models: Path, environ: Mapping[str, str]) -> Path | N
 # -- a training job's checkpoint -----------------------------------------------------------------------------
 
 
-def _from_checkpoint(settings: ReplicaSettings, models: Path, like: str | None) -> Path:
-    """Return a folder with the newest checkpoint that can be read, and with config and tokenizer."""
+def _from_checkpoint(settings: ReplicaSettings, models: Path) -> tuple[Path, int]:
+    """Return a folder with the checkpoint to serve, and with config and tokenizer; and the step of the checkpoint."""
     from cordee.storage.audit import meant_for
     from cordee.storage.destination import open_existing
     from cordee.storage.log import live_commits, read_entries
@@ -93,33 +107,44 @@ def _from_checkpoint(settings: ReplicaSettings, models: Path, like: str | None) 
 
     assert settings.model is not None, "a model is named"
     job = settings.model.removeprefix(FROM_JOB)
-    if not settings.checkpoint:
+    source = settings.trained.get(settings.model)
+    if source is None:
         raise InputError(f"the job {job} has no checkpoint destination", hint="it needs `checkpoint: {to: ...}`")
-    blobs = open_existing(settings.checkpoint)
+    blobs = open_existing(source.checkpoint)
     commits = meant_for(blobs, live_commits(read_entries(blobs)))
     if not commits:
         raise CheckpointError(
-            f"the job {job} has no checkpoint in {settings.checkpoint} yet", hint="wait for its first save"
+            f"the job {job} has no checkpoint in {source.checkpoint} yet", hint="wait for its first save"
         )
     problem = ""
-    for entry in reversed(commits):
-        name = str(entry.fields["manifest"])
-        out = models / "checkpoints" / _digest(name, str(like))
+    for entry in _in_order(commits, source.step):
+        name, step = str(entry.fields["manifest"]), int(entry.fields["step"])
+        out = models / "checkpoints" / _digest(name, str(source.like))
         if out.is_dir():
-            return out
+            return out, step
         try:
             whole = read_manifest(blobs, name)
             with _made_whole(out) as half:
-                export_hf(blobs, whole, half, of=None, like=_like(like, job, whole.values, half.parent))
+                export_hf(blobs, whole, half, of=None, like=_like(source.like, job, whole.values, half.parent))
         except Damaged as damage:
-            problem = problem or f"step {entry.fields['step']}: {damage}"
+            problem = problem or f"step {step}: {damage}"
             continue
-        print(f"cordee: the model is step {whole.step} of {job} ({problem or 'its newest checkpoint'})", flush=True)
-        return out
+        asked = problem or ("its newest checkpoint" if source.step is None else f"step {source.step} was declared")
+        print(f"cordee: the model is step {step} of {job} ({asked})", flush=True)
+        return out, step
     raise CorruptError(
         f"none of the {len(commits)} checkpoints of {job} can be read; {problem}",
-        hint=f"cordee checkpoint verify {settings.checkpoint} --all",
+        hint=f"cordee checkpoint verify {source.checkpoint} --all",
     )
+
+
+def _in_order(commits: "list[LogEntry]", step: int | None) -> "list[LogEntry]":
+    """Return checkpoints in the order in which they are tried: the newest of at most this step first.
+
+    One that is not kept any more has no substitute but a newer one.
+    """
+    newest = list(reversed(commits))
+    return newest if step is None else sorted(newest, key=lambda each: each.fields["step"] > step)
 
 
 def _like(like: str | None, job: str, values: Mapping[str, Any], scratch: Path) -> Path:
@@ -128,12 +153,14 @@ def _like(like: str | None, job: str, values: Mapping[str, Any], scratch: Path) 
         if (folder / "config.json").is_file():
             return folder
     if like:
-        raise InputError(f"{LIKE_ENV}={like} has no config.json", hint="name a folder of a Hugging Face model")
+        raise InputError(
+            f"service.like = {like} has no config.json on this node", hint="name a folder of a Hugging Face model"
+        )
     config = next((values[name] for name in ("config", "model_config") if isinstance(values.get(name), dict)), None)
     if config is None:
         raise InputError(
             f"the checkpoint of {job} holds weights only: the model's config.json and its tokenizer are missing",
-            hint=f"submit a folder that has them, or name one: env: {{{LIKE_ENV}: ./base-model}}",
+            hint="name a folder that has them: service.like, or cordee serve run --from-job JOB --like ./base-model",
         )
     folder = scratch / "like"
     folder.mkdir(exist_ok=True)

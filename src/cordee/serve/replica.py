@@ -184,7 +184,8 @@ class Replica:
             restored = sessions.restore(lambda upstream: self._ask(process, upstream), size.slots or 1)
             if restored:
                 _say(f"restored {plural(restored, 'idle session')}")
-        model = self._settings.model or self._settings.service
+        # One of several models has the name by which it was ordered.
+        model = str(self._settings.model) if self._settings.models else self._launch.served_names[-1]
         self._reports.ready(
             address=process.address,
             engine=self._engine.name,
@@ -264,12 +265,12 @@ def launch_of(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLa
             hint="declare the service with at most the GPUs of one node (gpus:)",
         )
     gpus = len([each for each in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()])
-    model = find_model(settings, environ)
+    found = find_model(settings, environ)
     spool = environ.get("CORDEE_SPOOL")
     address = environ.get("MASTER_ADDR") or "127.0.0.1"
     return EngineLaunch(
-        model=model,
-        served_names=tuple(dict.fromkeys(filter(None, (settings.service, settings.model)))),
+        model=found.path,
+        served_names=tuple(dict.fromkeys(filter(None, (settings.service, settings.model, found.name)))),
         host="127.0.0.1" if address in ("localhost", "") else address,
         port=settings.port,
         context=settings.context,

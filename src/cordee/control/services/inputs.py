@@ -1,12 +1,13 @@
 """Inputs of a replica besides its service's spec: the engine for the nodes, a checkpoint to serve, secrets."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cordee.control.operations import Operations
 from cordee.control.services.planned import planned_settings
-from cordee.control.services.replica_spec import engine_of, replica_of, trained_by
+from cordee.control.services.replica_spec import engine_of, replica_of
 from cordee.errors import SpecError
 from cordee.storage.destination import absolute, below
+from cordee.workload.service import SETTINGS_ENV, TrainedModel
 from cordee.workload.spec import JobSpec
 
 
@@ -20,26 +21,46 @@ def replica_spec(operations: Operations, spec: JobSpec, revision: int) -> JobSpe
     with operations.control.changed:
         nodes = [record.node for record in operations.control.state.nodes.records.values()]
     engine = engine_of(spec, spec.service, {node.gpu_name for node in nodes})
-    named = (spec.service.model, *spec.service.models)
-    jobs = {model: job for model in named if model is not None and (job := trained_by(model)) is not None}
-    checkpoints = {model: _checkpoint_of(operations, model, job) for model, job in jobs.items()}
+    named = spec.service.trained_by
+    weights = {model: _weights_of(operations, model, job) for model, job in named.items()}
     # A plan is of one model: what it says of memory need not fit another one.
     planned = {} if spec.service.models else planned_settings(spec, nodes)
-    return replica_of(spec, revision=revision, engine=engine, checkpoints=checkpoints, planned=planned)
+    return replica_of(spec, revision=revision, engine=engine, trained=weights, planned=planned)
 
 
-def _checkpoint_of(operations: Operations, model: str, name: str) -> str:
-    """Return the destination of the training job that a model names."""
+def at_newest_steps(operations: Operations, spec: JobSpec) -> JobSpec:
+    """Return the spec of a service with the newest checkpoints of the jobs that its models name, unless it has steps.
+
+    Raises:
+        SpecError: such a job is not there, or has no checkpoint destination.
+    """
+    section = spec.service
+    if section is None or section.steps or not section.trained_by:
+        return spec
+    newest = {model: _weights_of(operations, model, job).step for model, job in section.trained_by.items()}
+    steps = {model: step for model, step in newest.items() if step is not None}
+    return spec.model_copy(update={"service": section.model_copy(update={"steps": steps})})
+
+
+def _weights_of(operations: Operations, model: str, name: str) -> TrainedModel:
+    """Return where a training job writes its weights, with the step of its newest durable checkpoint."""
     rows = operations.store.jobs(name) or operations.store.jobs(name=name)
-    if not rows:
+    # A service of that name has replicas of that name.
+    jobs = ((row, JobSpec.model_validate_json(row["spec"])) for row in rows)
+    row, newest = next(((row, each) for row, each in jobs if SETTINGS_ENV not in each.env), (None, None))
+    if row is None or newest is None:
         raise SpecError(f"the model {model} of the service: there is no job {name!r}", hint="`cordee jobs` lists them")
-    newest = JobSpec.model_validate_json(rows[0]["spec"])
     if newest.checkpoint.to is None:
         raise SpecError(
-            f"the model {model} of the service: the job {rows[0]['job_id']} has no checkpoint.to",
+            f"the model {model} of the service: the job {row['job_id']} has no checkpoint.to",
             hint="train it with --checkpoint-to, or give a folder with the model",
         )
-    return below(absolute(newest.checkpoint.to, newest.cwd or "/"), rows[0]["job_id"])
+    config = PurePosixPath(newest.cwd or "/", (newest.model and newest.model.config) or "none")
+    return TrainedModel(
+        checkpoint=below(absolute(newest.checkpoint.to, newest.cwd or "/"), row["job_id"]),
+        step=row["checkpoint_step"],
+        like=str(config.parent) if config.name == "config.json" and newest.files is None else None,
+    )
 
 
 def check_models(spec: JobSpec) -> None:

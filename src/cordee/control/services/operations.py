@@ -11,7 +11,8 @@ from cordee.control.directory import Service
 from cordee.control.operations import Operations, read_spec
 from cordee.control.services.controller import Controller
 from cordee.control.services.gateways import Gateways
-from cordee.control.services.inputs import check_models, replica_spec, secrets_of
+from cordee.control.services.inputs import at_newest_steps, check_models, replica_spec, secrets_of
+from cordee.control.services.planned import check_part, estimate_of
 from cordee.control.services.replica_spec import same_replicas
 from cordee.control.services.usage import usage_events
 from cordee.control.services.views import route_views, service_view
@@ -69,7 +70,11 @@ class ServiceOperations:
         if spec.run and spec.files is None:
             check_program(spec)
         check_models(spec)
+        spec = at_newest_steps(operations, spec)
         made = replica_spec(operations, spec, 1)
+        with operations.control.changed:
+            nodes = [record.node for record in operations.control.state.nodes.records.values()]
+        check_part(spec, nodes)
         with operations.control.changed:
             admitted = operations.admitted(made, new_job_id(spec.name, _NO_BYTES), owner)
             before = operations.control.fold.directory.services.get(spec.name)
@@ -133,14 +138,14 @@ class ServiceOperations:
             urls=self.gateways.urls(now_us),
             estimate=self._estimate(service),
             problem="" if problem is None else problem.message,
+            limit=self.controller.limits.get(service.name, ""),
+            micro_usd_per_hour=self.controller.price_of(declared_spec(service)),
             notes=notes,
         )
 
     def _estimate(self, service: Service) -> Estimate | None:
         with self.operations.control.changed:
-            jobs = self.operations.control.state.jobs
-            newest = next((jobs[job_id].job for job_id in reversed(service.replicas) if job_id in jobs), None)
-        return None if newest is None else newest.estimate_on(newest.gpus)
+            return estimate_of(service, self.operations.control.state.jobs)
 
     def scale(self, name: str, order: ScaleOrder, owner: str) -> ServiceView:
         """Set the number of replicas, or their bounds, of a service."""

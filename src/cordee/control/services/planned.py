@@ -1,23 +1,34 @@
 """The plan of one replica of a service, where its model and its kind of GPU are known."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from cordee.control.directory import Service
 from cordee.control.prices import SLOT
-from cordee.control.services.replica_spec import engine_of
-from cordee.errors import CordeeError
+from cordee.control.services.replica_spec import MEMORY_FRACTION, engine_of
+from cordee.errors import CordeeError, DoesNotFitError
 from cordee.events import Estimate, Node
+from cordee.ids import JobId
 from cordee.plan.serving.ask import ask
 from cordee.plan.serving.estimate import replica_estimate, whole_replica
 from cordee.plan.serving.flags import asked_settings, planned_flags
 from cordee.plan.serving.judge import ServingCandidate
+from cordee.plan.serving.levers.mig import time_slice
 from cordee.planning import serving_request
-from cordee.workload.service import Flag
+from cordee.schedule.state.records import JobRecord
+from cordee.workload.service import WHOLE_MILLI, Flag
 from cordee.workload.spec import JobSpec
 
 _ENGINES = frozenset({"vllm", "llama.cpp"})  # that the plan knows, of those that a replica may run
+
+
+def estimate_of(service: Service, jobs: Mapping[JobId, JobRecord]) -> Estimate | None:
+    """Return the plan of a service's newest replica; None: it has no replica, or no plan."""
+    newest = next((jobs[job_id].job for job_id in reversed(service.replicas) if job_id in jobs), None)
+    return None if newest is None else newest.estimate_on(newest.gpus)
 
 
 def planned_replica(spec: JobSpec, nodes: Iterable[Node]) -> Estimate | None:
@@ -32,19 +43,44 @@ def planned_settings(spec: JobSpec, nodes: Iterable[Node]) -> dict[str, Flag]:
     return {} if found is None else planned_flags(found.case)
 
 
+def check_part(spec: JobSpec, nodes: Iterable[Node]) -> None:
+    """Refuse a replica whose part of a GPU is too small: what it took more, other jobs would lack.
+
+    Raises:
+        DoesNotFitError: the plan knows that it does not fit.
+    """
+    refusal = _plan_of(spec, nodes).refusal if spec.gpu_milli < WHOLE_MILLI else ""
+    if refusal and spec.service is not None:
+        raise DoesNotFitError(
+            f"{spec.service.model} does not fit {spec.gpu_milli / WHOLE_MILLI:g} of a GPU: {refusal}",
+            hint="give a replica a larger part (`gpus`), or a shorter service.context",
+        )
+
+
 def replica_plan(spec: JobSpec, nodes: Iterable[Node]) -> ServingCandidate | None:
     """Return one replica of a service as it is planned: with the settings that the service gives its engine.
 
     None on CPU slots, on GPUs of several kinds, for a model that is not described here, and where it does not fit:
     the engine itself decides whether it starts.
     """
+    return _plan_of(spec, nodes).replica
+
+
+class _Plan(NamedTuple):
+    """The replica, or why it does not fit; neither where nothing is known."""
+
+    replica: ServingCandidate | None = None
+    refusal: str = ""
+
+
+def _plan_of(spec: JobSpec, nodes: Iterable[Node]) -> _Plan:
     section = spec.service
     kinds = {spec.gpu} if spec.gpu else {node.gpu_name for node in nodes}
     if section is None or section.model is None or len(kinds) != 1 or SLOT in kinds:
-        return None
+        return _Plan()
     engine = engine_of(spec, section, {str(kind) for kind in kinds})
     if engine not in _ENGINES:
-        return None
+        return _Plan()
     model = Path(spec.cwd or ".") / section.model
     where = str(model) if model.exists() else section.model
     latencies = {"ttft": section.slo.ttft_s, "tpot": section.slo.tpot_s}
@@ -54,12 +90,23 @@ def replica_plan(spec: JobSpec, nodes: Iterable[Node]) -> ServingCandidate | Non
     if engine == "llama.cpp":
         given["kv"] = "fp16"  # Its own default.
     given |= asked_settings(engine, section.flags)
-    return _planned(where, f"{spec.gpus}x{min(map(str, kinds))}", engine, tuple(sorted(given.items())))
+    if "memory_fraction" in given:  # Of the whole GPU, as engines take it.
+        given["memory_fraction"] = min(1.0, given["memory_fraction"] * WHOLE_MILLI / spec.gpu_milli)
+    gpus = f"{spec.gpus}x{min(map(str, kinds))}"
+    return _planned(where, gpus, spec.gpu_milli, engine, tuple(sorted(given.items())))
 
 
 @lru_cache(maxsize=64)
-def _planned(model: str, gpus: str, engine: str, given: tuple[tuple[str, Any], ...]) -> ServingCandidate | None:
+def _planned(model: str, gpus: str, milli: int, engine: str, given: tuple[tuple[str, Any], ...]) -> _Plan:
     try:
-        return whole_replica(ask(serving_request(model, gpus, engine=engine, **dict(given))))
+        request = serving_request(model, gpus, engine=engine, **dict(given))
+        if milli < WHOLE_MILLI:
+            part = time_slice(request.gpu, milli)
+            if engine == "llama.cpp":  # It takes all that it is planned with.
+                part = replace(part, memory_bytes=round(MEMORY_FRACTION * part.memory_bytes))
+            request = replace(request, gpu=part)
+        answer = ask(request)
     except CordeeError:
-        return None
+        return _Plan()
+    replica, refusals = whole_replica(answer), (each.memory.refusal for each in answer.candidates)
+    return _Plan(replica, "" if replica else next(filter(None, refusals), "") or "")

@@ -5,15 +5,19 @@ from types import MappingProxyType
 
 from cordee.control.prices import SLOT
 from cordee.workload.service import (
-    FROM_JOB,
     SETTINGS_ENV,
+    WHOLE_MILLI,
     EngineKind,
     Flag,
     ReplicaSettings,
     ServiceSpec,
+    TrainedModel,
     flag_name,
 )
 from cordee.workload.spec import JobSpec
+
+MEMORY_FRACTION = 0.9
+"""The fraction of its part of a GPU's memory that an engine takes."""
 
 RUN = 'exec "$CORDEE_PYTHON" -m cordee.serve.replica'
 """The command of a replica: the wrapper around its engine, in the interpreter of the node's agent."""
@@ -34,7 +38,7 @@ def replica_of(
     *,
     revision: int,
     engine: EngineKind,
-    checkpoints: Mapping[str, str] = MappingProxyType({}),
+    trained: Mapping[str, TrainedModel] = MappingProxyType({}),
     planned: Mapping[str, Flag] = MappingProxyType({}),
 ) -> JobSpec:
     """Return the job of one replica.
@@ -43,35 +47,53 @@ def replica_of(
         spec: the service's.
         revision: of the declaration.
         engine: the engine; never auto.
-        checkpoints: by model, the destinations of the training jobs that they name.
+        trained: the weights of its models that are `job:NAME`.
         planned: settings of the engine; those that the service gives come first.
     """
     service = spec.service
     assert service is not None, "only services have replicas"
-    found = dict(checkpoints)
+    found = {
+        model: each.model_copy(update={"step": service.steps.get(model), "like": service.like or each.like})
+        for model, each in trained.items()
+    }
     settings = ReplicaSettings(
         service=spec.name,
         revision=revision,
         engine=engine,
         model=service.model,
-        checkpoint=found.pop(service.model or "", None),
         models=service.models,
-        checkpoints=found,
+        trained=found,
         run=spec.run,
         context=service.context,
         slo=service.slo,
         drain_s=service.drain_s,
         health=service.health,
-        flags={**planned, **{flag_name(name): value for name, value in service.flags.items()}},
+        flags={
+            **planned,
+            **part_flags(engine, spec.gpu_milli),
+            **{flag_name(name): value for name, value in service.flags.items()},
+        },
     )
-    # A node's wrapper may be of an earlier version, which knows no settings of several models.
-    env = spec.env | {SETTINGS_ENV: settings.model_dump_json(exclude=None if found else {"checkpoints"})}
+    # A node's wrapper may be of an earlier version, which knows no such settings.
+    env = spec.env | {SETTINGS_ENV: settings.model_dump_json(exclude=None if found else {"trained"})}
     return spec.model_copy(update={"run": RUN, "service": None, "env": env})
 
 
-def trained_by(model: str) -> str | None:
-    """Return the training job whose newest checkpoint is the model; None: the model is something else."""
-    return model.removeprefix(FROM_JOB) if model.startswith(FROM_JOB) else None
+def part_flags(engine: EngineKind, gpu_milli: int) -> dict[str, Flag]:
+    """Return the settings that keep an engine within its part of a GPU's memory; none for a whole GPU.
+
+    >>> part_flags("vllm", 250), part_flags("vllm", 1000)
+    ({'--gpu-memory-utilization': 0.225}, {})
+    """
+    part = gpu_milli / WHOLE_MILLI
+    if part == 1:
+        return {}
+    # llama.cpp takes what its weights and its cache need: as planned.
+    flags: dict[EngineKind, dict[str, Flag]] = {
+        "vllm": {"--gpu-memory-utilization": round(MEMORY_FRACTION * part, 3)},
+        "transformers": {"--memory-fraction": part},
+    }
+    return flags.get(engine, {})
 
 
 def same_replicas(one: JobSpec, other: JobSpec) -> bool:
@@ -82,5 +104,6 @@ def same_replicas(one: JobSpec, other: JobSpec) -> bool:
 def _without_numbers(spec: JobSpec) -> JobSpec:
     assert spec.service is not None, "only services have replicas"
     fixed = ServiceSpec(model=spec.service.model, engine=spec.service.engine)
-    numbers = {name: getattr(fixed, name) for name in ("replicas", "standby", "window_s", "idle_s", "slo")}
+    rules = ("replicas", "standby", "window_s", "idle_s", "max_micro_usd_per_hour", "slo")
+    numbers = {name: getattr(fixed, name) for name in rules}
     return spec.model_copy(update={"service": spec.service.model_copy(update=numbers)})

@@ -19,6 +19,7 @@ def whole_replica(answer: ServingAnswer) -> ServingCandidate | None:
 
 def replica_estimate(found: ServingCandidate) -> Estimate:
     """Return the estimate of a replica. Latencies are those of 99 of 100 requests at the load that was asked for."""
+    keeps = found.keeps_slo and found.request.slo.limits
     memory, gpu, plays = found.memory, found.case.gpu, found.performance
     fixed_bytes = memory.weights_bytes + memory.activation_bytes + memory.graph_bytes + memory.context_bytes
     return Estimate(
@@ -28,6 +29,7 @@ def replica_estimate(found: ServingCandidate) -> Estimate:
         gpus=found.case.layout.gpus,
         kv_tokens=memory.kv_tokens,
         sequences=found.case.slots,
+        within_slo=max(1, int(plays.sequences)) if plays is not None and keeps else None,
         ttft_us=None if plays is None else round(plays.ttft.p99 * _US_PER_S),
         tpot_us=None if plays is None else round(plays.tpot.p99 * _US_PER_S),
         token_weights=None if plays is None else token_weights(plays.rates),

@@ -1,7 +1,7 @@
 """Slices of a GPU (MIG): the profiles as records, and a slice as a GPU of its own for small models.
 
 A slice has a fraction of the memory, of its bandwidth and of the units, so all else of the planner holds for it. It has
-no link to other slices: one slice is one GPU of tp=1.
+no link to other slices: one slice is one GPU of tp=1. A part of a GPU that several processes share in time is one too.
 """
 
 from collections.abc import Mapping
@@ -83,16 +83,30 @@ def slice_gpu(gpu: Gpu, profile: MigProfile) -> Gpu:
     Raises:
         CatalogueError: the GPU has no slices.
     """
-    name = profile_name(gpu, profile)
+    fractions = profile.memory_fraction, profile.compute_fraction
+    return replace(_fraction(gpu, profile_name(gpu, profile), *fractions), source=SOURCE)
+
+
+def time_slice(gpu: Gpu, milli: int) -> Gpu:
+    """Return a part of a GPU in thousandths, as it is while all its parts are busy.
+
+    >>> from cordee.hardware.load import load_catalogue
+    >>> quarter = time_slice(load_catalogue().find_gpu("H100"), 250)
+    >>> quarter.name, quarter.memory_bytes
+    ('H100 x 0.25', 20000000000)
+    """
+    return _fraction(gpu, f"x {milli / 1000:g}", milli / 1000, milli / 1000)
+
+
+def _fraction(gpu: Gpu, name: str, memory: float, compute: float) -> Gpu:
     return replace(
         gpu,
         name=f"{gpu.name} {name}",
         aliases=(),
-        memory_bytes=round(gpu.memory_bytes * profile.memory_fraction),
-        memory_bytes_per_s=gpu.memory_bytes_per_s * profile.memory_fraction,
-        flop_per_s={dtype: rate * profile.compute_fraction for dtype, rate in gpu.flop_per_s.items()},
+        memory_bytes=round(gpu.memory_bytes * memory),
+        memory_bytes_per_s=gpu.memory_bytes_per_s * memory,
+        flop_per_s={dtype: rate * compute for dtype, rate in gpu.flop_per_s.items()},
         island_gpus=1,
-        source=SOURCE,
     )
 
 
