@@ -9,7 +9,8 @@ import pytest
 from api_scene import TOKEN, Api
 
 from cordee.account.measured import service_comparisons
-from cordee.control.services.planned import planned_replica
+from cordee.control.services.planned import check_part, planned_replica
+from cordee.errors import DoesNotFitError
 from cordee.events import Estimate, Node, NodeUp, ReplicaReady
 from cordee.service_answers import GatewayReport, GatewayStatus
 from cordee.view.measured import compared_texts
@@ -43,6 +44,31 @@ def test_a_replica_is_planned_where_model_and_gpu_are_known() -> None:
     two = planned_replica(spec(gpus=2), [H100])
     assert two is not None and two.gpus == 2 and (two.kv_tokens or 0) > 2 * found.kv_tokens
     assert found.peak_bytes <= found.gpu_memory_bytes
+
+
+def test_a_part_of_a_gpu_holds_a_part_and_refuses_what_does_not_fit() -> None:
+    whole, half = (planned_replica(spec().model_copy(update={"gpu_milli": milli}), [H100]) for milli in (1000, 500))
+    assert whole is not None and half is not None
+    assert half.peak_bytes <= half.gpu_memory_bytes == whole.gpu_memory_bytes // 2
+    assert half.kv_tokens is not None and whole.kv_tokens is not None and half.kv_tokens < whole.kv_tokens // 2
+    assert half.within_slo is not None and whole.within_slo is not None and half.within_slo < whole.within_slo
+    tenth = spec().model_copy(update={"gpu_milli": 100})
+    assert planned_replica(tenth, [H100]) is None
+    check_part(spec().model_copy(update={"gpu_milli": 500}), [H100])
+    check_part(tenth, [SLOTS])
+    with pytest.raises(DoesNotFitError, match=r"llama-3-8b does not fit 0.1 of a GPU: 16.* of weights"):
+        check_part(tenth, [H100])
+
+
+def test_the_plan_says_how_many_requests_keep_the_slo() -> None:
+    strict = planned_replica(spec(slo={"ttft_s": 0.5, "tpot_s": 0.012}), [H100])
+    loose = planned_replica(spec(slo={"ttft_s": 0.5, "tpot_s": 0.02}), [H100])
+    assert strict is not None and loose is not None and loose.sequences is not None
+    assert strict.within_slo is not None and loose.within_slo is not None
+    assert 1 <= strict.within_slo < loose.within_slo <= loose.sequences
+    for slo in ({}, {"tpot_s": 0.0001}):  # none; one that not even a request alone keeps
+        found = planned_replica(spec(slo=slo), [H100])
+        assert found is not None and found.within_slo is None
 
 
 @pytest.mark.parametrize(

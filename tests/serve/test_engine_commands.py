@@ -50,10 +50,10 @@ def words(engine: str, environ: Mapping[str, str], flags: Mapping[str, object] |
     return " ".join(find_engine(engine).command(launch_of(settings, environ).at(9000)).argv)
 
 
-def started(engine: EngineKind, model: str, gpus: int, **section: Any) -> list[str]:
+def started(engine: EngineKind, model: str, gpus: int, milli: int = 1000, **section: Any) -> list[str]:
     """Return the command of the engine of one replica of a service that is planned for H100s."""
     service = {"model": model, "engine": engine, **section}
-    spec = JobSpec.model_validate({"name": "chat", "gpus": gpus, "service": service})
+    spec = JobSpec.model_validate({"name": "chat", "gpus": gpus, "gpu_milli": milli, "service": service})
     made = replica_of(spec, revision=1, engine=engine, planned=planned_settings(spec, [H100]))
     settings = ReplicaSettings.model_validate_json(made.env[SETTINGS_ENV])
     devices = ",".join(map(str, range(gpus)))
@@ -89,6 +89,21 @@ def test_vllm_gets_the_gpus_and_the_layout_of_the_plan() -> None:
     assert "parallel" not in words("vllm", {"CUDA_VISIBLE_DEVICES": ""}), "on CPU slots"
     own = words("vllm", {}, {"max_num_seqs": 7, "enforce-eager": True, "--enable-prompt-tokens-details": False})
     assert "--max-num-seqs 7" in own and "--enforce-eager" in own and "details" not in own
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_engine_takes_its_part_of_a_gpu_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qwen2.5-0.5b").touch()
+    (tmp_path / "unknown").touch()
+    assert parsed(started("vllm", "qwen2.5-0.5b", 1))["gpu_memory_utilization"] == "0.92"
+    for model in ("qwen2.5-0.5b", "unknown"):  # with a plan, and without
+        assert parsed(started("vllm", model, 1, 250))["gpu_memory_utilization"] == "0.225"
+        assert "--memory-fraction 0.25" in " ".join(started("transformers", model, 1, 250))
+    assert "--memory-fraction" not in started("transformers", "unknown", 1)
+    whole, quarter = (started("llama.cpp", "qwen2.5-0.5b", 1, milli) for milli in (1000, 250))
+    tokens = [int(each[each.index("--ctx-size") + 1]) for each in (whole, quarter)]
+    assert 0 < tokens[1] < tokens[0] / 4
 
 
 @pytest.mark.usefixtures("installed")

@@ -81,6 +81,9 @@ class Server:
         self.names: list[str] = given.names.split(",") if given.names else [given.model]
         self.tokenizer = AutoTokenizer.from_pretrained(given.model)
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        is_part = device == "cuda" and given.memory_fraction < 1
+        if is_part:  # The other parts of the GPU are other replicas'.
+            torch.cuda.set_per_process_memory_fraction(given.memory_fraction)
         model = AutoModelForCausalLM.from_pretrained(given.model, dtype=given.dtype).to(device)
         self.context = given.context or int(model.config.max_position_embeddings)
         self.vocab, self.slots = int(model.config.vocab_size), given.slots
@@ -88,6 +91,8 @@ class Server:
         sizes: dict[str, Any] = {"max_requests_per_batch": given.slots}
         if device == "cpu":
             sizes |= {"page_size": PAGE_TOKENS, "max_batch_tokens": 512}
+        if is_part:
+            sizes["max_memory_percent"] = _cache_fraction(given.memory_fraction)
         if tokens is not None:
             page = sizes.setdefault("page_size", PAGE_TOKENS)
             sizes["num_blocks"] = -(-tokens // page)
@@ -270,6 +275,12 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
+def _cache_fraction(part: float) -> float:
+    """Return the fraction of the memory that this process does not hold that makes a cache within its part."""
+    total, held = torch.cuda.get_device_properties(0).total_memory, torch.cuda.memory_reserved()
+    return float(max(0.0, 0.8 * (part * total - held) / (total - held)))
+
+
 @web.middleware
 async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
@@ -291,6 +302,7 @@ def main(argv: list[str]) -> None:
         ("context", int, 0),
         ("slots", int, 16),
         ("kv-tokens", int, 0),
+        ("memory-fraction", float, 1.0),
         ("dtype", str, "auto"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, required=name == "model")
