@@ -76,7 +76,6 @@ def together(play: FluidPlay, options: argparse.Namespace, target: float) -> dic
         gpu_name=None,
         load_us=90 * US_PER_S,
         drain_us=30 * US_PER_S,
-        slots=int(play.open_within_slo),
         kv_tokens=play.model.limits.kv_tokens,
         rules=rules,
     )

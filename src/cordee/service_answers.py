@@ -82,8 +82,9 @@ class ServedView(View):
 class ServiceView(View):
     """A service with its replicas.
 
-    `wanted` replicas lie between `min` and `max`, and `why` is the reason for the last change of it. `estimate` is the
-    plan's answer for one replica, and `compared` are its values beside those that were measured. `urls` are those of
+    `wanted` replicas lie between `min` and `max`, and `why` is the reason for the last change of it. A replica costs
+    `micro_usd_per_hour` on the most expensive GPUs that it may get; 0: no price is known. `estimate` is the plan's
+    answer for one replica, and `compared` are its values beside those that were measured. `urls` are those of
     the gateways that serve it now. `models` is empty for a service of one model.
     """
 
@@ -95,6 +96,7 @@ class ServiceView(View):
     min: int
     max: int
     standby: int
+    micro_usd_per_hour: int = 0
     why: str
     replicas: list[ReplicaView]
     models: list[ModelView] = Field(default_factory=list)

@@ -1,18 +1,24 @@
 """Services over the API, with agents that a test plays: declared, ready, scaled, updated, restarted, ended."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from services_world import CHAT, S, World, chat
-from stage import JOB
+from stage import JOB, NODE, URGENT
 
 from cordee.control.fold import Fold
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.services.rollout import NO_ROOM_US
+from cordee.control.services.scaling import ReplicaTerms, Scaler
 from cordee.control.snapshot import loaded, taken
 from cordee.errors import InputError, NotFoundError, SpecError, TooLargeError
 from cordee.events import (
+    AttemptPlaced,
+    CheckpointCommitted,
     JobSubmitted,
+    Lease,
+    NodeUp,
     NoticeGiven,
     NoticeReason,
     Outcome,
@@ -23,8 +29,8 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
-from cordee.service_answers import ReplicaView, UsageLine
-from cordee.workload.service import SETTINGS_ENV, ReplicaSettings
+from cordee.service_answers import GatewayStatus, ReplicaView, UsageLine
+from cordee.workload.service import SETTINGS_ENV, ReplicaSettings, ServiceSpec
 
 
 def test_a_service_gets_its_replicas_and_is_ready_when_they_are(world: World) -> None:
@@ -48,7 +54,7 @@ def test_a_replica_is_an_ordinary_job_of_the_service_and_its_revision(world: Wor
     assert (job.service, job.revision, job.name, job.owner, job.tier) == ("chat", 1, "chat", "ada", "production")
     assert job.grace_us == 7 * S
     settings = ReplicaSettings.model_validate_json(spec["env"][SETTINGS_ENV])
-    assert (settings.engine, settings.model, settings.flags) == ("llama.cpp", "./tiny", {"parallel": 4})
+    assert (settings.engine, settings.model, settings.flags) == ("llama.cpp", "./tiny", {"--parallel": 4})
     assert spec["service"] is None and "cordee.serve.replica" in spec["run"]
 
 
@@ -210,6 +216,68 @@ def test_a_backlog_starts_replicas_and_a_quiet_window_ends_them(world: World) ->
     assert world.states() == ["ready", "draining", "draining"]
 
 
+def test_a_price_keeps_replicas_away_and_the_service_says_so(world: World) -> None:
+    world.api.client.declare(chat(1, 3, max_micro_usd_per_hour=4_500_000))
+    world.turn()
+    world.get_ready()
+    for _ in range(2):
+        world.say(queued=20, running=4)
+        world.turn()
+        found = world.view()
+        assert (found.wanted, len(found.replicas), found.micro_usd_per_hour) == (2, 2, 2_000_000)
+        why = "24 requests for 4 slots each; 3 replicas would cost $6.00 an hour, and $4.50 is the most"
+        assert found.why == why, "as long as it holds"
+    # Another price is no update, and has an effect at once.
+    world.api.client.declare(chat(1, 3, max_micro_usd_per_hour=6_000_000))
+    world.turn()
+    assert (world.view().wanted, world.view().revision, world.view().why) == (3, 1, "24 requests for 4 slots each")
+
+
+def test_a_replica_takes_the_requests_for_which_its_plan_meets_the_slo(world: World) -> None:
+    world.api.client.declare(chat(1, 4))
+    world.turn()
+    world.get_ready()
+    service = world.api.scene.control.fold.directory.services["chat"]
+    spec = ServiceSpec.model_validate(chat(1, 4)["service"])
+    busy = [GatewayStatus(service="chat", running=6)]
+    for within_slo, wanted in ((None, 2), (8, 2), (2, 4)):  # the engine has 4 slots
+        found = Scaler().decide(service, spec, busy, ReplicaTerms(0, within_slo), S)
+        assert found.replicas == wanted, within_slo
+
+
+def test_fewer_replicas_free_whole_nodes_first(world: World) -> None:
+    scene, spec = world.api.scene, {"run": "true", "name": "gpt", "cwd": "/work"}
+    scene.control.submit(replace(JOB, gpus=3), json.dumps(spec | {"gpus": 3}))
+    scene.control.submit(replace(URGENT, gpus=1), json.dumps(spec | {"gpus": 1}))
+    world.turn()
+    scene.agents.report(NodeUp(at_us=scene.time.us, node=replace(NODE, name="n2")), source="node/n2/1")
+    world.api.client.declare(chat(2, 3))
+    world.turn()
+    world.get_ready()
+    scene.ended(URGENT.job_id, 1, Outcome.FINISHED)
+    world.turn()
+    world.api.client.scale("chat", "3")
+    world.turn()
+    assert [each.node for each in world.view().replicas] == ["n2", "n2", "local"], "the fullest node that has room"
+    world.get_ready()
+    world.api.client.scale("chat", "1")
+    world.turn()
+    left = [(each.node, each.state) for each in world.view().replicas]
+    assert left == [("n2", "draining"), ("n2", "draining"), ("local", "ready")], "the newest one stays"
+
+
+def test_four_replicas_share_a_gpu_and_pay_a_quarter_each(world: World) -> None:
+    world.api.client.declare(chat(4) | {"gpu_milli": 250})
+    world.turn()
+    placed = [each.leases for each in world.api.scene.of(AttemptPlaced)]  # type: ignore[attr-defined]
+    assert placed == [(Lease(node="local", gpus=(0,), milli=250),)] * 4
+    assert world.view().micro_usd_per_hour == 500_000
+    world.turn(3600)
+    rows = {row.key: row for row in world.api.client.cost("service").rows}
+    assert rows["chat"].gpu_us.held == pytest.approx(3600 * S, rel=0.01), "four quarters of an hour"
+    assert rows["chat"].micro_usd.held == pytest.approx(2_000_000, rel=0.01)
+
+
 def test_scale_to_zero_and_back_with_a_held_request(world: World) -> None:
     world.api.client.declare(chat(0, 2, idle_s=30.0))
     world.turn()
@@ -335,6 +403,41 @@ def test_a_model_may_be_what_a_job_has_trained(world: World) -> None:
     world.api.scene.control.submit(JOB, json.dumps({"run": "true", "gpus": 4, "name": "gpt", "cwd": "/work"}))
     with pytest.raises(SpecError, match=r"the job gpt-abcdef has no checkpoint.to\n.*--checkpoint-to"):
         world.api.client.declare(CHAT | {"service": {"model": "job:gpt"}})
+
+
+def test_a_revision_serves_the_newest_checkpoint_at_its_declaration(world: World) -> None:
+    control, time = world.api.scene.control, world.api.scene.time
+    section = {"checkpoint": {"to": "/ckpt"}, "model": {"config": "base/config.json"}}
+    spec = {"run": "true", "gpus": 1, "name": "gpt", "cwd": "/work"} | section
+    control.submit(replace(JOB, gpus=1), json.dumps(spec))
+    world.turn()
+
+    def save(step: int) -> None:
+        sizes = {"generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
+        saved = CheckpointCommitted(at_us=time.us, job_id=JOB.job_id, epoch=1, step=step, **sizes)
+        world.api.scene.agents.report(saved, source=f"{JOB.job_id}.1/rank0")
+        world.turn()
+
+    def settings() -> list[tuple[int, int | None, str | None]]:
+        specs = [json.loads(each.spec) for each in world.api.scene.of(JobSubmitted)[1:]]  # type: ignore[attr-defined]
+        found = [ReplicaSettings.model_validate_json(each["env"][SETTINGS_ENV]) for each in specs]
+        weights = [each.trained["job:gpt"] for each in found]
+        assert {each.checkpoint for each in weights} == {"/ckpt/gpt-abcdef"}
+        return [(one.revision, each.step, each.like) for one, each in zip(found, weights, strict=True)]
+
+    # The service has the job's name, and so have its replicas.
+    gpt = {"name": "gpt", "gpus": 1, "service": {"model": "job:gpt", "engine": "llama.cpp"}}
+    save(400)
+    world.api.client.declare(gpt)
+    world.turn()
+    save(800)
+    world.api.client.scale("gpt", "2")
+    world.turn()
+    assert settings() == [(1, 400, "/work/base")] * 2, "a replica that starts later has the same weights"
+    other = gpt | {"service": gpt["service"] | {"like": "/tok", "replicas": {"max": 2}}}
+    assert world.api.client.declare(other).revision == 2
+    world.turn()
+    assert set(settings()[2:]) == {(2, 800, "/tok")}
 
 
 def test_a_replica_that_is_refused_is_tried_again_and_its_reason_is_said(world: World) -> None:

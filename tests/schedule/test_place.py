@@ -3,6 +3,7 @@
 import pytest
 
 from cordee.events import Capacity, Lease, NodeDown
+from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.placement.entry import Entry, Used, entry_of
 from cordee.schedule.placement.free import FreeIndex
@@ -170,3 +171,19 @@ def test_spare_nodes_wait_for_a_job_that_loses_its_place():
     world.tell(*first.events, NodeDown(at_us=S, node="n0", epoch=1, why="silent"))
     world.tell(*ranks_ended(world, "a", "lost"))
     assert "place a n2:8" in brief(decide(world.state, S, Policy(spares=1)).events)
+
+
+def test_replicas_of_one_gpu_break_up_one_node_for_gangs_of_eight():
+    names = [f"{kind}{number}" for kind, most in (("g", 3), ("r", 6)) for number in range(1, most + 1)]
+    world = World(
+        *(node(f"n{number}") for number in range(1, 4)),
+        *(job(name, 8, "preemptible") for name in names[:3]),
+        work=dict.fromkeys(names, 10_000),
+    )
+    for number, name in enumerate(names[3:], 1):
+        world.later(job(name, 1, "production", service="chat", within="node", at_us=number * 100 * S))
+    world.play(until_s=900)
+    # All GPUs were held. The first replica takes a gang's node, and those after it the others of its GPUs.
+    on = {name: {lease.node for lease in world.state.attempts[JobId(name)].held} for name in names[3:]}
+    assert len(set.union(*on.values())) == 1, on
+    assert [world.phase(name) for name in names[:3]].count("queued") == 1, "two gangs go on"

@@ -59,7 +59,6 @@ def asked(play: FluidPlay, tmp_path: Path, jobs: str, split_gpus: int | None = N
         gpu_name=None,
         load_us=60 * US_PER_S,
         drain_us=30 * US_PER_S,
-        slots=int(play.open_within_slo),
         kv_tokens=play.model.limits.kv_tokens,
         rules=ScaleRules(min_replicas=1, max_replicas=8),
     )

@@ -6,7 +6,15 @@ from rich.text import Text
 
 from cordee.cli import measured, terminal
 from cordee.service_answers import ReplicaView, ServiceView
-from cordee.units import US_PER_S, format_bytes, format_count, format_duration, format_latency, plural
+from cordee.units import (
+    US_PER_S,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_latency,
+    format_micro_usd,
+    plural,
+)
 
 NARROW_COLUMNS = 100
 _DO = {
@@ -91,6 +99,7 @@ def print_service(service: ServiceView) -> None:
         ("engine", f"{_engine(service)}{_flags(section['flags'])}"),
         ("gpus", _gpus(service)),
         ("slo", _slo(section["slo"])),
+        ("price", _price(service)),
         ("now", _now(service)),
         ("plan", _plan(service)),
         ("revision", f"{service.revision}, declared {terminal.since(service.declared_us)} ago by {service.owner}"),
@@ -209,6 +218,13 @@ def _gpus(service: ServiceView) -> str:
 def _slo(slo: dict[str, float | None]) -> str:
     limits = (("TTFT", slo["ttft_s"]), ("TPOT", slo["tpot_s"]))
     return ", ".join(f"{name} {format_latency(value)}" for name, value in limits if value is not None)
+
+
+def _price(service: ServiceView) -> str:
+    """Return the price of a replica and of all that there are, and the most that they may cost."""
+    each, most = service.micro_usd_per_hour, service.spec["service"]["max_micro_usd_per_hour"]
+    parts = [f"{format_micro_usd(each)}/h a replica", f"{format_micro_usd(each * len(service.replicas))}/h now"]
+    return ", ".join((parts if each else []) + ([f"at most {format_micro_usd(most)}/h"] if most else []))
 
 
 def _now(service: ServiceView) -> str:

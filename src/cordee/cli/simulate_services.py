@@ -10,7 +10,10 @@ import typer
 from cordee.cli import terminal
 from cordee.cli.plan_more import write_page
 from cordee.cli.simulate_services_text import print_together
+from cordee.control.admission import micro_usd_per_hour
 from cordee.errors import InputError, TraceError
+from cordee.events import Node
+from cordee.hardware.load import load_catalogue
 from cordee.planning import serving_request
 from cordee.serve.policy.scale import ScaleRules
 from cordee.simulate.compare import Scenario, count_jobs
@@ -105,7 +108,7 @@ def _asked(scenario: Scenario, policy: NamedPolicy, wanted: Wanted) -> Together:
     return Together(
         scenario=scenario,
         play=play,
-        service=_plan(spec, service, play, wanted),
+        service=_plan(spec, service, play, wanted, scenario.nodes),
         policy=policy,
         split_gpus=wanted.split,
         warm_up_us=wanted.warm_up_us,
@@ -177,8 +180,7 @@ def _most(spec: JobSpec, service: ServiceSpec, gpus: int) -> int:
     return most
 
 
-def _plan(spec: JobSpec, service: ServiceSpec, play: FluidPlay, wanted: Wanted) -> ServicePlan:
-    price = play.model.candidate.request.price
+def _plan(spec: JobSpec, service: ServiceSpec, play: FluidPlay, wanted: Wanted, nodes: tuple[Node, ...]) -> ServicePlan:
     slo = play.model.slo
     return ServicePlan(
         name=spec.name if spec.name != "job" else "service",
@@ -186,7 +188,6 @@ def _plan(spec: JobSpec, service: ServiceSpec, play: FluidPlay, wanted: Wanted) 
         gpu_name=spec.gpu,
         load_us=wanted.load_us,
         drain_us=round(service.drain_s * US_PER_S),
-        slots=max(1, int(play.open_within_slo)),
         kv_tokens=play.model.limits.kv_tokens,
         rules=ScaleRules(
             min_replicas=service.replicas.min,
@@ -196,6 +197,7 @@ def _plan(spec: JobSpec, service: ServiceSpec, play: FluidPlay, wanted: Wanted) 
             target=wanted.target,
             window_us=round(service.window_s * US_PER_S),
             idle_us=round(service.idle_s * US_PER_S),
-            usd_per_replica_hour=0.0 if price is None else spec.gpus * price.usd_per_gpu_hour,
+            micro_usd_per_hour=micro_usd_per_hour(spec, nodes, load_catalogue()),
+            max_micro_usd_per_hour=service.max_micro_usd_per_hour,
         ),
     )

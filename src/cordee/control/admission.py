@@ -133,6 +133,13 @@ def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     )
 
 
+def micro_usd_per_hour(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogue) -> int:
+    """Return the price of a job on the most expensive GPUs that it may get; 0: no node has any, or no price."""
+    kind = _kind(spec, nodes, catalogue)
+    eligible = [node for node in nodes if _matches(node, kind, spec)]
+    return _hourly(spec, eligible) if eligible else 0
+
+
 def _hourly(spec: JobSpec, eligible: Sequence[Node]) -> int:
     return _dearest(eligible).micro_usd_per_gpu_hour * spec.gpus * spec.gpu_milli // 1000
 

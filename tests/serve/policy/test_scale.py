@@ -87,9 +87,19 @@ def test_a_service_scales_to_zero_and_a_held_request_brings_it_back() -> None:
 
 
 def test_a_price_bounds_the_replicas() -> None:
-    rules = replace(RULES, usd_per_replica_hour=4.0, usd_per_hour_max=13.0)
-    decision = decide(0, ScaleState(2), ScaleInput(ready=2, queued=500, running=16, slots=8), rules)
-    assert decision.replicas == 3
+    rules = replace(RULES, micro_usd_per_hour=4_000_000, max_micro_usd_per_hour=13_000_000)
+    busy = ScaleInput(ready=2, queued=500, running=16, slots=8)
+    decision = decide(0, ScaleState(2), busy, rules)
+    assert (decision.replicas, decision.why) == (3, "516 requests for 8 slots each")
+    assert decision.limit == "8 replicas would cost $32.00 an hour, and $13.00 is the most"
+    # It says so as long as it holds, and no longer.
+    decision = decide(SECOND_US, decision.state, busy, rules)
+    assert (decision.replicas, decision.why) == (3, "") and decision.limit.startswith("8 replicas would cost")
+    assert decide(2 * SECOND_US, decision.state, ScaleInput(ready=3, running=19, slots=8), rules).limit == ""
+    # A replica in reserve is paid as well, and the fewest are there at any price.
+    assert decide(0, ScaleState(2), busy, replace(rules, standby=1)).replicas == 2
+    assert decide(0, ScaleState(4), busy, replace(rules, min_replicas=4)).replicas == 4
+    assert decide(0, ScaleState(2), busy, replace(rules, micro_usd_per_hour=0)).replicas == 8, "no price is known"
 
 
 @given(

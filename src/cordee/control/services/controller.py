@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from cordee.control.admission import micro_usd_per_hour
 from cordee.control.directory import Service
 from cordee.control.operations import Operations
 from cordee.control.services.gateways import Gateways
 from cordee.control.services.inputs import replica_spec, secrets_of
-from cordee.control.services.planned import planned_replica
+from cordee.control.services.planned import estimate_of, planned_replica
 from cordee.control.services.residency import orders
 from cordee.control.services.rollout import changes
-from cordee.control.services.scaling import Scaler
-from cordee.errors import CordeeError, StoreError
+from cordee.control.services.scaling import ReplicaTerms, Scaler
+from cordee.errors import CatalogueError, CordeeError, StoreError
 from cordee.ids import job_id as new_job_id
 from cordee.units import US_PER_S
 from cordee.workload.spec import JobSpec
@@ -35,11 +36,13 @@ class Controller:
         operations: those on jobs: admission, secrets, the log.
         gateways: the gateways' reports.
         problems: by service, the refusal of its next replica.
+        limits: by service, the price that keeps it from more replicas.
     """
 
     operations: Operations
     gateways: Gateways
     problems: dict[str, CordeeError] = field(default_factory=dict)
+    limits: dict[str, str] = field(default_factory=dict)
     _scaler: Scaler = field(default_factory=Scaler)
     _refused_us: dict[str, int] = field(default_factory=dict)
 
@@ -65,14 +68,29 @@ class Controller:
     def _forget(self, name: str) -> None:
         self._scaler.forget(name)
         self.problems.pop(name, None)
+        self.limits.pop(name, None)
         self._refused_us.pop(name, None)
+
+    def price_of(self, spec: JobSpec) -> int:
+        """Return the micro-dollars an hour of a replica on the most expensive GPUs that it may get; 0: unknown."""
+        operations = self.operations
+        with operations.control.changed:
+            nodes = [record.node for record in operations.control.state.nodes.records.values()]
+        try:
+            return micro_usd_per_hour(spec, nodes, operations.catalogue)
+        except CatalogueError:  # Of a GPU that the catalogue does not have any more.
+            return 0
 
     def _step(self, service: Service, now_us: int) -> int:
         """Take one service a step further; return the time of the next step."""
         control, spec = self.operations.control, JobSpec.model_validate_json(service.spec)
         if not service.ended and spec.service is not None:
             statuses = self.gateways.of(service, now_us)
-            decision = self._scaler.decide(service, spec.service, statuses, now_us)
+            plan = estimate_of(service, control.state.jobs)
+            price = self.price_of(spec) if spec.service.max_micro_usd_per_hour is not None else 0
+            replica = ReplicaTerms(price, None if plan is None else plan.within_slo)
+            decision = self._scaler.decide(service, spec.service, statuses, replica, now_us)
+            self.limits[service.name] = decision.limit
             if decision.replicas != service.wanted:
                 control.scale(service.name, decision.replicas, decision.why)
                 service = control.fold.directory.services[service.name]
@@ -81,7 +99,9 @@ class Controller:
                 control.order_model(each.job_id, each.epoch, each.model, each.why)
             if ordered:
                 self.operations.wake()
-        found = changes(service, now_us)
+        nodes = {each.node for each in service.replicas.values() if each.node is not None}
+        held = {name: control.state.nodes.held_milli(name) for name in nodes}
+        found = changes(service, now_us, held, spec.gpus * spec.gpu_milli)
         for job_id in found.stop:
             control.stop(job_id, by=service.owner if service.ended else BY)
         starts = found.start > 0 and now_us >= self._refused_us.get(service.name, 0)

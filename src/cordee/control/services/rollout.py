@@ -5,16 +5,19 @@ while the new revision replaces the old one: one is started, and when it is read
 fewer are ready than wanted. Where no GPU is free for the one more, an old one leaves first if enough stay ready.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from cordee.control.directory import Replica, Service
 from cordee.ids import JobId
+from cordee.serve.policy.scale import leaving_order
 from cordee.units import US_PER_S
 
 SURGE = 1
 NO_ROOM_US = 30 * US_PER_S
 """An update waits this long for a GPU for its first new replica before it ends an old one."""
+
+_Ordered = Callable[[list[Replica]], list[Replica]]
 
 _BACKOFF_US, _BACKOFF_MAX_US = 10 * US_PER_S, 300 * US_PER_S
 
@@ -36,8 +39,15 @@ def backoff_us(failures: int) -> int:
     return 0 if failures < 2 else min(_BACKOFF_MAX_US, _BACKOFF_US << min(failures - 2, 16))
 
 
-def changes(service: Service, now_us: int) -> Changes:
-    """Return what brings a service nearer to what it wants."""
+def changes(service: Service, now_us: int, held_milli: Mapping[str, int], each_milli: int) -> Changes:
+    """Return what brings a service nearer to what it wants.
+
+    Args:
+        service: as it is.
+        now_us: the time.
+        held_milli: thousandths of GPUs that are held on each node of its replicas.
+        each_milli: thousandths of GPUs of one replica.
+    """
     staying = service.staying
     target = 0 if service.ended or service.wanted == 0 else service.wanted + standby(service)
     current = [each for each in staying if each.revision == service.revision]
@@ -45,7 +55,7 @@ def changes(service: Service, now_us: int) -> Changes:
     start = max(0, min(target - len(current), target + (SURGE if old else 0) - len(staying)))
     if old and any(each.node is None for each in current):  # a second one would wait behind it
         start = 0
-    stop = _stops(current, old, target)
+    stop = _stops(current, old, target, lambda replicas: _least_useful(replicas, held_milli, each_milli))
     again_us = None
     if start and (failures := service.failures).number:
         at_us = failures.at_us + backoff_us(failures.number)
@@ -79,7 +89,7 @@ def in_reserve(service: Service) -> set[JobId]:
     return {each.job_id for each in newest[:number]}
 
 
-def _stops(current: list[Replica], old: list[Replica], target: int) -> tuple[JobId, ...]:
+def _stops(current: list[Replica], old: list[Replica], target: int, ordered: _Ordered) -> tuple[JobId, ...]:
     """Return the replicas beyond the target that may leave now: the old ones first, and those not ready before others.
 
     One of the new revision leaves only when there are too many of it.
@@ -87,7 +97,7 @@ def _stops(current: list[Replica], old: list[Replica], target: int) -> tuple[Job
     surplus, n_ready = len(old) + len(current) - target, sum(each.is_ready for each in (*old, *current))
     found = list[JobId]()
     for replicas, most in ((old, surplus), (current, len(current) - target)):
-        for replica in _least_useful(replicas)[: max(0, most)]:
+        for replica in ordered(replicas)[: max(0, most)]:
             if replica.is_ready:
                 if n_ready <= target:
                     break
@@ -96,8 +106,12 @@ def _stops(current: list[Replica], old: list[Replica], target: int) -> tuple[Job
     return tuple(found)
 
 
-def _least_useful(replicas: Iterable[Replica]) -> list[Replica]:
-    """Return those that wait, load or do not answer, in this order, and then the ready ones, the newest first."""
+def _least_useful(replicas: list[Replica], held_milli: Mapping[str, int], each_milli: int) -> list[Replica]:
+    """Return those that wait, load or do not answer, in this order, then the ready ones, to free whole nodes."""
+    by_age = sorted(replicas, key=lambda each: -each.submitted_us)
+    ready = {each.job_id: each.node for each in by_age if each.is_ready and each.node is not None}
+    place = {job_id: number for number, job_id in enumerate(leaving_order(ready, held_milli, each_milli))}
     return sorted(
-        replicas, key=lambda each: (each.is_ready, each.ready is not None, each.node is not None, -each.submitted_us)
+        by_age,
+        key=lambda each: (each.is_ready, each.ready is not None, each.node is not None, place.get(each.job_id, 0)),
     )

@@ -73,9 +73,22 @@ def service_view(
     urls: Sequence[str],
     estimate: Estimate | None,
     problem: str,
+    limit: str,
+    micro_usd_per_hour: int,
     notes: Sequence[str] = (),
 ) -> ServiceView:
-    """Return a service with its replicas; `problem` is the refusal of its next one."""
+    """Return a service with its replicas.
+
+    Args:
+        service: as the log has it.
+        statuses: of the gateways.
+        urls: of the gateways.
+        estimate: the plan of a replica.
+        problem: the refusal of its next replica.
+        limit: the price that keeps it from more replicas.
+        micro_usd_per_hour: the price of a replica.
+        notes: for the user who declared it.
+    """
     reserve = in_reserve(service)
     replicas = [replica_view(each, reserve=each.job_id in reserve) for each in service.replicas.values()]
     measured = served(service, statuses)
@@ -89,7 +102,8 @@ def service_view(
         min=service.fewest,
         max=service.most,
         standby=service.standby,
-        why=problem or _failing(service) or service.why,
+        micro_usd_per_hour=micro_usd_per_hour,
+        why=problem or _failing(service) or "; ".join(filter(None, (service.why, limit))),
         replicas=replicas,
         models=_models(service, statuses),
         estimate=estimate,

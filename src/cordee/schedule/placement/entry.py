@@ -65,6 +65,11 @@ class Used(NamedTuple):
         """The mask of GPUs that are leased in whole or in part."""
         return self.whole | mask_of(tuple(gpu for gpu, _ in self.parts)) if self.parts else self.whole
 
+    @property
+    def milli(self) -> int:
+        """The thousandths of GPUs that are leased."""
+        return 1000 * self.whole.bit_count() + sum(milli for _, milli in self.parts)
+
     def plus(self, lease: Lease, job: Job) -> "Used":
         """Return the leased part with this lease added; a GPU that is leased already is a programming error.
 

@@ -192,6 +192,11 @@ class Nodes:
                 self._journal.drop(self.vacating, name)
         self.reindex(name)
 
+    def held_milli(self, name: str) -> int:
+        """Return the thousandths of GPUs that are leased on a node, without those of leaving attempts."""
+        vacating = sum(lease.gpu_milli for lease, _ in self.vacating.get(name, ()))
+        return self.leased.get(name, _UNUSED).milli - vacating
+
     # -- claims, inside a cycle ------------------------------------------------------------------------------
 
     def claim(self, leases: Iterable[Lease]) -> None:

@@ -4,8 +4,15 @@ More are wanted at once; fewer only when no moment of a window wanted more (the 
 horizontal autoscaler), so a noisy load does not flap. The caller keeps the state that `decide` returns.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
+from typing import TypeVar
+
+from cordee.units import format_micro_usd, plural
+
+Name = TypeVar("Name")
 
 SECOND_US = 1_000_000
 NEAR = 0.7
@@ -24,8 +31,9 @@ class ScaleRules:
         window_us: fewer replicas only if nothing in this time wanted more.
         settle_us: time after a raise in which latencies, which are measured over a while, raise no more.
         idle_us: time without any request after which a service with a least of 0 scales to zero.
-        usd_per_replica_hour: price of one replica.
-        usd_per_hour_max: what all may cost; None: any.
+        micro_usd_per_hour: price of one replica; 0: none is known.
+        max_micro_usd_per_hour: price of all replicas beyond the least ones, at most; None: any.
+        standby: replicas in reserve, which are paid as well.
     """
 
     min_replicas: int = 1
@@ -37,8 +45,9 @@ class ScaleRules:
     window_us: int = 300 * SECOND_US
     settle_us: int = 60 * SECOND_US
     idle_us: int = 300 * SECOND_US
-    usd_per_replica_hour: float = 0.0
-    usd_per_hour_max: float | None = None
+    micro_usd_per_hour: int = 0
+    max_micro_usd_per_hour: int | None = None
+    standby: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class ScaleInput:
         queued, running: requests that wait in the gateways; that are open at replicas.
         oldest_wait_us: of the queued ones.
         kv_fraction: KV tokens reserved over those of the ready replicas.
-        slots: requests at a time of one replica; None: unknown.
+        slots: requests at a time of one replica (`usable_slots`); None: unknown.
         ttft_p99_us, tpot_p99_us: measured lately; None: no request ended.
     """
 
@@ -80,10 +89,15 @@ class ScaleState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The replicas wanted, the reason when the number changes, and the state for the next time."""
+    """The replicas wanted, the reason when the number changes, and the state for the next time.
+
+    Attributes:
+        limit: the price that keeps it from more replicas, which it wants at this moment; "": none does.
+    """
 
     replicas: int
     why: str
+    limit: str = ""
     state: ScaleState = field(default_factory=ScaleState)
 
 
@@ -96,6 +110,7 @@ def decide(now_us: int, state: ScaleState, seen: ScaleInput, rules: ScaleRules) 
     idle = least == 0 and not is_open and now_us - busy_at_us >= rules.idle_us
     if not idle:
         wish = max(wish, min(1, state.wanted))
+    limit = _limit(min(wish, rules.max_replicas), most, rules)
     wish = max(least, min(most, wish))
     # Without a memory, as after a change of servers, the replicas of now stay for a window.
     recommended = state.recommended or ((now_us, state.wanted),)
@@ -112,13 +127,54 @@ def decide(now_us: int, state: ScaleState, seen: ScaleInput, rules: ScaleRules) 
     if least <= state.wanted <= most and wanted == state.wanted:
         why = ""
     raised_us = now_us if wanted > state.wanted else state.raised_us
-    return Decision(wanted, why, ScaleState(wanted, tuple(window), busy_at_us, raised_us))
+    return Decision(wanted, why, limit, ScaleState(wanted, tuple(window), busy_at_us, raised_us))
+
+
+def usable_slots(engine: int | None, within_slo: int | None) -> int | None:
+    """Return the requests at a time of one replica: those of its engine, or fewer if the plan's SLO holds for fewer.
+
+    >>> usable_slots(256, 40), usable_slots(8, 40), usable_slots(None, 40), usable_slots(8, None)
+    (40, 8, 40, 8)
+    """
+    known = [each for each in (engine, within_slo) if each is not None]
+    return max(1, min(known)) if known else None
+
+
+def leaving_order(replicas: Mapping[Name, str], held_milli: Mapping[str, int], each_milli: int) -> list[Name]:
+    """Return replicas in the order in which they leave, so that whole nodes get free.
+
+    Nodes on which others hold the least come first, then those with the fewest of these replicas.
+
+    Args:
+        replicas: the node of each, those first that leave first if all else is equal.
+        held_milli: thousandths of GPUs that are held on each node, these replicas included.
+        each_milli: thousandths of GPUs that each replica holds.
+
+    >>> leaving_order({"d": "n2", "c": "n2", "b": "n1", "a": "n0"}, {"n0": 8000, "n1": 1000, "n2": 2000}, 1000)
+    ['b', 'd', 'c', 'a']
+    """
+    on = Counter(replicas.values())
+    places = list(replicas.values())
+
+    def rank(node: str) -> tuple[int, int, int]:
+        return held_milli.get(node, 0) - on[node] * each_milli, on[node], places.index(node)
+
+    return sorted(replicas, key=lambda name: rank(replicas[name]))
 
 
 def _affordable(rules: ScaleRules) -> int:
-    if rules.usd_per_hour_max is None or rules.usd_per_replica_hour <= 0:
+    if rules.max_micro_usd_per_hour is None or rules.micro_usd_per_hour <= 0:
         return rules.max_replicas
-    return max(rules.min_replicas, min(rules.max_replicas, int(rules.usd_per_hour_max / rules.usd_per_replica_hour)))
+    paid = rules.max_micro_usd_per_hour // rules.micro_usd_per_hour - rules.standby
+    return max(rules.min_replicas, min(rules.max_replicas, paid))
+
+
+def _limit(wish: int, most: int, rules: ScaleRules) -> str:
+    if wish <= most or rules.max_micro_usd_per_hour is None:
+        return ""
+    price = (wish + rules.standby) * rules.micro_usd_per_hour
+    most_usd = format_micro_usd(rules.max_micro_usd_per_hour)
+    return f"{plural(wish, 'replica')} would cost {format_micro_usd(price)} an hour, and {most_usd} is the most"
 
 
 def _wish(now_us: int, seen: ScaleInput, rules: ScaleRules, state: ScaleState) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from cordee.control.tick import Control
 from cordee.events import AttemptEnded, AttemptPlaced, Event, Job, JobEnded, NoticeGiven, Tier
 from cordee.ids import JobId
 from cordee.schedule.gang import Work
-from cordee.serve.policy.scale import ScaleInput, ScaleRules, ScaleState, decide
+from cordee.serve.policy.scale import ScaleInput, ScaleRules, ScaleState, decide, leaving_order, usable_slots
 from cordee.simulate.engine import Engine
 from cordee.simulate.services.fluid import FluidPlay, SlotState
 from cordee.simulate.world import SimCluster
@@ -30,7 +30,6 @@ class ServicePlan:
         gpu_name: the GPU that it needs; None: any.
         load_us: from placed to ready.
         drain_us: from the notice to the end of its requests.
-        slots: requests at a time at which a replica still meets the SLO.
         kv_tokens: of a replica's KV cache.
         rules: of the scaling policy.
     """
@@ -40,17 +39,16 @@ class ServicePlan:
     gpu_name: str | None
     load_us: int
     drain_us: int
-    slots: int
     kv_tokens: float
     rules: ScaleRules
 
 
 @dataclass(slots=True)
 class _Replica:
-    """One replica job; `ready_us` is None while it waits or loads, or has left."""
+    """One replica job; `ready_us` is None while it waits or loads, or has left, and `node` while it has none."""
 
     job_id: JobId
-    placed: bool = False
+    node: str | None = None
     ready_us: int | None = None
     stopped: bool = False
 
@@ -93,7 +91,10 @@ class SimulatedService:
             known = self._replicas.get(event.job_id)  # type: ignore[union-attr]
             if known is None:
                 return
-            known.placed = kind is AttemptPlaced or kind is NoticeGiven
+            if kind is AttemptPlaced:
+                known.node = event.leases[0].node  # type: ignore[union-attr]
+            elif kind is not NoticeGiven:
+                known.node = None
             known.ready_us = event.at_us + self.plan.load_us if kind is AttemptPlaced else None
             if kind is JobEnded:
                 del self._replicas[known.job_id]
@@ -128,18 +129,25 @@ class SimulatedService:
             queued=round(played.open) - running,
             running=running,
             kv_fraction=min(1.0, kv_tokens / (ready * self.plan.kv_tokens)) if ready else 0.0,
-            slots=self.plan.slots,
+            slots=usable_slots(self.play.model.limits.max_sequences, int(self.play.open_within_slo)),
             ttft_p99_us=round(played.ttft_p99_s * US_PER_S) if played.requests and ready else None,
             tpot_p99_us=round(played.tpot_p99_s * US_PER_S) if played.requests and ready else None,
         )
 
     def _reconcile(self, wanted: int) -> None:
-        """Submit or stop replicas; those go first that serve nothing yet, and of the others the newest."""
+        """Submit or stop replicas; those go first that wait, then those that load, then as whole nodes get free."""
         alive = [each for each in self._replicas.values() if not each.stopped]
         for _ in range(wanted - len(alive)):
             self._submit()
-        surplus = sorted(alive, key=lambda each: (each.placed, -(each.ready_us or 0)))
-        for each in surplus[: max(0, len(alive) - wanted)]:
+        if len(alive) <= wanted:
+            return
+        now_us, nodes = self._engine.now_us(), self._control.state.nodes
+        loading = [each for each in alive if each.ready_us is None or each.ready_us > now_us]
+        surplus = sorted(loading, key=lambda each: (each.node is not None, -(each.ready_us or 0)))
+        ready = {each.job_id: each.node for each in reversed(alive) if each.node is not None and each not in loading}
+        held = {node: nodes.held_milli(node) for node in ready.values()}
+        order = leaving_order(ready, held, 1000 * self.plan.gpus)
+        for each in (*surplus, *(self._replicas[job_id] for job_id in order))[: len(alive) - wanted]:
             each.stopped = True
             self._control.stop(each.job_id, by=self.plan.name)
 
