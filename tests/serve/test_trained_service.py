@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import FLAGS
+from engines_world import FLAGS
 
 from cordee.cli.main import main
 from cordee.client import Client
