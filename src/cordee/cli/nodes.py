@@ -1,6 +1,6 @@
 """The verbs of nodes: list them, show one, take one out of use and back; those about joining are in `join.py`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -16,7 +16,9 @@ from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NotFoundError
 from cordee.units import US_PER_S, format_bytes, format_micro_usd, plural
+from cordee.view.faults import NodeFault, faults_of, lemon_faults
 
+_FAULTS_SHOWN = 10
 CLOCK_OFF_S = 2.0  # a smaller offset of an agent's clock is not worth a line
 
 
@@ -49,12 +51,15 @@ def show_nodes(
     with terminal.connect(home) as client:
         terminal.warn(client)
         found = [_named(words[0], client.nodes())] if words else client.nodes()
+        faults = faults_of(event for _, event in client.events()).get(words[0], []) if words and not as_json else []
     if as_json:
         terminal.print_json(found[0] if words else found)
     elif not found:
         print("no node has joined yet: cordee nodes token")
     elif words:
         for line in detail(found[0]):
+            terminal.stdout().print(line, highlight=False, markup=False, soft_wrap=True)
+        for line in history(faults):
             terminal.stdout().print(line, highlight=False, markup=False, soft_wrap=True)
     else:
         show(found)
@@ -186,6 +191,14 @@ def detail(node: NodeView) -> Iterator[str]:
     for name, text in lines.items():
         if text:
             yield f"  {name:<11} {text}"
+
+
+def history(faults: Sequence[NodeFault]) -> Iterator[str]:
+    """Yield the last faults of a node, and whether it is a lemon."""
+    if count := lemon_faults(faults):
+        yield f"  a lemon: {plural(count, 'fault')}; hint: drain it, have it repaired, and uncordon it"
+    for fault in faults[-_FAULTS_SHOWN:]:
+        yield f"  {'fault':<11} {terminal.since(fault.at_us)} ago: {fault.why}"
 
 
 def _held(node: NodeView) -> dict[str, list[int]]:
