@@ -87,6 +87,10 @@ int nvmlDeviceGetRetiredPages(void *h, int cause, unsigned *n, unsigned long lon
 int nvmlDeviceGetRetiredPagesPendingStatus(void *h, int *on) { *on = counter(h, "page_pending"); return 0; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *bits) {
   *bits = counter(h, "clocks"); return 0; }
+typedef struct { unsigned long long total, free, used; } memory;
+int nvmlDeviceGetMemoryInfo(void *h, memory *m) {
+  m->total = 80ull << 30; m->used = (unsigned long long)counter(h, "used_gib") << 30; m->free = m->total - m->used;
+  return 0; }
 """
 
 
@@ -165,6 +169,44 @@ def test_a_sick_gpu_is_unavailable_with_its_reason(stub, tmp_path, monkeypatch):
         "6 too hot: the hardware has lowered its clocks",
         "7 lost: the driver cannot reach it; restart the node",
     ], "60 retired pages, missing counters and clocks lowered by power or by the driver are no sickness"
+
+
+def test_the_doctor_names_what_the_driver_and_the_kernel_say(stub, tmp_path, monkeypatch):
+    (tmp_path / "health").write_text("1 ecc 2\n2 clocks 128\n3 used_gib 40\n")
+    kernel = tmp_path / "kmsg"
+    kernel.write_text(
+        "4,1,9,-;NVRM: Xid (PCI:0000:11:00): 79, pid=1, GPU has fallen off the bus.\n"
+        "4,2,9,-;NVRM: Xid (PCI:0000:12:00): 31, pid=7, a program's own fault\n"
+        "6,3,9,-;eth0: link up\n"
+    )
+    monkeypatch.setenv("STUB_HEALTH", str(tmp_path / "health"))
+    monkeypatch.setenv("STUB_GPUS", "4")
+    show = "print(each.state, each.check, each.figure, sep='|')"
+    assert in_driver(f"from pathlib import Path\nfor each in found.findings(Path({str(kernel)!r})): {show}") == [
+        "ok|driver|580.95.05, 4 GPUs (NVIDIA H100 80GB HBM3), from NVML",
+        "ok|health of GPUs 0, 2, 3|no uncorrectable error",
+        "ok|clocks of GPUs 0, 3|not lowered",
+        "ok|memory of GPUs 0, 2|free",
+        "bad|health of GPU 1|2 uncorrectable memory errors since its last reset; reset it: nvidia-smi --gpu-reset",
+        "warn|clocks of GPU 2|lowered because of the power supply's brake",
+        "warn|memory of GPU 3|42.9 GB in use by no process that the driver names",
+        "bad|Xid of GPU 0|79 (fallen off the bus), 1 in the kernel's log",
+    ]
+
+
+def test_ranks_do_not_start_on_a_gpu_that_has_become_sick_and_it_is_offered_no_more(machine, tmp_path, monkeypatch):
+    health = tmp_path / "health"
+    health.write_text("")
+    monkeypatch.setenv("STUB_HEALTH", str(health))
+    world = machine("home")
+    assert world.until(lambda: last_node(world)).unavailable == ()
+    health.write_text("0 ecc 1\n")  # the next regular check is 30 s away
+    world.start(python("raise SystemExit(3)"), gpus=1)
+    end = world.ended()
+    assert end.outcome is Outcome.LOST and "GPU 0 is sick: 1 uncorrectable memory errors" in end.why
+    assert last_node(world).unavailable == (0,)
+    sick = next(number for number, each in enumerate(world.log) if isinstance(each, NodeUp) and each.node.unavailable)
+    assert sick < world.log.index(end), "the node is known to be sick before the job can be placed again"
 
 
 @pytest.mark.parametrize(

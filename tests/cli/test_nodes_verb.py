@@ -18,6 +18,7 @@ from cordee.cli.nodes import detail, node_state, show
 from cordee.client import Client
 from cordee.control.spawn import is_owned, start_server
 from cordee.errors import InputError, NotFoundError
+from cordee.view.faults import NodeFault
 
 DEADLINE_S = 60.0
 
@@ -207,3 +208,26 @@ def test_the_list_fits_80_columns_with_all_columns(monkeypatch: pytest.MonkeyPat
     text = "\n".join(lines)
     assert all(part in text for part in ("b1/r7", "gpt.1 (2),", "95.5 CPU", "$2.99/GPU-h", "others (3)"))
     assert f"{name}: GPUs 4,7 in use; GPU 5 too hot" in " ".join(text.split())
+
+
+def test_the_doctor_shows_what_agents_report_and_drains_the_bad(
+    client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def doctor(*words: str) -> tuple[int, str]:
+        try:
+            main(["doctor", *words, "--home", str(client.home)])
+        except SystemExit as end:
+            return int(end.code or 0), capsys.readouterr().out
+        return 0, capsys.readouterr().out
+
+    name = client.nodes()[0].name
+    code, out = doctor("--all", "--json")
+    assert code == 0 and json.loads(out)["findings"][0]["check"] == f"{name}: agent"
+    monkeypatch.setattr("cordee.cli.doctor.faults_of", lambda events: {name: [NodeFault(1, "silent")] * 3})
+    code, out = doctor(name, "--drain")
+    assert code == 1 and "3 faults, the last: silent" in out
+    (node,) = client.nodes()
+    assert node.drains and node.cordon_why == "doctor: a lemon 3 faults, the last: silent"
+    client.uncordon(name)
+    assert doctor("nowhere")[0] == NotFoundError.exit_code
+    assert doctor("--drain")[0] == InputError.exit_code

@@ -438,7 +438,10 @@ class NodeAgent:
             self._confirm_start(kept, order.number, env)
             return
         new = self._assignment(placed, order)
-        self._groups.start(new, order.secrets or {}, env, lambda: self._confirm_start(new, order.number, env))
+        sick = self._facts.devices.preflight(new.gpus)
+        if sick:
+            self._report_node()  # before the end of the attempt, so that the next one is placed elsewhere
+        self._groups.start(new, order.secrets or {}, env, lambda: self._confirm_start(new, order.number, env), sick)
         group = self._groups.get(placed.job_id, placed.epoch)
         if group is not None and self._reclaim is not None:
             self._notice_of(self._reclaim, group)

@@ -8,17 +8,20 @@ import ctypes
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cordee.agent.clock import monotonic_s
-from cordee.agent.health import sickness
+from cordee.agent.findings import KERNEL_LOG, XIDS, Finding, by_gpu, xids
+from cordee.agent.health import sickness, slow_clocks
 from cordee.agent.nvlink import fabric_of, island_gpus
 from cordee.errors import MissingExtraError
+from cordee.units import format_bytes, plural
 
 SLOT = "slot"
 LOOK_S = 2.0  # between two checks of the processes on the GPUs
+MEMORY_IN_USE = 2 << 30  # bytes; the driver itself keeps less
 HEALTH_S = 30.0  # between two checks of their health: a change is an event in the log, and temperatures flap
 
 
@@ -52,6 +55,14 @@ class Devices:
 
     def release(self) -> None:
         """Release the locks that `unavailable` took."""
+
+    def findings(self, kernel_log: Path = KERNEL_LOG) -> Iterator[Finding]:
+        """Yield what the driver says of each GPU: health, Xids in the kernel's log, clocks, memory in use."""
+        yield Finding("driver", "ok", self.says)
+
+    def preflight(self, gpus: Sequence[int]) -> str:
+        """Return why ranks should not start on one of these GPUs; "" if they can. It takes no noticeable time."""
+        return ""
 
     def look(self, ours: Container[int]) -> dict[int, str]:
         """Return why GPUs cannot be leased, by index; `ours` are the agent's own pids."""
@@ -101,6 +112,50 @@ class _NvmlDevices(Devices):
         except self._nvml.NVMLError as error:
             return f"its processes cannot be read: {error}"  # for instance a lost GPU
         return None if all(is_ours(process.pid) for process in running) else "in use by a process that is not Cordee's"
+
+    def preflight(self, gpus: Sequence[int]) -> str:
+        found = [(index, sickness(self._nvml, self._handles[index])) for index in gpus]
+        sick = {index: why for index, why in found if why is not None}
+        self._sick |= sick
+        return "; ".join(f"GPU {index} is sick: {why}" for index, why in sick.items())
+
+    def findings(self, kernel_log: Path = KERNEL_LOG) -> Iterator[Finding]:
+        yield Finding("driver", "ok", f"{self.driver}, {self.says}")
+        yield from by_gpu((index, each) for index in range(self.count) for each in self._findings(index))
+        buses = {self._nvml.nvmlDeviceGetPciInfo(handle).bus: index for index, handle in enumerate(self._handles)}
+        found = xids(buses, kernel_log)
+        if found is None:
+            yield Finding("Xid", "warn", f"{kernel_log} cannot be read", "none since the start", "run it as root")
+        elif not found:
+            yield Finding("Xid", "ok", "none in the kernel's log", "none since the start")
+        for bus, (xid, count) in (found or {}).items():
+            figure = f"{xid} ({XIDS[xid]}), {count} in the kernel's log"
+            hint = "drain the node and reset the GPU; replace it if the Xid comes back"
+            yield Finding(f"Xid of GPU {buses[bus]}", "bad", figure, "none since the start", hint)
+
+    def _findings(self, index: int) -> Iterator[Finding]:
+        """Yield the findings of one GPU, without its number."""
+        handle, nvml = self._handles[index], self._nvml
+        why = sickness(nvml, handle)
+        if why is not None:
+            yield Finding(
+                "health", "bad", why, "no uncorrectable error", f"cordee nodes cordon NODE --why {why[:30]!r}"
+            )
+            return
+        yield Finding("health", "ok", "no uncorrectable error")
+        slow = slow_clocks(nvml, handle)
+        hint = "check cooling and power: every step waits for the slowest GPU" if slow else ""
+        yield Finding("clocks", "warn" if slow else "ok", slow or "not lowered", "not lowered", hint)
+        try:
+            used = nvml.nvmlDeviceGetMemoryInfo(handle).used
+            holders = len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        except nvml.NVMLError:
+            return
+        if used > MEMORY_IN_USE and not holders:
+            figure = f"{format_bytes(used)} in use by no process that the driver names"
+            yield Finding("memory", "warn", figure, "free", "end stale processes, or reset it: nvidia-smi --gpu-reset")
+        else:
+            yield Finding("memory", "ok", f"in use by {plural(holders, 'process', 'processes')}" if holders else "free")
 
     def release(self) -> None:
         while self._locks:

@@ -47,3 +47,18 @@ def _findings(nvml: Any, handle: Any) -> Iterator[str]:
         yield f"{errors} uncorrectable memory errors since its last reset; {_RESET}"
     if slow and slow & nvml.nvmlClocksThrottleReasonHwThermalSlowdown:
         yield "too hot: the hardware has lowered its clocks"
+
+
+def slow_clocks(nvml: Any, handle: Any) -> str:
+    """Return why the clocks are lower than they could be, but for power limits and idleness; "" if they are not."""
+    try:
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    except nvml.NVMLError:
+        return ""
+    causes = {
+        nvml.nvmlClocksThrottleReasonHwThermalSlowdown: "heat, by the hardware",
+        nvml.nvmlClocksThrottleReasonSwThermalSlowdown: "heat, by the driver",
+        nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "the power supply's brake",
+    }
+    found = [cause for bit, cause in causes.items() if bits & bit]
+    return f"lowered because of {' and '.join(found)}" if found else ""

@@ -112,8 +112,9 @@ class RankGroups:
         secrets: Mapping[str, str],
         base_env: Mapping[str, str],
         kept: Callable[[], None] = lambda: None,
+        sick: str = "",
     ) -> None:
-        """Start the ranks of an order that is new to this node.
+        """Start the ranks of an order that is new to this node, unless one of its GPUs is sick.
 
         `kept` is called as soon as the order is on disk, and before a process starts: other nodes may wait for that.
 
@@ -126,6 +127,9 @@ class RankGroups:
             return
         if not order.master_port:
             self._refuse(order, Outcome.LOST, "the ranks of rank 0's node ended before it started", kept)
+            return
+        if sick:
+            self._refuse(order, Outcome.LOST, f"{self._node}: {sick}", kept)
             return
         group = RankGroup(order, folder, self._clock, self._processes)
         if order.spec.get("files") is None:
