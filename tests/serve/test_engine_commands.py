@@ -18,14 +18,17 @@ from cordee.events import Node
 from cordee.plan.serving.ask import ask
 from cordee.plan.serving.estimate import whole_replica
 from cordee.plan.serving.flags import Deployment, asked_settings, engine_settings, planned_flags
+from cordee.plan.serving.request import Traffic
+from cordee.plan.serving.tuning import TuningBase, changes
 from cordee.planning import serving_request
-from cordee.serve.engines import llama_cpp, vllm
+from cordee.serve.engines import llama_cpp, llama_server, vllm
 from cordee.serve.engines.known import find_engine
 from cordee.serve.engines.llama_cpp import LlamaCpp
 from cordee.serve.engines.openai import CHAT, COMPLETIONS
 from cordee.serve.engines.port import EngineCapacity, EngineLoad
 from cordee.serve.engines.token_ids import TokenIdDialect
 from cordee.serve.engines.vllm import Vllm
+from cordee.serve.policy.tuning import merged_flags
 from cordee.serve.replica import launch_of
 from cordee.workload.service import SETTINGS_ENV, EngineKind, ReplicaSettings
 from cordee.workload.spec import JobSpec
@@ -135,6 +138,21 @@ def test_vllm_is_started_as_the_plan_says_by_names_that_it_knows(
     assert whole is not None
     launch = parsed(engine_settings("vllm", Deployment(model, whole.case, 1)).text.replace("\\\n", "").split())
     assert {name: value for name, value in launch.items() if name != "dtype"}.items() <= found.items()
+
+
+@pytest.mark.usefixtures("installed")
+def test_vllm_and_llama_cpp_know_the_settings_of_every_change() -> None:
+    load = Traffic(input_tokens=100, output_tokens=100, concurrency=64)
+    flags = {"--no-enable-prefix-caching": True, "--max-num-seqs": 8, "--max-num-batched-tokens": 2048}
+    base = TuningBase("vllm", flags, load, draft="org/small", real_prompts=True)
+    assert len(changes(base)) == 9
+    for change in changes(base):
+        found = parsed(started("vllm", "llama-3-8b", 1, context=4096, flags=merged_flags(flags, change.flags)))
+        name, value = next(item for item in change.flags.items() if item[1] is not False)
+        assert found[name.lstrip("-").replace("-", "_")] == ("" if value is True else str(value))
+    llama = TuningBase("llama.cpp", {"--no-cache-prompt": True}, load, 4, 4096, draft="a.gguf", real_prompts=True)
+    known = {*llama_server.VALUES, *llama_server.SWITCHES}
+    assert {name for change in changes(llama) for name in change.flags} <= known
 
 
 def test_llama_cpp_is_started_as_the_plan_says(installed: None, tmp_path: Path) -> None:

@@ -152,15 +152,15 @@ def _settings(found: Sequence[tuple[str, SettingDocument, float | None]], *, nar
         "SETTING": [name for name, _, _ in found],
         "TOK/S": [f"{each.output_tokens_per_s:,.0f}" for _, each, _ in found],
         "TTFT": [_latency(each.ttft_p50_s) for _, each, _ in found],
-        "P99": [_latency(each.ttft_p99_s) for _, each, _ in found],
+        "TTFT P99": [_latency(each.ttft_p99_s) for _, each, _ in found],
         "TPOT": [_latency(each.tpot_p50_s) for _, each, _ in found],
-        "P99 ": [_latency(each.tpot_p99_s) for _, each, _ in found],
+        "TPOT P99": [_latency(each.tpot_p99_s) for _, each, _ in found],
         "KV TOKENS": ["–" if each.kv_tokens is None else f"{each.kv_tokens:,}" for _, each, _ in found],
         "$/MTOK": ["–" if each.usd_per_mtok is None else format_usd(each.usd_per_mtok) for _, each, _ in found],
         "SAME": ["–" if same is None else f"{same:.1%}" for _, _, same in found],
     }
     if narrow:
-        del cells["P99"], cells["P99 "]
+        del cells["TTFT P99"], cells["TPOT P99"]
     rows = terminal.table(*cells, right=tuple(cells)[1:], folds=("SETTING",))
     for row in zip(*cells.values(), strict=True):
         rows.add_row(*row)

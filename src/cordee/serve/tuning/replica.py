@@ -99,13 +99,16 @@ class TuningReplica:
     def _declared(self, flags: Mapping[str, Flag]) -> JobSpec:
         section = self._spec.service
         assert section is not None, "only services are tuned"
+        # Idle sessions on disk are those of the service's users: they are neither taken nor mixed with others.
+        no_sessions: dict[str, Flag] = {"slot-save-path": False}
         changed = {
             "replicas": Replicas(min=0, max=1),
+            "models": (),
             "standby": 0,
             "slo": Slo(),
             "idle_s": IDLE_S,
             "drain_s": 1.0,
-            "flags": merged_flags(section.flags, flags),
+            "flags": merged_flags(section.flags, flags) | no_sessions,
         }
         update = {
             "name": self.name,
