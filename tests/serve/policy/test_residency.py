@@ -44,6 +44,8 @@ def test_a_crowded_model_gets_an_idle_slot_once_it_has_waited_for_a_load() -> No
     assert copies(100 * S, slots, demand, LOAD) == []
     (swap,) = copies(101 * S, slots, demand, LOAD)
     assert (swap.slot, swap.model, swap.leaves) == ("y", "a", "b")
+    new = [replace(slots[0], since_us=97 * S), slots[1]]
+    assert copies(101 * S, new, demand, LOAD) == [], "its slot has not been ready for as long as a load"
     assert copies(101 * S, slots, demand | {"b": Demand(1, 100 * S)}, LOAD) == [], "b is wanted"
     assert copies(101 * S, [slots[0], replace(slots[1], used_us=97 * S)], demand, LOAD) == [], "b was just used"
     loading = ModelSlot("z", "a", loading=True)
@@ -56,6 +58,7 @@ def test_an_empty_slot_takes_what_is_wanted_most_for_its_slots() -> None:
     assert first_model(("a", "b", "c"), slots, {}) == "c"
     assert first_model(("a", "b", "c"), slots, {"a": 8, "b": 3}) == "a"
     assert first_model(("a", "b", "c"), slots, {"a": 8, "b": 6}) == "b"
+    assert first_model(("a", "b"), [slots[0], slots[2]], {"b": 1}) == "a", "one slot is enough for one request"
     assert first_model((), slots, {}) == ""
 
 

@@ -73,7 +73,8 @@ def copies(
 ) -> list[Swap]:
     """Return the idle slots that begin to load a model which others hold, because it has more requests than room.
 
-    Its oldest request has waited for as long as a load takes: what its slots do not start until then pays for one more.
+    Its oldest request has waited at ready slots for as long as a load takes: what they do not start until then pays for
+    one more.
     """
     decided: list[Swap] = []
     loading = {each.model for each in slots if each.loading}
@@ -81,8 +82,8 @@ def copies(
     for model in sorted(crowded, key=lambda each: (demand[each].oldest_us, each)):
         others = [each for each in slots if each.model not in ("", model) and not each.loading]
         idle = [each for each in others if _is_idle(now_us, each, model, demand, load_us)]
-        waited_us = now_us - demand[model].oldest_us
-        if waited_us < load_us.get(model, 0) or not any(each.model == model for each in slots):
+        since_us = [each.since_us for each in slots if each.model == model]
+        if not since_us or now_us - max(demand[model].oldest_us, *since_us) < load_us.get(model, 0):
             continue
         slot = min(idle, key=lambda each: (each.used_us, each.name), default=None)
         if slot is not None and all(slot.name != each.slot for each in decided):
@@ -91,7 +92,7 @@ def copies(
 
 
 def first_model(models: Sequence[str], slots: Sequence[ModelSlot], requests: Mapping[str, int]) -> str:
-    """Return the model for one more slot: the one with the most requests a slot, then the one with the fewest slots.
+    """Return the model for one more slot: the one with the most whole requests a slot, then with the fewest slots.
 
     Args:
         models: of equal ones the first is taken; "" is returned without any.
@@ -99,9 +100,9 @@ def first_model(models: Sequence[str], slots: Sequence[ModelSlot], requests: Map
         requests: by model, those that wait or run.
     """
 
-    def rank(model: str) -> tuple[float, int]:
+    def rank(model: str) -> tuple[int, int]:
         holders = sum(each.model == model for each in slots)
-        return -requests.get(model, 0) / (holders + 1), holders
+        return -(requests.get(model, 0) // (holders + 1)), holders
 
     return min(models, key=rank, default="")
 
