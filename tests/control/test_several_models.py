@@ -135,7 +135,8 @@ def test_a_crowded_model_takes_an_idle_slot_and_a_new_replica_what_is_wanted_mos
     swapping.turn(LOAD_US / S)
     say(swapping, tiny=9)
     assert holding(swapping) == ["./tiny", "./bee"], "its oldest request has not waited for as long as a load"
-    rows = [GatewayStatus(service="chat", model="./tiny", queued=9, oldest_wait_us=3 * S)]
+    busy = {f"{each.job_id}.1": 4 for each in swapping.view().replicas if each.model == "./tiny"}
+    rows = [GatewayStatus(service="chat", model="./tiny", queued=9, running=4, open=busy, oldest_wait_us=3 * S)]
     swapping.api.client.report("edge", GatewayReport(seq=0, at_us=1, status=rows))
     swapping.turn()
     assert holding(swapping) == ["./tiny", "./tiny"]

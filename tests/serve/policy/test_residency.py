@@ -44,6 +44,7 @@ def test_a_crowded_model_gets_an_idle_slot_once_it_has_waited_for_a_load() -> No
     assert copies(100 * S, slots, demand, LOAD) == []
     (swap,) = copies(101 * S, slots, demand, LOAD)
     assert (swap.slot, swap.model, swap.leaves) == ("y", "a", "b")
+    assert copies(101 * S, [replace(slots[0], running=0), slots[1]], demand, LOAD) == [], "its slot has nothing to do"
     new = [replace(slots[0], since_us=97 * S), slots[1]]
     assert copies(101 * S, new, demand, LOAD) == [], "its slot has not been ready for as long as a load"
     assert copies(101 * S, slots, demand | {"b": Demand(1, 100 * S)}, LOAD) == [], "b is wanted"

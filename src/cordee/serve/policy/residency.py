@@ -73,8 +73,8 @@ def copies(
 ) -> list[Swap]:
     """Return the idle slots that begin to load a model which others hold, because it has more requests than room.
 
-    Its oldest request has waited at ready slots for as long as a load takes: what they do not start until then pays for
-    one more.
+    All its slots have open requests, and its oldest one has waited there for as long as a load takes: what they do not
+    start until then pays for one more.
     """
     decided: list[Swap] = []
     loading = {each.model for each in slots if each.loading}
@@ -82,8 +82,10 @@ def copies(
     for model in sorted(crowded, key=lambda each: (demand[each].oldest_us, each)):
         others = [each for each in slots if each.model not in ("", model) and not each.loading]
         idle = [each for each in others if _is_idle(now_us, each, model, demand, load_us)]
-        since_us = [each.since_us for each in slots if each.model == model]
-        if not since_us or now_us - max(demand[model].oldest_us, *since_us) < load_us.get(model, 0):
+        holders = [each for each in slots if each.model == model]
+        if not holders or not all(each.running for each in holders):
+            continue  # The gateway has not learned of them yet.
+        if now_us - max(demand[model].oldest_us, *(each.since_us for each in holders)) < load_us.get(model, 0):
             continue
         slot = min(idle, key=lambda each: (each.used_us, each.name), default=None)
         if slot is not None and all(slot.name != each.slot for each in decided):
