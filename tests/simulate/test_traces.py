@@ -125,6 +125,12 @@ def test_slurm(tmp_path: Path) -> None:
     assert bad == {"asks for no GPU": 1, "no submission time": 1}, "a step of a job is no job, and no bad row"
 
 
+def test_a_quote_in_a_name_of_slurm_takes_in_no_rows(tmp_path: Path) -> None:
+    text = SACCT.replace("|Partition|", "|JobName|").replace("|gpu|", '|"run|')
+    jobs, _ = read(tmp_path / "sacct.txt", text)
+    assert [job.job_id for job in jobs] == ["100", "101"]
+
+
 def test_philly(tmp_path: Path) -> None:
     (job,), bad = read(tmp_path / "cluster_job_log", json.dumps(PHILLY))
     assert (job.gpus, job.duration_us, job.vc, job.status) == (4, 3674 * S, "ee9e8c", "Pass")

@@ -1,6 +1,7 @@
 """A job of a trace, and rows that cannot be one: counted by kind, or refused."""
 
 import gzip
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -130,6 +131,19 @@ def stamp_us(text: str | None, what: str) -> int:
     except ValueError:
         raise BadRow(f"{what} is no time") from None
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * US_PER_S)
+
+
+def gpus_of(text: str) -> tuple[int, str]:
+    """Return the number of GPUs of a plain number or of Slurm's TRES, and the kind of most of them; "" without one.
+
+    >>> gpus_of("billing=8,gres/gpu:h100=8,gres/gpu=8,node=1"), gpus_of("gres/gpu:a=2,gres/gpu:b=4"), gpus_of("cpu=4")
+    ((8, 'h100'), (6, 'b'), (0, ''))
+    """
+    if text.isdecimal():
+        return int(text), ""
+    counts = {kind or "": int(count) for kind, count in re.findall(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)", text)}
+    plain = counts.pop("", None)
+    return sum(counts.values()) if plain is None else plain, max(counts, key=lambda kind: counts[kind], default="")
 
 
 def in_order(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cordee.account.elsewhere import OtherAttempt
 from cordee.errors import TraceError
-from cordee.simulate.traces.job import BadRow, Tally, open_text
+from cordee.simulate.traces.job import BadRow, Tally, gpus_of, open_text
 from cordee.units import US_PER_S
 
 COMMAND = (
@@ -203,7 +203,7 @@ def _attempts(rows: Iterator[tuple[int, list[str]]], header: Mapping[str, int], 
 
 def _attempt(row: Mapping[str, str], line: int, zone: tzinfo) -> tuple[OtherAttempt, bool]:
     """Return the attempt of a row, and whether it had not ended when the export was made."""
-    gpus, kind = _gpus(row)
+    gpus, kind = gpus_of(row["gpus"] or row.get("wanted", ""))
     if gpus == 0:
         raise BadRow("asks for no GPU")
     state = row["state"].upper().split(" ")[0].rstrip("+")  # CANCELLED by 1001
@@ -238,16 +238,6 @@ def _attempt(row: Mapping[str, str], line: int, zone: tzinfo) -> tuple[OtherAtte
         node=_first_node(row.get("nodes", "")),
         limit_us=limit_us or None,
     ), is_open
-
-
-def _gpus(row: Mapping[str, str]) -> tuple[int, str]:
-    """Return the number and kind of GPUs: of `billing=8,gres/gpu:h100=8,gres/gpu=8,node=1`, or of a plain number."""
-    text = row["gpus"] or row.get("wanted", "")
-    if text.isdecimal():
-        return int(text), ""
-    counts = {kind or "": int(count) for kind, count in re.findall(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)", text)}
-    plain = counts.pop("", None)
-    return sum(counts.values()) if plain is None else plain, max(counts, key=lambda kind: counts[kind], default="")
 
 
 def _time_us(text: str, zone: tzinfo) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.errors import TraceError
-from cordee.simulate.traces.job import BadRow, Tally, TraceJob, checked, open_text, seconds_us, stamp_us
+from cordee.simulate.traces.job import BadRow, Tally, TraceJob, checked, gpus_of, open_text, seconds_us, stamp_us
 from cordee.units import US_PER_S
 
 Row = Mapping[str, str]
@@ -41,7 +41,9 @@ def table(path: Path, form: Format, tally: Tally) -> Iterator[TraceJob]:
         TraceError: columns are missing.
     """
     with open_text(path) as file:
-        rows = csv.reader(file, delimiter=form.delimiter)
+        # sacct quotes nothing: a name that begins with a quote would otherwise take in the rows after it.
+        raw = form.delimiter == "|"
+        rows = csv.reader(file, delimiter="|", quoting=csv.QUOTE_NONE) if raw else csv.reader(file)
         header = [name.strip() for name in next(rows, [])]
         missing = [name for name in form.needs if name not in header]
         if missing:
@@ -180,20 +182,19 @@ def _openb(row: Row, line: int) -> TraceJob:
 def _sacct(row: Row, line: int) -> TraceJob | None:
     if "." in row["JobID"]:
         return None  # a step of the job above it
-    found = re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", row.get("AllocTRES") or row.get("ReqTRES") or "")
-    kind = re.search(r"gres/gpu:([^=,]+)=", row.get("AllocTRES", ""))
+    gpus, kind = gpus_of(row.get("AllocTRES") or row.get("ReqTRES") or "")
     seconds = row.get("ElapsedRaw", "")
     limit = row.get("Timelimit", "")
     return TraceJob(
         job_id=row["JobID"],
         submit_us=stamp_us(row["Submit"], "submission time"),
-        gpus=int(found[1]) if found else 0,
+        gpus=gpus,
         duration_us=seconds_us(seconds, "run time") if seconds else _elapsed_us(row.get("Elapsed", "")),
         line=line,
         user=row.get("User", ""),
         vc=row.get("Partition", ""),
         status=row["State"].split(" ")[0],
-        gpu_name=kind[1] if kind else None,
+        gpu_name=kind or None,
         time_limit_us=_elapsed_us(limit) if re.fullmatch(r"[\d:-]+", limit) else None,
     )
 
