@@ -243,7 +243,10 @@ def test_the_story_holds_and_is_written_down(tmp_path: Path, ranks: int, steps: 
     assert f"0 repeated, 0 missing of {steps} steps on each of {ranks} ranks" in done.stdout
     assert f"0 of {ranks} SHA-256 digests differ" in done.stdout
     assert "$8,993.92" in done.stdout
+    assert f"{ranks}, then {ranks // 2}, then {ranks} ranks" in done.stdout
+    assert "0 failed, 0 differ" in done.stdout
     html = (tmp_path / "report.html").read_text()
-    assert html.count('<li class="holds">') == done.stdout.count("✓") == 19
+    assert html.count('<li class="holds">') == done.stdout.count("✓") == 30
+    assert html.count('class="slots"') == 1
     assert '<li class="fails">' not in html
     assert not list((tmp_path / "tmp").glob("cordee-demo-*")), "the temporary home is gone"

@@ -11,21 +11,12 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
+from cordee.demo import tiny_model
 from cordee.serve.engines.llama_cpp import LlamaCpp
 from cordee.serve.engines.port import Dialect, EngineCommand, EngineLaunch, Stream, Upstream
 
 CONTEXT, SLOTS = 2048, 4
-FLAGS = {
-    "--flash-attn": "off",
-    "--cache-type-k": "f32",
-    "--cache-type-v": "f32",
-    "--threads": 1,
-    "--no-warmup": "",
-}
-"""Settings with which llama.cpp's logits are those of transformers up to 1e-4, so that its greedy text is the same.
-
-Its flash attention on the CPU computes in 16 bits even where the cache has 32: logits then differ by 0.03.
-"""
+FLAGS = tiny_model.FLAGS
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ import threading
 import time
 from pathlib import Path
 
-from engines_world import FLAGS as LLAMA_FLAGS
 from engines_world import until
 from replica_world import Wrapper, plain_flags, wrapped
 
+from cordee.demo import tiny_model
 from cordee.errors import EXIT_CHECKPOINTED, InputError, ReplicaError
 from cordee.events import ReplicaReady, ReplicaUnready
 from cordee.serve.engines.openai import COMPLETIONS
 from cordee.serve.engines.port import Upstream
 from cordee.telemetry.notices import write_model
 
-FLAGS = plain_flags(LLAMA_FLAGS)
+FLAGS = plain_flags(tiny_model.FLAGS)
 LONG = {"prompt": "def main", "stream": True, "temperature": 0, "max_tokens": 1500}
 
 

@@ -11,8 +11,10 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from cordee.cli.cost_text import class_table, token_table
 from cordee.cli.plan_text import COLOURS
 from cordee.demo.narrator import Amount
+from cordee.service_answers import UsageView
 from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
 from cordee.view.report import Claim
 
@@ -63,6 +65,12 @@ class Terminal:
         """Print amounts as bars on one scale."""
         for row in amount_bars(rows, AMOUNT_BAR_WIDTH, ascii_only=self.ascii_only):
             self.line(None, row)
+
+    def usage(self, usage: UsageView) -> None:
+        """Print the tables of `cordee cost --by service`."""
+        width = self.console.width - INDENT
+        for table in (class_table(usage, width), token_table(usage, width)):
+            self.console.print(Padding(table, (0, 0, 0, INDENT)))
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:

@@ -121,7 +121,7 @@ def _is_end(event: Event, job_id: JobId) -> bool:
     return isinstance(event, JobEnded) and event.job_id == job_id
 
 
-def _lines(out: Path) -> dict[int, list[dict[str, int]]]:
+def step_lines(out: Path) -> dict[int, list[dict[str, int]]]:
     """Return by rank what it wrote at the start of each step: {"epoch": 1, "step": 0}."""
     found = {}
     for path in sorted(out.glob("steps-rank*.jsonl")):
@@ -131,12 +131,12 @@ def _lines(out: Path) -> dict[int, list[dict[str, int]]]:
 
 
 def _steps(out: Path) -> dict[int, list[int]]:
-    return {rank: [each["step"] for each in lines] for rank, lines in _lines(out).items()}
+    return {rank: [each["step"] for each in lines] for rank, lines in step_lines(out).items()}
 
 
 def _started(out: Path) -> dict[int, int]:
     """Return by epoch how many ranks reached a step."""
-    epochs = [epoch for lines in _lines(out).values() for epoch in {each["epoch"] for each in lines}]
+    epochs = [epoch for lines in step_lines(out).values() for epoch in {each["epoch"] for each in lines}]
     return {epoch: epochs.count(epoch) for epoch in epochs}
 
 

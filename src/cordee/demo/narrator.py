@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+from cordee.service_answers import UsageView
 from cordee.view.memory import MemoryBar
 from cordee.view.report import Claim, Section
 
@@ -31,6 +32,9 @@ class Screen(Protocol):
 
     def amounts(self, rows: Sequence[Amount]) -> None:
         """Show amounts as bars on one scale."""
+
+    def usage(self, usage: UsageView) -> None:
+        """Show the GPU time and dollars of services and of training."""
 
     def waiting(self, text: str) -> AbstractContextManager[None]:
         """Show that something runs until the context ends."""

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +18,13 @@ from cordee.client import Client
 from cordee.control.spawn import start_server
 from cordee.demo.lines import line, progress
 from cordee.demo.narrator import Screen
-from cordee.errors import ClaimError, CordeeError
-from cordee.events import Event, JobEnded
+from cordee.errors import ClaimError, CordeeError, ServerError
+from cordee.events import Event, JobEnded, JobSubmitted
 from cordee.ids import JobId
 from cordee.units import US_PER_S
 from cordee.workload.spec import JobSpec
 
-_POLL_S = 0.1
+_POLL_S = 0.25
 _PATIENCE_S = 240.0
 _END_S = 60.0
 
@@ -37,7 +39,7 @@ class Stage:
         self.events: list[Event] = []
         self.names: dict[JobId, str] = {}
         self._screen = screen
-        self._number = 0
+        self._number = self._replicas = 0
         self._zero_us: int | None = None
 
     @property
@@ -52,6 +54,10 @@ class Stage:
         self.names[job_id] = spec.name
         return job_id
 
+    def declare(self, spec: JobSpec) -> None:
+        """Declare a service as `cordee serve run` does."""
+        self.client.declare(spec.model_dump(mode="json"))
+
     def follow(self, until: Callable[[Event], bool], waiting: str) -> None:
         """Show the log as it grows, until an awaited event.
 
@@ -61,12 +67,20 @@ class Stage:
         deadline = time.monotonic() + _PATIENCE_S
         with self._screen.waiting(waiting):
             while not any(until(event) for event in self._new_events()):
-                if time.monotonic() > deadline:
-                    raise ClaimError(
-                        f"no more events for {_PATIENCE_S:.0f} s while {waiting}",
-                        hint="run `cordee demo --keep` and read the logs in the folder it prints",
-                    )
-                time.sleep(_POLL_S)
+                _check_patience(deadline, waiting)
+
+    def wait(self, holds: Callable[[], bool], waiting: str) -> None:
+        """Show the log as it grows, until something holds.
+
+        Raises:
+            ClaimError: it did not come to hold, or a job failed.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        with self._screen.waiting(waiting):
+            while not holds():
+                for _ in self._new_events():
+                    pass
+                _check_patience(deadline, waiting)
 
     def _new_events(self) -> Iterator[Event]:
         for number, event in self.client.events(after=self._number):
@@ -76,6 +90,9 @@ class Stage:
             yield event
 
     def _show(self, event: Event) -> None:
+        if isinstance(event, JobSubmitted) and event.job.service is not None:
+            self._replicas += 1
+            self.names[event.job.job_id] = f"replica {self._replicas}"
         text = line(event, self.names)
         if text is not None:
             self._zero_us = event.at_us if self._zero_us is None else self._zero_us
@@ -83,7 +100,7 @@ class Stage:
         newest = progress(event, self.names)
         if newest is not None:
             self._screen.progress(newest)
-        if isinstance(event, JobEnded) and event.state != "done":
+        if isinstance(event, JobEnded) and event.state not in ("done", "stopped"):
             raise ClaimError(f"{event.job_id} ended as {event.state}: {event.why}", hint=self._last_lines(event.job_id))
 
     def _last_lines(self, job_id: JobId) -> str:
@@ -95,8 +112,10 @@ class Stage:
 
 
 @contextmanager
-def stage(screen: Screen, *, keep: bool, price_as: str, ranks: int) -> Iterator[Stage]:
-    """Start a server for gangs of `ranks` ranks in a new folder, on GPUs if there are enough; end it and remove it.
+def stage(screen: Screen, *, keep: bool, price_as: str, ranks: int, slots: int | None = None) -> Iterator[Stage]:
+    """Start a server for gangs of `ranks` ranks in a new folder; end it and remove it.
+
+    It has so many CPU slots; None: just what one gang needs, on GPUs if there are enough.
 
     Raises:
         CordeeError: the server could not start.
@@ -104,7 +123,9 @@ def stage(screen: Screen, *, keep: bool, price_as: str, ranks: int) -> Iterator[
     home = Path(tempfile.mkdtemp(prefix="cordee-demo-"))
     before = signal.signal(signal.SIGTERM, _leave)
     try:
-        health = _start(home, price_as, ranks)
+        health = (
+            _start(home, price_as, ranks) if slots is None else start_server(home, slots=str(slots), price_as=price_as)
+        )
         try:
             with Client(home) as client:
                 yield Stage(client, screen, ranks)
@@ -134,6 +155,45 @@ def _start(home: Path, price_as: str, ranks: int) -> HealthView:
             del os.environ["CUDA_VISIBLE_DEVICES"]
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+@contextmanager
+def gateway(beside: Stage) -> Iterator[str]:
+    """Run a gateway beside the server until the block ends, and yield its URL. It reports usage each second."""
+    argv = [sys.executable, "-m", "cordee.serve.gateway", "--home", str(beside.home), "--listen", "127.0.0.1:0"]
+    with (beside.home / "gateway.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*argv, "--report-every", "1"], stdout=subprocess.PIPE, stderr=log, text=True, env=_without_server()
+        )
+    assert process.stdout is not None, "it is a pipe"
+    try:
+        with process.stdout:
+            url = process.stdout.readline().strip()
+        if not url:
+            raise ServerError("the gateway ended before it was ready", hint=f"see {beside.home / 'gateway.log'}")
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _without_server() -> dict[str, str]:
+    """Return this environment without what would lead the gateway to another server."""
+    return {name: value for name, value in os.environ.items() if name not in ("CORDEE_URL", "CORDEE_TOKEN")}
+
+
+def _check_patience(deadline_s: float, waiting: str) -> None:
+    """Wait a moment for more events, or raise ClaimError after the deadline."""
+    if time.monotonic() > deadline_s:
+        raise ClaimError(
+            f"no more events for {_PATIENCE_S:.0f} s while {waiting}",
+            hint="run `cordee demo --keep` and read the logs in the folder it prints",
+        )
+    time.sleep(_POLL_S)
 
 
 def _leave(number: int, _: FrameType | None) -> None:

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sysconfig
+import time
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from torch.nn import functional
 from cordee.train.job import job as cordee_job
 
 WIDTH, HEADS, LAYERS, CONTEXT = 96, 4, 3, 96
-SEQUENCES_PER_RANK = 4
+GLOBAL_BATCH = 16  # sequences of a step, over however many ranks
 VOCABULARY = 256
 TEXT_BYTES = 2_000_000
 
@@ -73,9 +74,9 @@ def text() -> Tensor:
     return torch.frombuffer(found[:TEXT_BYTES], dtype=torch.uint8)
 
 
-def batch(corpus: Tensor) -> tuple[Tensor, Tensor]:
+def batch(corpus: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
     """Return random windows, and the same windows one byte later; each [sequences, context]."""
-    starts = torch.randint(len(corpus) - CONTEXT - 1, (SEQUENCES_PER_RANK,))
+    starts = torch.randint(len(corpus) - CONTEXT - 1, (sequences,))
     windows = torch.stack([corpus[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
     return windows[:, :-1], windows[:, 1:]
 
@@ -85,12 +86,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="a step takes so long at least")
     args = parser.parse_args()
     device = _device()
     # Gloo beside NCCL: checkpoints are planned on CPU tensors.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
-        train(args.steps, args.out, device)
+        train(args.steps, args.out, device, args.step_seconds)
     finally:
         dist.destroy_process_group()
 
@@ -106,7 +108,7 @@ def _device() -> torch.device:
     return device
 
 
-def train(steps: int, out: Path, device: torch.device) -> None:
+def train(steps: int, out: Path, device: torch.device, step_s: float) -> None:
     """Run the training loop."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1865)  # the same weights on every rank
@@ -124,12 +126,14 @@ def train(steps: int, out: Path, device: torch.device) -> None:
         cordee_job({"model": model, "optimizer": optimizer}) as job,
     ):
         for step in job.steps(steps):
+            begun_s = time.monotonic()
             steps_file.write(json.dumps({"epoch": epoch, "step": step}) + "\n")
-            tokens, targets = (part.to(device) for part in batch(corpus))
+            tokens, targets = (part.to(device) for part in batch(corpus, GLOBAL_BATCH // world_size))
             loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            time.sleep(max(0.0, begun_s + step_s - time.monotonic()))
             job.log(loss=loss.detach(), tokens=world_size * tokens.numel())
     (out / f"weights-rank{rank}.bin").write_bytes(shard(model))
 
