@@ -118,4 +118,4 @@ def _notes(spec: JobSpec) -> list[str]:
     if not unused:
         return []
     names = ", ".join(f"{{{name}}}" for name in unused)
-    return [f"{names} stands nowhere in run: the script has to read it from cordee.trial()"]
+    return [f"run does not contain {names}: the script has to read it from cordee.trial()"]
