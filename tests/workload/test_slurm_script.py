@@ -58,8 +58,9 @@ def test_bash_reads_it_and_finds_the_checkpoints_below_the_folder_of_the_job() -
 
 
 def test_torchrun_gets_one_task_a_node_and_its_own_variables() -> None:
-    script = rendered("run: torchrun train.py\ngpus: 16\n")
+    script = rendered("run: torchrun train.py\ngpus: 16\non_preempt: {grace: 90s}\n")
     assert "--ntasks-per-node=1 --gpus-per-node=8" in script
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90" in script, "the ranks may save for longer than 30 s"
     assert "PET_NPROC_PER_NODE=8" in script and "RANK=$SLURM_PROCID" not in script
 
 

@@ -226,6 +226,8 @@ def _task(spec: JobSpec, per_node: int, is_per_rank: bool) -> Iterator[str]:
         yield "  # torchrun takes the default of each of its options from PET_<OPTION>."
         yield f"  export PET_NNODES=$NNODES PET_NODE_RANK=$NODE_RANK PET_NPROC_PER_NODE={per_node}"
         yield "  export PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
+        # Else it kills its ranks 30 s after the notice.
+        yield f"  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={math.ceil(spec.on_preempt.grace_s)}"
     yield "  ( trap : TERM # Slurm signals shells too; with a trap, one waits for its command"
     yield spec.run if isinstance(spec.run, str) else shlex.join(spec.run)
     yield "  )"
