@@ -36,7 +36,7 @@ def until(done: Callable[[], object], what: str) -> None:
     deadline_s = time.monotonic() + 120
     while not done():
         assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def verb(capsys: pytest.CaptureFixture[str], home: Path, *words: str) -> str:

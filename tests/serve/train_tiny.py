@@ -62,4 +62,5 @@ def main(folder: str, to: str, out: str) -> None:
     print(json.dumps(losses))
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])
