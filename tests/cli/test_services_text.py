@@ -99,6 +99,16 @@ def test_a_service_of_several_models_says_which_replica_holds_which(capsys: pyte
     assert "MODEL" not in capsys.readouterr().out
 
 
+def test_a_service_says_what_it_costs_and_the_most_that_it_may(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = changed(CHAT, {"max_price": "$12/h"}, None, {}).model_dump(mode="json")
+    print_service(service(READY, LOADING, spec=spec, micro_usd_per_hour=5_980_000))
+    assert "$5.98/h a replica, $11.96/h now, at most $12.00/h" in capsys.readouterr().out
+    print_service(service(READY))
+    assert "price" not in capsys.readouterr().out, "none is known"
+    with pytest.raises(SpecError, match="'12' is not a price"):
+        changed(CHAT, {"max_price": "12"}, None, {})
+
+
 def test_the_url_is_the_answer_and_how_to_use_it_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     print_urls(service(READY))
     printed = capsys.readouterr()

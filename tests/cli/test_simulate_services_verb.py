@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (tmp_path / "requests.csv").write_text("Timestamp,Model,Request tokens,Response tokens\n" + rows)
     (tmp_path / "job.yaml").write_text("run: python train.py\ngpus: 1\n")
+    (tmp_path / "part.yaml").write_text("gpus: 0.5\nservice: {model: qwen2.5-0.5b}\n")
     (tmp_path / "command.yaml").write_text("run: ./listen\ngpus: 1\nservice: {engine: command}\n")
     return tmp_path
 
@@ -76,6 +77,7 @@ def test_the_comparison_fits_80_columns_and_comes_as_json_and_as_a_page(
         ("--requests {0}/requests.csv --service {0}/gone.yaml", 10, "gone.yaml cannot be read"),
         ("--requests {0}/requests.csv --service {0}/job.yaml", 10, "is a job that does not serve"),
         ("--requests {0}/requests.csv --service {0}/command.yaml", 10, "whose speed is not known"),
+        ("--requests {0}/requests.csv --service {0}/part.yaml", 10, "asks for 0.5 of a GPU"),
         ("--requests {0}/requests.csv --service {0}/chat.yaml --until 3h", 10, "--until does not go with --requests"),
         ("--requests {0}/requests.csv --service {0}/chat.yaml --from 9d", 10, "no job for this cluster"),
         ("--requests {0}/requests.csv --service {0}/chat.yaml --warm-up 1s", 10, "is shorter than --load-time"),

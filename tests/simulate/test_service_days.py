@@ -192,6 +192,16 @@ def test_training_makes_room_and_every_gpu_hour_is_counted(play: FluidPlay, tmp_
     assert again.slots == service.slots
 
 
+def test_a_service_keeps_its_price_in_the_simulation_too(play: FluidPlay, tmp_path: Path) -> None:
+    question = asked(play, tmp_path, f"j,u,v,0,8,{40 * 3600},\n")
+    for most_usd, replicas in ((100, 8), (2.5, 2)):
+        rules = replace(question.service.rules, micro_usd_per_hour=10**6, max_micro_usd_per_hour=int(most_usd * 10**6))
+        service = SimulatedService(replace(question.service, rules=rules), play.restart(), question.start_us)
+        ClusterRun(question, question.scenario.nodes, service)
+        most = max(each.wanted for each in service.slots)
+        assert (most == 2) == (replicas == 2) and most <= replicas
+
+
 def test_one_cluster_beside_two(play: FluidPlay, tmp_path: Path) -> None:
     jobs = "".join(f"j{number},u,v,{60 * number},1,{1800 + 7 * number},\n" for number in range(150))
     steps: list[str] = []

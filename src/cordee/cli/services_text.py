@@ -222,7 +222,7 @@ def _slo(slo: dict[str, float | None]) -> str:
 
 def _price(service: ServiceView) -> str:
     """Return the price of a replica and of all that there are, and the most that they may cost."""
-    each, most = service.micro_usd_per_hour, service.spec["service"]["max_micro_usd_per_hour"]
+    each, most = service.micro_usd_per_hour, service.spec["service"].get("max_micro_usd_per_hour")
     parts = [f"{format_micro_usd(each)}/h a replica", f"{format_micro_usd(each * len(service.replicas))}/h now"]
     return ", ".join((parts if each else []) + ([f"at most {format_micro_usd(most)}/h"] if most else []))
 

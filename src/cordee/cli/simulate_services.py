@@ -25,7 +25,7 @@ from cordee.simulate.services.replica import ReplicaModel, replica_model
 from cordee.simulate.services.service import ServicePlan
 from cordee.simulate.services.together import compare
 from cordee.units import US_PER_S, format_duration, parse_rate_per_s
-from cordee.workload.service import ServiceSpec
+from cordee.workload.service import WHOLE_MILLI, ServiceSpec
 from cordee.workload.spec import JobSpec, parse_spec
 
 Requests = Annotated[
@@ -127,6 +127,11 @@ def _service(path: Path) -> tuple[JobSpec, ServiceSpec]:
         raise InputError(
             f"{path} serves by a command, whose speed is not known",
             hint="give a `model` of the catalogue, and no `run`",
+        )
+    if spec.gpu_milli < WHOLE_MILLI:
+        raise InputError(
+            f"{path} asks for {spec.gpu_milli / WHOLE_MILLI:g} of a GPU, and requests are simulated on whole ones",
+            hint="write gpus: 1, or plan the part: cordee serve plan MODEL --memory-fraction",
         )
     return spec, spec.service
 
