@@ -86,7 +86,11 @@ class AttemptView(View):
 
 
 class JobView(View):
-    """A job in a list; `sweep` is the id of the sweep of which it is a trial."""
+    """A job in a list; `sweep` is the id of the sweep of which it is a trial.
+
+    While it runs, `steps_total` are its steps as its script reported them, and `left_us` is the time until the last one
+    at its own pace.
+    """
 
     job_id: str
     name: str
@@ -103,6 +107,8 @@ class JobView(View):
     submitted_us: int
     ended_us: int | None
     sweep: str | None = None
+    steps_total: int | None = None
+    left_us: int | None = None
 
 
 class FilesView(View):

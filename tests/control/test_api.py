@@ -14,6 +14,7 @@ from stage import GPT, JOB
 from cordee import __version__, errors, service_answers
 from cordee import answers as views
 from cordee.answers import View
+from cordee.cli.jobs import steps_text
 from cordee.client import Client
 from cordee.errors import (
     CordeeError,
@@ -337,6 +338,9 @@ def test_a_job_is_answered_with_its_plan_what_it_measures_and_the_end_by_its_own
     ]
     assert why.measured == job.measured == cost.measured
     assert why.left_us == 6 * 1_500_000
+    listed = api.client.jobs()[0]
+    assert (job.steps_total, job.left_us) == (listed.steps_total, listed.left_us) == (60, why.left_us)
+    assert steps_text(listed.model_copy(update={"step": 54})) == "54 of 60, 9 s left"
     ahead = api.client.why(GPT, draws=5).forecast
     assert ahead is not None and ahead.source == "its own steps"
     assert ahead.end.p90_us is not None and ahead.end.p90_us - ahead.at_us < 12_000_000

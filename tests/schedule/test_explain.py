@@ -1,5 +1,7 @@
 """One dominant reason, with its numbers."""
 
+import re
+
 import pytest
 
 from cordee.events import (
@@ -118,3 +120,14 @@ def test_an_unreachable_node_gets_nothing_new_and_is_named():
     world.tell(NodeReachable(at_us=world.now_us, node="n1", epoch=1))
     world.cycle()
     assert len(world.state.attempts) == 2
+
+
+def test_a_running_job_whose_checkpoints_fail_shows_it():
+    every = 10 * 60 * S
+    world = World(node("n1"), job("a", 4, protected=True, checkpoint_every_us=every), job("b", 4)).play(until_s=60)
+    assert "checkpoint" not in explain(world.state, JobId("a"), 29 * 60 * S).text
+    text = explain(world.state, JobId("a"), 40 * 60 * S).text
+    assert re.search(
+        r"its work of the last 39m\S* is in no checkpoint, and one is due each 10m: see `cordee logs`", text
+    )
+    assert "checkpoint" not in explain(world.state, JobId("b"), 40 * 60 * S).text, "it is unprotected"

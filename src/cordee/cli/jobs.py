@@ -177,7 +177,7 @@ def _list(shown: list[JobView], *, narrow: bool) -> Table:
         "TIER": [each.tier for each in shown],
         "GPUS": [str(each.gpus) for each in shown],
         "TRY": [str(each.epoch or "–") for each in shown],
-        "STEP": [_steps(each) for each in shown],
+        "STEP": [steps_text(each, narrow=narrow) for each in shown],
         "AGE": [terminal.since(each.submitted_us) for each in shown],
         "WHY": [each.why or "–" for each in shown],
     }
@@ -191,12 +191,17 @@ def _list(shown: list[JobView], *, narrow: bool) -> Table:
     return rows
 
 
-def _steps(job: JobView) -> str:
-    """Return the step that a job is at, and in brackets the one of its newest checkpoint."""
+def steps_text(job: JobView, *, narrow: bool = False) -> str:
+    """Return the step that a job is at, and in brackets the one of its newest checkpoint; then the time left.
+
+    A narrow text leaves out the number of steps and the time.
+    """
     if job.step is None and job.checkpoint_step is None:
         return "–"
+    of = "" if job.steps_total is None or narrow else f" of {job.steps_total}"
     saved = "" if job.checkpoint_step is None else f" ({job.checkpoint_step} saved)"
-    return f"{job.checkpoint_step if job.step is None else job.step}{saved}"
+    left = "" if job.left_us is None or narrow else f", {terminal.since(0, job.left_us)} left"
+    return f"{job.checkpoint_step if job.step is None else job.step}{of}{saved}{left}"
 
 
 def files_line(files: FilesView) -> str:
@@ -226,7 +231,7 @@ def _show(job: JobDetailView, as_json: bool) -> None:
         facts.add_row("files", files_line(job.files))
     if job.estimate is not None and job.estimate.layout:
         facts.add_row("layout", job.estimate.layout)
-    facts.add_row("step", _steps(job))
+    facts.add_row("step", steps_text(job))
     facts.add_row("submitted", f"{terminal.since(job.submitted_us)} ago")
     if job.ended_us is not None:
         took = terminal.since(job.submitted_us, job.ended_us)

@@ -271,10 +271,21 @@ class Operations:
         found, sweep_of = [_job_view(row) for row in self.store.jobs()], self.control.fold.sweeps.of
         with self.control.changed:
             of_sweeps = {each.job_id: known[0].sweep_id for each in found if (known := sweep_of(JobId(each.job_id)))}
+            ahead = {each.job_id: self._steps_ahead(each) for each in found if each.ended_us is None}
         return [
-            each.model_copy(update={"sweep": of_sweeps[each.job_id]}) if each.job_id in of_sweeps else each
+            each.model_copy(update={"sweep": of_sweeps.get(each.job_id), **ahead.get(each.job_id, {})})
             for each in found
         ]
+
+    def _steps_ahead(self, job: JobView) -> dict[str, int | None]:
+        """Return the steps of a job that runs, and the time for those that are left; hold the control's `changed`."""
+        job_id = JobId(job.job_id)
+        measured = self.control.measurements.of(job_id) if job_id in self.control.state.attempts else None
+        if measured is None or measured.steps_total is None:
+            return {}
+        steps = max(0, measured.steps_total - max(measured.step, job.step or 0))
+        left_us = None if measured.step_us is None else steps * measured.step_us
+        return {"steps_total": measured.steps_total, "left_us": left_us}
 
     def job(self, ref: str) -> JobDetailView:
         """Return a job by its id, or by its name if only one job, or only one that has not ended, has that name.
@@ -284,7 +295,9 @@ class Operations:
         """
         row = self._row(ref)
         attempts = [_attempt_view(attempt) for attempt in self.store.attempts(row["job_id"])]
-        view = _job_view(row).model_dump()
+        seen = _job_view(row)
+        with self.control.changed:
+            view = seen.model_dump() | self._steps_ahead(seen)
         found = self._known(row["job_id"])
         job, newest = found.record.job, found.measurements[-1] if found.measurements else None
         spec = json.loads(row["spec"])
@@ -493,7 +506,7 @@ def _compared(measurement: Measurement | None) -> list[ComparisonView]:
 
 
 def _job_view(row: Mapping[str, Any]) -> JobView:
-    return JobView(**{name: row[name] for name in JobView.model_fields.keys() - {"sweep"}})
+    return JobView(**{name: row[name] for name in JobView.model_fields.keys() - {"sweep", "steps_total", "left_us"}})
 
 
 def _attempt_view(row: Mapping[str, Any]) -> AttemptView:

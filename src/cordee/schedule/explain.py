@@ -24,6 +24,8 @@ from cordee.schedule.state.running import min_run_us
 from cordee.schedule.state.state import State
 from cordee.units import US_PER_S, format_duration, plural
 
+OVERDUE_CHECKPOINTS = 3  # intervals without a checkpoint after which an explanation mentions it
+
 
 class Reason(StrEnum):
     """The main reason that holds a job where it is."""
@@ -121,7 +123,17 @@ def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:
     ran = format_duration(max(0, now_us - attempt.started_us) / US_PER_S)
     if attempt.behind is not None:
         return _why(record, Reason.HELD_UP, f"{name} has run on {where} for {ran}; {held_up(attempt.behind, now_us)}")
-    return _why(record, Reason.RUNNING, f"{name} has run on {where} for {ran}")
+    return _why(record, Reason.RUNNING, f"{name} has run on {where} for {ran}{_unsaved(attempt, now_us)}")
+
+
+def _unsaved(attempt: Attempt, now_us: int) -> str:
+    """Return a clause about a job whose checkpoints fail, as far as their absence shows it."""
+    since_us = attempt.captured_us or attempt.started_us or now_us
+    every_us = attempt.job.checkpoint_every_us
+    if not attempt.job.protected or now_us - since_us < OVERDUE_CHECKPOINTS * every_us:
+        return ""
+    ago, every = (format_duration(us / US_PER_S) for us in (now_us - since_us, every_us))
+    return f"; its work of the last {ago} is in no checkpoint, and one is due each {every}: see `cordee logs`"
 
 
 def held_up(event: RankBehind, now_us: int | None = None) -> str:
