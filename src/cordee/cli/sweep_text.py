@@ -133,6 +133,10 @@ def ranked(sweep: SweepDetailView) -> list[TrialView]:
     return sorted(sweep.trials, key=order)
 
 
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _row(sweep: SweepDetailView, trial: TrialView) -> list[str]:
     rung = [f"{trial.rung}/{len(sweep.rung_steps)}"] if sweep.rung_steps else []
     cost = format_micro_usd(trial.micro_usd or 0)
@@ -165,11 +169,9 @@ def page(sweep: SweepDetailView) -> str:
             "four are in colour. A trial's name shows under the pointer."
         )
         sections.append(Section("Values and results", lead, [_drawing(sweep, with_metric, names)]))
-    sections.append(Section("Trials", cost_text(sweep).capitalize() + ".", [table_html(columns, rows)]))
+    sections.append(Section("Trials", _sentence(cost_text(sweep)), [table_html(columns, rows)]))
     return report_html(
-        HtmlReport(
-            title=f"Sweep {sweep.name}", lead=f"{rungs_text(sweep)}.".capitalize(), sections=sections, facts=facts
-        )
+        HtmlReport(title=f"Sweep {sweep.name}", lead=_sentence(rungs_text(sweep)), sections=sections, facts=facts)
     )
 
 

@@ -1,0 +1,79 @@
+"""Sweeps as text and as a page, and their one line among the jobs."""
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cordee.answers import JobView
+from cordee.cli.jobs import _with_sweeps
+from cordee.cli.run import _section
+from cordee.cli.sweep_text import page, print_sweep, summary
+from cordee.errors import InputError, SpecError
+from cordee.sweep_answers import SweepDetailView, TrialView
+
+STATES = ("done", "paused", "running", "failed")
+
+
+def trial(number: int, metric: float | None) -> TrialView:
+    return TrialView(
+        number=number, job_id=f"lr-{number}-abcdef", values={"lr": 0.001 * number, "opt": "<sgd>"},
+        state=STATES[number % 4], step=9, rung=number % 3, metric=metric, metric_step=9, gpu_us=7_200_000_000,
+        micro_usd=4_000_000, why="exit code 3",
+    )  # fmt: skip
+
+
+def sweep(**others: Any) -> SweepDetailView:
+    trials = [trial(1, 0.5), trial(2, 0.25), trial(3, None), trial(4, 0.75)]
+    values = {name: {"log": name == "lr"} for name in ("lr", "opt")}
+    fields: dict[str, Any] = {
+        "sweep_id": "lr-abcdef", "name": "lr", "owner": "ada", "state": "running", "search": "random",
+        "metric": "loss", "goal": "min", "target": 0.2, "rung_steps": [3, 9], "eta": 3, "total": 8, "max_running": 4,
+        "counts": {"done": 1, "paused": 1, "running": 1, "failed": 1}, "best": trials[1], "declared_us": 1,
+        "ended_us": None, "why": "", "note": "", "trials": trials, "gpu_us": 28_800_000_000, "micro_usd": 16_000_000,
+        "target_micro_usd": None, "spec": {"sweep": {"values": values}},
+    }  # fmt: skip
+    return SweepDetailView(**fields | others)
+
+
+def test_the_table_has_the_furthest_and_best_first_and_says_what_it_cost() -> None:
+    console = Console(width=200, record=True, color_system=None)
+    print_sweep(console, sweep(note="no trial has logged the metric"), show_all=False)
+    lines = console.export_text().splitlines()
+    assert lines[0] == "lr-abcdef is running: 4 of 8 trials started"
+    assert lines[1] == "random search for the least loss, 8 trials; one in 3 goes on at steps 3"
+    assert lines[2] == "best: loss 0.25 (trial 2): lr=0.002 opt=<sgd>"
+    assert lines[3] == "spent: 8.00 GPU-hours, $16.00, $4.00 a trial; the target 0.2 is not reached"
+    assert lines[4] == "note: no trial has logged the metric"
+    rows = [line.split() for line in lines[5:] if line.strip()[:1].isdigit()]
+    assert [row[0] for row in rows] == ["2", "1", "4", "3"]
+
+
+def test_the_page_draws_each_trial_with_a_result_and_escapes_what_it_shows() -> None:
+    made = page(sweep())
+    assert made.count('class="best"') == 2, "one drawing for wide pages and one for narrow ones"
+    assert made.count("<title>trial ") == 6 and "<sgd>" not in made and "&lt;sgd&gt;" in made
+    assert "GPU-hours" in made and "gpu-hours" not in made
+    assert "Sweep lr" in page(sweep(trials=[], best=None, counts={}))
+
+
+def test_the_trials_of_a_sweep_are_one_line_among_the_jobs() -> None:
+    common = {
+        "owner": "ada", "queue": "default", "tier": "preemptible", "gpus": 1, "gpu_name": None, "why": "", "epoch": 1,
+        "step": 1, "checkpoint_step": None, "submitted_us": 5, "ended_us": None, "state": "running",
+    }  # fmt: skip
+    jobs = [JobView(job_id=f"lr-{at}-abcdef", name=f"lr-{at}", sweep="lr-abcdef", **common) for at in (1, 2)]
+    other = JobView(job_id="gpt-abcdef", name="gpt", **common)
+    found = _with_sweeps([jobs[0], other, jobs[1]], {"lr-abcdef": sweep()})
+    assert [each.job_id for each in found] == ["lr-abcdef", "gpt-abcdef"]
+    assert (found[0].gpus, found[0].why) == (2, f"8 trials: {summary(sweep())}")
+    assert summary(sweep()) == "1 running, 1 paused, 1 done, 1 failed; best loss 0.25 (trial 2)"
+
+
+def test_flags_of_a_sweep_need_its_values() -> None:
+    assert _section(None, rungs=None) is None
+    assert _section(["lr=1..5"], rungs="3..9", trials=None) == {"values": {"lr": "1..5"}, "rungs": "3..9"}
+    with pytest.raises(InputError, match="--max-running needs --sweep"):
+        _section(None, max_running=4)
+    with pytest.raises(SpecError, match="--sweep: lr has values twice"):
+        _section(["lr=1..5", "lr=2"])
