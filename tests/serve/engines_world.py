@@ -7,9 +7,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 from cordee.demo import tiny_model
 from cordee.serve.engines.llama_cpp import LlamaCpp
@@ -17,6 +18,26 @@ from cordee.serve.engines.port import Dialect, EngineCommand, EngineLaunch, Stre
 
 CONTEXT, SLOTS = 2048, 4
 FLAGS = tiny_model.FLAGS
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "forecast",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 300}},
+            "required": ["city"],
+        },
+    },
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "minLength": 200}}, "required": ["a"]}
+PARSED: dict[str, dict[str, Any]] = {
+    "tools": {"tools": [TOOL], "tool_choice": "required"},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    "choices": {"n": 2, "temperature": 1.0, "seed": 7},
+    "texts": {"n": 2, "temperature": 1.0, "seed": 7},
+    "logprobs": {"logprobs": True, "top_logprobs": 2},
+}
+"""Requests whose answer no engine enters in its middle."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +158,41 @@ def seen(events: bytes) -> Seen:
             found.text += (choice.get("text") or choice.get("delta", {}).get("content")) or ""
             found.finish = choice["finish_reason"] or found.finish
     found.ids = tuple(ids)
+    return found
+
+
+@dataclass
+class SeenChoice:
+    """One choice of an answer as a client puts it together."""
+
+    text: str = ""
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    logprobs: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+
+def seen_choices(events: bytes) -> dict[int, SeenChoice]:
+    """Return the choices of an answer in these bytes, which must be whole events of one id with one end."""
+    found, ids = dict[int, SeenChoice](), set[str]()
+    assert events.endswith(b"data: [DONE]\n\n") and events.count(b"[DONE]") == 1, events[-500:]
+    for event in events.split(b"\n\n"):
+        if not event.startswith(b"data: {"):
+            continue
+        chunk = json.loads(event[6:])
+        assert "error" not in chunk, chunk
+        ids.add(chunk["id"])
+        for choice in chunk["choices"]:
+            into, delta = found.setdefault(choice["index"], SeenChoice()), choice.get("delta", {})
+            assert into.finish is None, "nothing follows a finish reason"
+            into.text += choice.get("text") or delta.get("content") or ""
+            into.finish = choice["finish_reason"]
+            into.logprobs += [each["token"] for each in (choice.get("logprobs") or {}).get("content", ())]
+            for call in delta.get("tool_calls", ()):
+                known = into.calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
+                known["id"] += call.get("id", "")
+                for key in ("name", "arguments"):
+                    known[key] += call.get("function", {}).get(key) or ""
+    assert len(ids) == 1
     return found
 
 

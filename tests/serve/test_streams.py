@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 
 import pytest
-from engines_world import RunningEngine, follow, seen
+from engines_world import PARSED, RunningEngine, follow, seen, seen_choices
 
+from cordee.serve.engines.command import CommandDialect
 from cordee.serve.engines.llama_cpp import LlamaDialect
 from cordee.serve.engines.openai import CHAT, COMPLETIONS
 from cordee.serve.engines.port import Usage
@@ -49,7 +50,6 @@ def test_the_client_gets_only_what_it_asked_for(llama: RunningEngine) -> None:
     out = b"".join(asked.feed(data) for data in llama.events(asked.first))
     tokens = [json.loads(each[6:]) for each in out.split(b"\n\n") if b'"logprobs":{' in each]
     assert [len(each["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) for each in tokens] == [2, 2, 2]
-    assert asked.resume() is None, "its log probabilities cannot be continued"
 
 
 def test_a_text_that_stops_at_a_word_stops_there_on_another_replica(llama: RunningEngine) -> None:
@@ -69,17 +69,52 @@ def test_bytes_may_be_cut_anywhere(llama: RunningEngine) -> None:
     assert asked.tokens == expected.tokens == 5
 
 
-def test_a_request_whose_text_is_parsed_from_its_start_begins_again_or_not_at_all(llama: RunningEngine) -> None:
-    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "required": ["a"]}}}
-    body = {**CHAT_BODY, **COMMON, "response_format": schema, "max_tokens": 20}
-    _, out = follow(LlamaDialect(), [llama], CHAT, body, (0,))
-    assert len(seen(out).ids) == 1 and seen(out).text.startswith("{")
-    asked = LlamaDialect().open(CHAT, body)
-    for data in llama.events(asked.first):
-        asked.feed(data)
-        if asked.tokens:
+@pytest.mark.parametrize("cuts", [(0,), (1,), (12, 3, 20)], ids=str)
+@pytest.mark.parametrize("kind", PARSED)
+def test_an_answer_that_no_replica_can_enter_is_computed_again(
+    llama: RunningEngine, kind: str, cuts: tuple[int, ...]
+) -> None:
+    """Tools, a schema, two choices, log probabilities; drawn by a seed where it is not greedy."""
+    path = COMPLETIONS if kind == "texts" else CHAT
+    body = {**(TEXT_BODY if kind == "texts" else CHAT_BODY), **COMMON, **PARSED[kind]}
+    _, plain = follow(LlamaDialect(), [llama], path, body)
+    stream, mended = follow(LlamaDialect(), [llama], path, body, cuts)
+    expected, got = seen_choices(plain), seen_choices(mended)
+    for each in (*expected.values(), *got.values()):
+        for call in each.calls.values():
+            assert call.pop("id"), "a call has an id, by chance"
+    assert got == expected
+    assert len(got) == PARSED[kind].get("n", 1) and all(each.text or each.calls for each in got.values())
+    assert stream.usage is not None and stream.usage.output_tokens >= 60
+
+
+def test_a_request_that_leaves_its_draws_to_chance_gets_a_seed(llama: RunningEngine) -> None:
+    body = {**CHAT_BODY, **COMMON, "temperature": 1.5, "n": 2}
+    first, second = LlamaDialect().open(CHAT, body).first.body, LlamaDialect().open(CHAT, body).first.body
+    assert first is not None and second is not None and first["seed"] != second["seed"]
+    _, out = follow(LlamaDialect(), [llama], CHAT, body, (30,))
+    texts = [each.text for each in seen_choices(out).values()]
+    assert texts[0] != texts[1], "a seed does not make the choices alike"
+
+
+def test_an_answer_that_differs_when_it_is_computed_again_ends(llama: RunningEngine) -> None:
+    body = {**CHAT_BODY, **COMMON, **PARSED["schema"]}
+    stream = LlamaDialect().open(CHAT, body)
+    for data in llama.events(stream.first):
+        stream.feed(data)
+        if stream.tokens >= 5:
             break
-    assert asked.resume() is None
+    stream.sent.text[:1] = b"!"
+    steps = stream.resume()
+    assert steps is not None
+    events = llama.events(next(steps))
+    while not stream.diverged:
+        stream.feed(next(events))
+    events.close()
+    assert stream.diverged and "another replica's answer differs after" in stream.error
+    unknown = CommandDialect().open(CHAT, {**CHAT_BODY, "stream": True, "temperature": 0.7})
+    unknown.feed(b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n')
+    assert unknown.resume() is None, "nobody could give the same answer"
 
 
 def test_held_back_characters_are_tokenised_again(llama: RunningEngine) -> None:

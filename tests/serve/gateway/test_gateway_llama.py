@@ -11,8 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from engines_world import RunningEngine, running_llama
-from gateway_rig import Answer, Rig, chat, get, rig, run, stream
+from engines_world import PARSED, RunningEngine, running_llama, seen_choices
+from gateway_rig import Answer, Rig, chat, get, rig, run, stream, until
+
+from cordee.serve.engines.port import Upstream
 
 PROMPTS = ["Tell me about argparse.", "def parse_args(self):", "import sys"]
 LIMIT = 400
@@ -125,6 +127,41 @@ def test_streams_of_a_killed_a_frozen_and_a_drained_replica(replicas: Replicas) 
         return sum(int(each.split()[-1]) for each in lines)
 
     assert run(moved) >= 3, "each disturbance has hit a stream at least"
+
+
+def test_a_killed_replica_of_answers_that_no_other_can_enter(replicas: Replicas) -> None:
+    """A tool call, a text under a schema and two choices, at once on one replica that is killed: computed again."""
+    kinds = ("tools", "schema", "choices")
+    bodies = [chat(PROMPTS[0], 200) | PARSED[kind] for kind in kinds]
+    session_id = {"X-Session-Id": "one"}
+    got = [bytearray() for _ in bodies]
+
+    async def read(session: aiohttp.ClientSession, body: dict[str, Any], into: bytearray) -> None:
+        async with session.post(replicas.rig.url + "/v1/chat/completions", json=body, headers=session_id) as response:
+            async for data in response.content.iter_any():
+                into += data
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        reading = [asyncio.create_task(read(session, *each)) for each in zip(bodies, got, strict=True)]
+
+        async def begun() -> bool:
+            return all(each.count(b"\n\n") >= 10 for each in got)
+
+        await until(begun, "ten events of each")
+        (await replicas.working(session)).process.kill()
+        await asyncio.gather(*reading)
+
+    left = next(each for each in replicas.engines if each.process.poll() is None)
+    good = [b"".join(left.events(Upstream("/v1/chat/completions", body, stream=True))) for body in bodies]
+    before = sum(1 for row in replicas.rig.usage() if not row.get("requests"))
+    run(work)
+    assert sum(1 for row in replicas.rig.usage() if not row.get("requests")) == before + 3, "each one has moved"
+    for kind, mended, whole in zip(kinds, got, good, strict=True):
+        choices, expected = seen_choices(bytes(mended)), seen_choices(whole)
+        for each in (*choices.values(), *expected.values()):
+            for call in each.calls.values():
+                assert call.pop("id")
+        assert choices == expected, kind
 
 
 def test_a_prompt_that_is_too_long_is_refused_by_the_engine(replicas: Replicas) -> None:

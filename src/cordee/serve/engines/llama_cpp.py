@@ -14,8 +14,9 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from cordee.errors import MissingExtraError
-from cordee.serve.engines.openai import CHAT, END, OpenAIStream, Part, with_usage
+from cordee.serve.engines.openai import CHAT, END, OpenAIStream, Part, Steps, is_parsed, with_usage
 from cordee.serve.engines.port import Body, EngineCapacity, EngineCommand, EngineLaunch, EngineLoad, Upstream, Usage
+from cordee.serve.engines.replay import with_seed
 from cordee.serve.engines.words import sum_of, words
 
 # The parts of an event with one token, of /v1/chat/completions, of /v1/completions and of /completion.
@@ -41,7 +42,8 @@ class LlamaStream(OpenAIStream):
 
     def ask(self, body: Body) -> Body:
         """Return the client's request with what this needs: usage, and the tokens of each event."""
-        if body.get("logprobs"):
+        body = with_seed(body)  # It costs nothing, and thoughts, which nobody announces, can be replayed.
+        if is_parsed(body):  # It is replayed, so its tokens are not needed; with tools, log probabilities are refused.
             return with_usage(body)
         probs: Body = {"logprobs": True, "top_logprobs": 1} if "messages" in body else {"logprobs": 1}
         return with_usage({**body, **probs, "post_sampling_probs": True, "timings_per_token": True})
@@ -79,6 +81,11 @@ class LlamaStream(OpenAIStream):
             self._made = chunk.pop("timings", {}).get("predicted_n", before)
         return ids, self._made - before <= len(ids)
 
+    def resume(self) -> Steps | None:
+        """Return the requests by which another replica of the same model goes on; None: it cannot be done."""
+        self._made = 0
+        return super().resume()
+
     def prompt_steps(self) -> Generator[Upstream, bytes, list[int]]:
         """Ask for the tokens of the prompt."""
         prompt = self.body.get("prompt")
@@ -99,7 +106,6 @@ class LlamaStream(OpenAIStream):
 
     def continuation(self, sampling: Body, ids: list[int], limit: int | None) -> Upstream:
         """Return the request for the tokens after `ids`, `limit` at most."""
-        self._made = 0
         most = {} if limit is None else {"n_predict": limit}
         asked = {**sampling, **most, "prompt": ids, "stream": True, "return_tokens": True}
         return Upstream("/completion", asked, stream=True)

@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cordee.serve.engines.port import Body, Upstream, Usage
+from cordee.serve.engines.replay import DivergedError, SentChoices, can_replay, with_seed
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DONE = b"data: [DONE]\n\n"
 END = b"\n\n"
+COMMENT = b": computed again\n\n"
+"""A line that clients skip; it keeps their connection open while they get nothing."""
+COMMENT_EVENTS = 32
+"""Events that are left out between two comments."""
 
 Steps = Generator[Upstream, bytes, None]
 """Requests to a replica, the last of which streams; the answers of the others are sent in."""
@@ -129,10 +134,11 @@ class OpenAIStream(ABC):
         self.prompt_ids: list[int] | None = None
         self.usage: Usage | None = None
         self.finish: str | None = None
-        self.done, self.error = False, ""
+        self.done, self.error, self.diverged = False, "", False
         self._frame, self._rest = _Frame(path), b""
         self._take = self._pass  # What is done with an event.
-        self._opaque = False  # Calls of tools or thoughts were sent: the text alone does not continue them.
+        self._others = 0  # Pieces of other kinds than text, such as calls of tools: text alone does not continue them.
+        self._sent = SentChoices(choices_of(body))
 
     # -- what differs between engines ----------------------------------------------------------------------
 
@@ -168,8 +174,8 @@ class OpenAIStream(ABC):
 
     @property
     def tokens(self) -> int:
-        """Return the number of output tokens that the client has got."""
-        return len(self.sent.ids)
+        """Return the number of output tokens that the client has got; a piece of another kind counts as one."""
+        return len(self.sent.ids) + self._others
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the answer as they come, and return the bytes that the client gets."""
@@ -184,10 +190,10 @@ class OpenAIStream(ABC):
     def _pass(self, event: bytes) -> bytes:
         if not self._frame.same:
             self._frame.same = _same(event)
-        out = self.plain(event)
+        out = self.plain(event) if self._sent.wanted == 1 else None
         return self._pass_parsed(event) if out is None else out
 
-    def _pass_parsed(self, event: bytes, *, renamed: bool = False) -> bytes:
+    def _pass_parsed(self, event: bytes) -> bytes:
         """Take an event that is not one piece of text: the first one, the last ones, or one of another kind."""
         if not event.startswith(b"data:"):
             return event  # A comment, by which the engine keeps the connection open.
@@ -213,20 +219,33 @@ class OpenAIStream(ABC):
                 del chunk["usage"]
                 if not chunk.get("choices"):
                     return b""
-        self._read_choices(chunk, ids, exact)
-        if renamed:
-            if _is_opening(chunk):
-                return b""
-            chunk |= self._frame.same
-        return b"data: " + _dumps(chunk) + END if renamed or self.rewrites else event
+        try:
+            lacking = self._sent.lacking(chunk.get("choices") or [])
+        except DivergedError as error:
+            self.error, self.diverged = str(error), True
+            return b""
+        if self._sent.comes_again:
+            return self._pass_again(chunk, lacking, ids, exact)
+        self._read_choices(chunk.get("choices") or [], ids, exact)
+        return b"data: " + _dumps(chunk) + END if self.rewrites else event
 
-    def _read_choices(self, chunk: dict[str, Any], ids: list[int], exact: bool) -> None:
-        for choice in chunk.get("choices") or ():
-            self.finish = choice.get("finish_reason") or self.finish
+    def _pass_again(self, chunk: dict[str, Any], lacking: list[dict[str, Any]], ids: list[int], exact: bool) -> bytes:
+        """Return an event of an answer that is computed again, with the parts of it that the client lacks."""
+        is_whole = lacking == (chunk.get("choices") or [])
+        if not (is_whole or lacking or "usage" in chunk):
+            self._sent.left_out += 1
+            return b"" if self._sent.left_out % COMMENT_EVENTS else COMMENT
+        self._read_choices(lacking, ids if is_whole else [], exact and is_whole)
+        return b"data: " + _dumps({**chunk, **self._frame.same, "choices": lacking}) + END
+
+    def _read_choices(self, choices: list[dict[str, Any]], ids: list[int], exact: bool) -> None:
+        for choice in choices:
+            if (reason := choice.get("finish_reason")) and self._sent.is_whole:
+                self.finish = reason
             delta = choice.get("delta") or {}
             text = choice.get("text") or delta.get("content")
             others = any(value for key, value in delta.items() if key not in ("role", "content"))
-            self._opaque |= others or bool(choice.get("index")) or not isinstance(text, str | None)
+            self._others += others or not isinstance(text, str | None)
             if isinstance(text, str):
                 self.sent.take(ids, _dumps(text)[1:-1], exact=exact)
 
@@ -241,23 +260,25 @@ class OpenAIStream(ABC):
         """Return the requests by which another replica of the same model goes on; None: it cannot be done."""
         self._rest, self.error = b"", ""
         self.sent.pending.clear()
-        if not self._frame.same:
-            return self._repeat()
-        if self.can_continue:
+        if self.tokens and self.can_continue:
             return self._continue()
-        if self._opaque or self.tokens:
+        if self.tokens and not can_replay(self.first.body or {}):
             return None
-        # The client has got only the event that opens an answer.
-        self._take = lambda event: self._pass_parsed(event, renamed=True)
-        return self._repeat()
+        return self._replay()
 
     @property
     def can_continue(self) -> bool:
         """Return whether a continuation may begin in the middle of the text."""
-        given = any(self.body.get(key) for key in _FROM_FIRST_TOKEN)
-        return not (self._opaque or given or self.body.get("n") not in (1, None))
+        return not (self._others or is_parsed(self.body))
 
-    def _repeat(self) -> Steps:
+    def _replay(self) -> Steps:
+        """Begin again, and leave out what the client has: nothing, the event that opens an answer, or more."""
+        if self.tokens or self._frame.same:
+            if self.tokens and self._sent.wanted == 1:  # Most of it was counted as text alone.
+                path = (0, "delta", "content") if self._frame.path == CHAT else (0, "text")
+                self._sent.set_text(path, self.sent.words())
+            self._sent.begin_again()
+            self._take = self._pass_parsed
         yield self.first
 
     def _continue(self) -> Steps:
@@ -297,7 +318,8 @@ class OpenAIStream(ABC):
 
     def closing(self) -> bytes | None:
         """Return the events that the client still lacks, if all of the text has come; None: call `resume`."""
-        if self.finish is None and not (self.tokens and self._left is not None and self._left <= 0):
+        is_full = self.can_continue and self.tokens and self._left is not None and self._left <= 0
+        if self.finish is None and not is_full:
             return None
         if self.done:
             return b""
@@ -341,9 +363,10 @@ def completion_part(event: bytes) -> Part:
 
 
 def with_usage(body: Body) -> Body:
-    """Return a request that asks for usage at the end of the stream."""
+    """Return a request that asks for usage at the end of the stream, and that can be replayed if it must be."""
     options = body.get("stream_options")
-    return {**body, "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}}
+    asked = with_seed(body) if is_parsed(body) else body
+    return {**asked, "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}}
 
 
 def _same(event: bytes) -> dict[str, Any]:
@@ -355,10 +378,16 @@ def _same(event: bytes) -> dict[str, Any]:
     return {key: chunk[key] for key in ("id", "model", "created") if key in chunk}
 
 
-def _is_opening(chunk: dict[str, Any]) -> bool:
-    choices = chunk.get("choices") or [{}]
-    delta = choices[0].get("delta") or {}
-    return "role" in delta and not delta.get("content")
+def choices_of(body: Mapping[str, object]) -> int:
+    """Return the number of answers that a request asks for: `n` of each prompt."""
+    prompts, number = body.get("prompt"), body.get("n")
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return several * (number if isinstance(number, int) and number > 0 else 1)
+
+
+def is_parsed(body: Mapping[str, object]) -> bool:
+    """Return whether an engine parses or limits the answer from its first token on, or gives several ones."""
+    return choices_of(body) > 1 or any(body.get(key) for key in _FROM_FIRST_TOKEN)
 
 
 def _dumps(value: object) -> bytes:

@@ -39,6 +39,7 @@ class Stream(Protocol):
         finish: the reason for which the text ends (`stop`, `length`); None before.
         done: the last event was passed on: the connection to the replica is of no more use.
         error: what the replica said instead of an answer, as its JSON text; "": nothing. The client has not got it.
+        diverged: another replica computed the answer again and got a different one: nobody can go on.
     """
 
     first: Upstream
@@ -46,10 +47,15 @@ class Stream(Protocol):
     finish: str | None
     done: bool
     error: str
+    diverged: bool
 
     @property
     def tokens(self) -> int:
         """Return the number of output tokens that the client has got."""
+
+    @property
+    def can_continue(self) -> bool:
+        """Return whether another replica goes on from the middle, and need not compute the answer again."""
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the answer as they come, and return the bytes that the client gets."""

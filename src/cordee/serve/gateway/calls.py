@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from cordee.serve.engines.openai import choices_of
 from cordee.serve.gateway.replies import ApiError
 
 PATHS = {
@@ -54,9 +55,7 @@ class Call:
     @property
     def choices(self) -> int:
         """Return the number of answers that it asks for."""
-        prompts = self.body.get("prompt")
-        several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-        return max(1, int(self.body.get("n") or 1)) * several
+        return choices_of(self.body)
 
     def expected_tokens(self, bytes_per_token: float = BYTES_PER_TOKEN) -> int:
         """Return the tokens of its prompt, estimated from its bytes."""

@@ -311,6 +311,8 @@ class StreamExchange(Exchange):
                 self.response = await self._begin(request)
             await relay.wait()
         except UpstreamError as error:
+            if self.stream is not None and self.stream.diverged:
+                raise self._broken(str(error)) from None
             rest = self._salvage(error)
             if rest is None:
                 raise
@@ -336,7 +338,10 @@ class StreamExchange(Exchange):
         self.relay.begin(stream, endpoint)
         steps = stream.resume()
         if steps is None:
-            raise self._broken("this kind of request cannot go on with another replica")
+            raise self._broken(
+                "its replica is gone, and another one would draw another answer; hint: a request with `seed` or "
+                "`temperature: 0` goes on"
+            )
         if stream.tokens and not endpoint.same_model(before):
             raise self._broken(f"no replica with {before[1] or 'the same model'} is left")
         return await self._steps(endpoint, steps)

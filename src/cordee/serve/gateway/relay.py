@@ -156,9 +156,9 @@ class Relay:
         out = stream.feed(data)
         if out:
             self.write(out)
-            if not self.first_s:
-                self.first_s = now
-                self._on_first()
+        if not self.first_s and not stream.error:
+            self.first_s = now
+            self._on_first()
         self._look_at_end(stream, endpoint)
 
     def _look_at_end(self, stream: Stream, endpoint: Endpoint) -> None:
