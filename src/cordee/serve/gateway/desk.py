@@ -107,9 +107,9 @@ class Desk:
         self._dispatcher.first_token(ticket)
         self.run()
 
-    def again(self, ticket: Ticket, generated: int) -> None:
-        """Let a request wait for another replica."""
-        self._dispatcher.retry(ticket, generated, self._now_us())
+    def again(self, ticket: Ticket, generated: int, avoid: frozenset[str] = frozenset()) -> None:
+        """Let a request wait for another replica than its own and these."""
+        self._dispatcher.retry(ticket, generated, self._now_us(), avoid)
         self.run()
 
     def finish(self, ticket: Ticket, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:

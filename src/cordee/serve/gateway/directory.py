@@ -31,6 +31,30 @@ class Open(Protocol):
         """Return when the last byte came; `late_s`: the gateway itself did not look before."""
 
 
+@dataclass(slots=True)
+class Pace:
+    """The times at which a replica sends.
+
+    Attributes:
+        interval_s: moving average of the time between two events of a stream.
+        paused_s: end of its last pause.
+    """
+
+    interval_s: float = 0.02
+    paused_s: float = 0.0
+
+    def add(self, gap_s: float, now_s: float) -> None:
+        """Take the time between two events of a stream into the average.
+
+        A pause of the whole replica counts once: as that of each of its streams it would make the next one look usual.
+        """
+        if gap_s <= 2 * self.interval_s:
+            self.interval_s += 0.02 * (gap_s - self.interval_s)
+        elif now_s - gap_s >= self.paused_s:
+            self.interval_s += 0.1 * (gap_s - self.interval_s)
+            self.paused_s = now_s
+
+
 @dataclass(eq=False, slots=True)
 class Endpoint:
     """A replica.
@@ -48,7 +72,7 @@ class Endpoint:
         strikes: failures in a row, without an answer between them.
         open: requests that it works on.
         heard_s: when the last byte came from it, its last request ended, or one was sent to it while it had none.
-        interval_s: moving average of the time between two events of a stream.
+        pace: of its streams.
         busy_us: time with at least one open request, since it was taken last.
         busy_since_s: start of the present such time.
     """
@@ -65,7 +89,7 @@ class Endpoint:
     strikes: int = 0
     open: set[Open] = field(default_factory=set)
     heard_s: float = 0.0
-    interval_s: float = 0.02
+    pace: Pace = field(default_factory=Pace)
     busy_us: int = 0
     busy_since_s: float = 0.0
 

@@ -448,9 +448,10 @@ class StreamExchange(Exchange):
         others = {name for name, each in self.service.endpoints.items() if each.identity != self._model}
         if not any(each.usable for name, each in self.service.endpoints.items() if name not in others):
             return  # Another revision would go on with another text; the replica has the time of its drain.
-        self.ticket.avoid |= others
+        if self.stream is not None and self.stream.tokens and not self.stream.can_continue:
+            return  # The answer would be computed again from its start.
         self.draining = True
-        self.desk.again(self.ticket, self.progress())
+        self.desk.again(self.ticket, self.progress(), frozenset(others))
 
     def silent_since(self, late_s: float) -> float:
         """Return when the last byte came, or now if none is due."""

@@ -42,7 +42,7 @@ class Health:
 
     def silence_s(self, endpoint: Endpoint) -> float:
         """Return the silence of a replica that is normal."""
-        return min(SILENCE_S[1], max(SILENCE_S[0], INTERVALS * endpoint.interval_s))
+        return min(SILENCE_S[1], max(SILENCE_S[0], INTERVALS * endpoint.pace.interval_s))
 
     def failed(self, service: Service, endpoint: Endpoint, why: str) -> None:
         """Take a replica out of rotation until it answers a probe."""

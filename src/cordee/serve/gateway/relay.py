@@ -151,7 +151,7 @@ class Relay:
             return
         now = self._clock()
         if self.first_s:
-            endpoint.interval_s += 0.02 * (now - self.last_s - endpoint.interval_s)
+            endpoint.pace.add(now - self.last_s, now)
         endpoint.heard_s = self.last_s = now
         out = stream.feed(data)
         if out:

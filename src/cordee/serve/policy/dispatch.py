@@ -263,12 +263,16 @@ class Dispatcher:
         self._close(ticket, spent)
         return spent
 
-    def retry(self, ticket: Ticket, generated: int, now_us: int) -> None:
-        """Put a ticket whose replica failed, after `generated` tokens in all, before its tenant's other requests."""
+    def retry(self, ticket: Ticket, generated: int, now_us: int, avoid: frozenset[str] = frozenset()) -> None:
+        """Put a ticket whose replica failed, after `generated` tokens in all, before its tenant's other requests.
+
+        It avoids that replica, these ones, and those that failed before it without a further token.
+        """
         assert ticket.choice is not None and ticket.reservation is not None, "it has not started"
         self.admission.release(ticket.reservation)
         self._parts.change(ticket.ask.tenant, -1)
-        ticket.avoid |= {ticket.choice.replica}
+        before = ticket.avoid if generated == ticket.generated else frozenset[str]()
+        ticket.avoid = before | avoid | {ticket.choice.replica}
         ticket.generated = generated
         ticket.choice = ticket.reservation = None
         old = ticket.waiting
@@ -330,14 +334,15 @@ class Dispatcher:
             waiting.tenant, self.queue.waiting(waiting.tenant, waiting.priority), self.tenants
         )
         several = len(self._parts.seen_us) > 1
+        is_moving = bool(ticket.avoid)  # Its client waits in the middle of an answer: no prompt holds it back.
         request = RouteRequest(
             ticket.ask.blocks,
             prompt,
             room,
             ticket.ask.session,
             ticket.avoid,
-            several and is_light,
-            several and not is_light,
+            is_moving or (several and is_light),
+            several and not is_light and not is_moving,
         )
         choice = self.router.choose(request, self.admission.loads, wait=wait)
         if choice is None:

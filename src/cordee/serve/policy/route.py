@@ -60,7 +60,7 @@ class RouteRequest:
         kv_tokens: room that it needs: prompt and expected answer.
         session: of the client; requests of one session go to one replica.
         avoid: replicas that failed this request.
-        takes_spare: its tenant has less than its part: waiting prompts of others do not hold it back.
+        takes_spare: its tenant has less than its part, or it moves: waiting prompts of others do not hold it back.
         leaves_spare: its tenant has more than its part: it leaves the slots and tokens that are kept for others.
     """
 
