@@ -32,6 +32,16 @@ def gateway(
         float, typer.Option(metavar="S", help="Seconds that a stream waits for another replica when its own fails.")
     ] = 60.0,
     report_every: Annotated[float, typer.Option(metavar="S", help="Seconds between two reports of usage.")] = 30.0,
+    idle: Annotated[
+        float, typer.Option(metavar="S", help="Close a client's connection without a request after so many seconds.")
+    ] = 120.0,
+    client_connections: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Open connections of one address.", show_default="half of what the system has"),
+    ] = None,
+    open_bytes: Annotated[
+        int, typer.Option(metavar="N", help="Bytes of the bodies of all open requests.")
+    ] = 1_000_000_000,
     log_requests: Annotated[
         bool, typer.Option("--log-requests", help="Log a line for each request, without its prompt.")
     ] = False,
@@ -45,7 +55,8 @@ def gateway(
         raise InputError("--server and --routes were given", hint="routes come from one of the two")
     given = GatewayArguments(
         listen=listen, server=server, home=home, routes=routes, name=name, spool=spool, hold=hold, resume=resume,
-        report_every=report_every, log_requests=log_requests, log_prompts=log_prompts,
+        report_every=report_every, idle=idle, client_connections=client_connections, open_bytes=open_bytes,
+        log_requests=log_requests, log_prompts=log_prompts,
     )  # fmt: skip
 
     def ready(url: str) -> None:

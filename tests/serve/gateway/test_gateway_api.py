@@ -256,6 +256,31 @@ def test_a_slow_client_does_not_fill_the_memory(tmp_path: Path) -> None:
         assert b"data: [DONE]" in tail
 
 
+def test_a_client_has_so_many_connections_and_none_stays_silent(tmp_path: Path) -> None:
+    with rig(tmp_path) as made:
+        made.start("--idle", "0.5", "--client-connections", "3", "--open-bytes", "100000")
+        host, port = made.url.removeprefix("http://").split(":")
+
+        def connect() -> socket.socket:
+            return socket.create_connection((host, int(port)), 60)
+
+        def end_of(each: socket.socket) -> bytes:
+            with each:
+                return b"".join(iter(lambda: each.recv(65_536), b""))
+
+        silent = [connect(), connect(), connect()]
+        silent[0].sendall(b"POST /v1/chat/completions HTTP/1.1\r\nX-Half: a hea")
+        refused = end_of(connect())
+        assert refused.startswith(b"HTTP/1.1 503 ") and b"too_many_connections" in refused and b"Retry-After" in refused
+        assert [end_of(each) for each in silent] == [b"", b"", b""], "each is closed without an answer"
+
+        async def work(session: aiohttp.ClientSession) -> tuple[int, str]:
+            async with session.post(made.url + CHAT, data=io.BytesIO(b"x" * 200_000)) as response:
+                return response.status, (await response.json())["error"]["code"]
+
+        assert run(work) == (503, "overloaded"), "the bodies of open requests have a largest size in all"
+
+
 def test_a_thousand_streams_wait_for_their_next_token(tmp_path: Path) -> None:
     async def work(session: aiohttp.ClientSession) -> tuple[list[Any], float]:
         for each in made.processes[1:]:

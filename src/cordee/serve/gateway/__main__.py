@@ -38,6 +38,9 @@ class GatewayArguments:
         hold: seconds that a request waits for a first replica.
         resume: seconds that a stream waits for another replica.
         report_every: seconds between two reports of usage.
+        idle: seconds after which a client's connection without a request is closed.
+        client_connections: open ones of one address; None: half of what the system allows.
+        open_bytes: of the bodies of all open requests.
         log_requests: log a line for each request.
         log_prompts: log it with its prompt.
     """
@@ -51,6 +54,9 @@ class GatewayArguments:
     hold: float = 600.0
     resume: float = 60.0
     report_every: float = 30.0
+    idle: float = 120.0
+    client_connections: int | None = None
+    open_bytes: int = 1_000_000_000
     log_requests: bool = False
     log_prompts: bool = False
 
@@ -81,6 +87,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--resume", type=float, default=60.0, metavar="S", help="wait for another one (default: 60)")
     parser.add_argument("--report-every", type=float, default=30.0, metavar="S", help="usage (default: 30)")
+    parser.add_argument(
+        "--idle", type=float, default=120.0, metavar="S", help="close a silent client's connection (default: 120)"
+    )
+    parser.add_argument(
+        "--client-connections", type=int, metavar="N", help="of one address (default: half of what the system allows)"
+    )
+    parser.add_argument(
+        "--open-bytes", type=int, default=1_000_000_000, metavar="N", help="of all open requests (default: 10^9)"
+    )
     parser.add_argument("--log-requests", action="store_true", help="a line for each request, without its prompt")
     parser.add_argument("--log-prompts", action="store_true", help="with its prompt")
     return parser
@@ -107,6 +122,7 @@ def run(given: GatewayArguments, on_ready: Callable[[str], None]) -> None:
     settings = Settings(
         name, given.spool or home / "gateways" / name,
         hold_s=given.hold, resume_s=given.resume, report_s=given.report_every,
+        open_bytes=given.open_bytes, idle_s=given.idle, client_connections=given.client_connections,
         log_requests=given.log_requests or given.log_prompts, log_prompts=given.log_prompts,
     )  # fmt: skip
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

@@ -3,6 +3,10 @@
 import asyncio
 import json
 import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -11,7 +15,8 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from cordee.serve.gateway.calls import PATHS, Call, read_call
-from cordee.serve.gateway.exchange import Exchange, StreamExchange, WholeExchange
+from cordee.serve.gateway.connections import ClientConnection, ClientServer
+from cordee.serve.gateway.exchange import REQUEST_ID, Exchange, StreamExchange, WholeExchange
 from cordee.serve.gateway.gateway import Gateway
 from cordee.serve.gateway.metrics import labels
 from cordee.serve.gateway.replies import ApiError
@@ -21,7 +26,6 @@ HEADER_BYTES = 16 << 10
 HEADERS_MAX = 64
 BODY_S = 30.0
 """Time within which a body has to come."""
-KEEP_ALIVE_S = 120.0
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +36,16 @@ class App:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._limit_bytes = gateway.settings.body_bytes
+        self._held_bytes = 0
 
-    def server(self) -> web.Server:
+    def server(self) -> ClientServer:
         """Return the protocol factory for `create_server`."""
-        return web.Server(
+        return ClientServer(
             self.handle,
             request_factory=self._request,
-            handler_cancellation=True,
+            idle_s=self._gateway.settings.idle_s,
+            client_connections=self._gateway.settings.client_connections,
             access_log=None,
-            keepalive_timeout=KEEP_ALIVE_S,
             max_line_size=HEADER_BYTES,
             max_field_size=HEADER_BYTES,
             max_headers=HEADERS_MAX,
@@ -55,15 +60,25 @@ class App:
         task: "asyncio.Task[None]",
     ) -> web.BaseRequest:
         loop = asyncio.get_running_loop()
+        if isinstance(protocol, ClientConnection):
+            protocol.begun()
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self._limit_bytes)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request."""
+        request[REQUEST_ID] = request.headers.get("X-Request-Id", "")[:100] or uuid.uuid4().hex
+        response = await self._answer(request)
+        if not response.prepared:
+            response.headers["X-Request-Id"] = request[REQUEST_ID]
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             if request.path in PATHS:
                 if request.method != "POST":
                     raise ApiError(405, f"{request.path} takes POST, not {request.method}")
-                return await self._call(request)
+                with self._hold(request) as room:
+                    return await self._call(request, room)
             return self._read(request)
         except ApiError as error:
             return _refusal(error)
@@ -76,10 +91,29 @@ class App:
 
     # The API's requests.
 
-    async def _call(self, request: web.BaseRequest) -> web.StreamResponse:
+    @contextmanager
+    def _hold(self, request: web.BaseRequest) -> Iterator["_Room"]:
+        """Count a body while its request is open; one without a length counts as the largest until it is here."""
+        most, length = self._gateway.settings.open_bytes, request.content_length
+        room = _Room(self._limit_bytes if length is None else min(length, self._limit_bytes))
+        if self._held_bytes + room.bytes_ > most:
+            raise ApiError(
+                503, f"the bodies of open requests have {self._held_bytes:,} bytes, and {most:,} are taken; hint: try "
+                "again, or another gateway", code="overloaded", retry_s=1.0,
+            )  # fmt: skip
+        self._held_bytes += room.bytes_
+        try:
+            yield room
+        finally:
+            self._held_bytes -= room.bytes_
+
+    async def _call(self, request: web.BaseRequest, room: "_Room") -> web.StreamResponse:
         gateway = self._gateway
         key = gateway.directory.keys.find(request.headers.get("Authorization"))
-        call = read_call(request.path, await self._body(request), request.headers)
+        raw = await self._body(request)
+        self._held_bytes += len(raw) - room.bytes_
+        room.bytes_ = len(raw)
+        call = read_call(request.path, raw, request.headers)
         service = gateway.directory.find(call.model)
         gateway.directory.keys.check_model(key, call.model, service.name)
         kind = StreamExchange if call.stream and call.path != "/v1/embeddings" else WholeExchange
@@ -105,7 +139,7 @@ class App:
             gateway.open.discard(exchange)
             gateway.ended(exchange, status, used)
             if gateway.settings.log_requests:
-                self._log(exchange, call, status, used)
+                self._log(exchange, call, status, used, request[REQUEST_ID])
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         if (request.content_length or 0) > self._limit_bytes:
@@ -152,12 +186,19 @@ class App:
             return _json(next((each for each in models if each["id"] == name), {}))
         raise ApiError(404, f"there is no {request.path}; there are {', '.join(PATHS)}, /v1/models, /health, /metrics")
 
-    def _log(self, exchange: Exchange, call: Call, status: int, used: int) -> None:
+    def _log(self, exchange: Exchange, call: Call, status: int, used: int, name: str) -> None:
         log.info(
-            "%s %s tenant=%s key=%s status=%d output_tokens=%d%s", call.path, call.model, exchange.key.tenant,
+            "%s %s %s tenant=%s key=%s status=%d output_tokens=%d%s", name, call.path, call.model, exchange.key.tenant,
             exchange.key.id or "-", status, used,
             f" prompt={call.prompt.decode(errors='replace')}" if self._gateway.settings.log_prompts else "",
         )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Room:
+    """Bytes that a request's body takes, or may take."""
+
+    bytes_: int
 
 
 def _failed(failure: Exception) -> ApiError:

@@ -30,6 +30,8 @@ STEP_S = 20.0
 COMMENT_S = 5.0
 """Between two comments in a stream that waits for another replica."""
 ANSWER_S = 3_600.0
+REQUEST_ID = "id"
+"""The key of a request's name, which clients know as the header X-Request-Id."""
 PASSED_ON = frozenset((400, 401, 403, 404, 405, 413, 415, 422))
 """Answers of an engine that another replica would give as well."""
 
@@ -397,7 +399,8 @@ class StreamExchange(Exchange):
 
     async def _begin(self, request: web.BaseRequest) -> web.StreamResponse:
         """Send the head of the answer."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=headers | {"X-Request-Id": request[REQUEST_ID]})
         chunked = request.version >= (1, 1)
         if chunked:
             response.enable_chunked_encoding()

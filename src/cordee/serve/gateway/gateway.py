@@ -37,6 +37,9 @@ class Settings:
         resume_s: time that a request whose replica failed waits for another one.
         report_s: time between two reports of usage.
         body_bytes: of the largest request.
+        open_bytes: of the bodies of all open requests.
+        idle_s: time after which a client's connection without a request is closed.
+        client_connections: that one address may have; None: half of all that the system allows.
         log_requests: a line for each request, without its prompt.
         log_prompts: with its prompt.
     """
@@ -47,6 +50,9 @@ class Settings:
     resume_s: float = 60.0
     report_s: float = 30.0
     body_bytes: int = 10_000_000
+    open_bytes: int = 1_000_000_000
+    idle_s: float = 120.0
+    client_connections: int | None = None
     log_requests: bool = False
     log_prompts: bool = False
 
