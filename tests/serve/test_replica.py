@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -170,6 +171,21 @@ def test_a_command_with_another_api_is_ready_when_its_health_is(tmp_path: Path) 
         until(lambda: engine.ask("/anything")[0] == 200, "it answers")
         it.notice()
         assert it.exit_code() == EXIT_CHECKPOINTED
+
+
+def test_a_command_drains_until_its_connections_are_closed(tmp_path: Path) -> None:
+    """It says nothing about its requests; the drain ends long before its deadline."""
+    (tmp_path / "liar.py").write_text(LIAR)
+    with wrapped(tmp_path, {"engine": "command", "run": ("python", "liar.py", "404")}, {"CORDEE_GRACE_S": "120"}) as it:
+        engine = it.ready()
+        with socket.create_connection(("127.0.0.1", engine.port)) as request:
+            request.sendall(b"POST /v1/completions HTTP/1.1\r\n")
+            it.notice()
+            assert it.unready().draining
+            assert it.process.poll() is None
+            began_s = time.monotonic()
+        assert it.exit_code() == EXIT_CHECKPOINTED
+        assert time.monotonic() - began_s < 60 and "0 requests open" in it.output
 
 
 def test_idle_sessions_wait_on_disk_for_the_next_replica(tiny_folder: Path, tmp_path: Path) -> None:

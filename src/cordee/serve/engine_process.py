@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 
 from cordee.serve.engines.openai import COMPLETIONS
 from cordee.serve.engines.port import Engine, EngineCommand, EngineLoad
@@ -27,6 +28,7 @@ FIRST_PROBE_S = 120.0  # Of one token, for which an engine may have to compile.
 PROBE_S = 10.0
 PROBE_EVERY_S = 10.0  # Of an engine that has nothing to do.
 LINES_KEPT = 20
+_ESTABLISHED = "01"  # A state in /proc/net/tcp.
 
 
 class EngineProcess:
@@ -83,6 +85,19 @@ class EngineProcess:
             raise OSError(f"it does not answer as HTTP: {error!r}") from error
         finally:
             connection.close()
+
+    def connections(self) -> int | None:
+        """Return the number of open connections to its port; None: this system does not say."""
+        found = 0
+        try:
+            for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+                if not table.exists():
+                    continue
+                rows = [line.split() for line in table.read_text().splitlines()[1:]]
+                found += sum(row[1].endswith(f":{self.port:04X}") and row[3] == _ESTABLISHED for row in rows)
+        except (OSError, IndexError):
+            return None
+        return found if Path("/proc/net/tcp").exists() else None
 
     def end(self, grace_s: float) -> None:
         """End it and its children: SIGTERM, and SIGKILL after `grace_s`."""

@@ -232,9 +232,9 @@ class Replica:
             self._reports.unready("it got notice", draining=True)
             watch.stop()
         quiet_s = now_s = began_s
-        load = None
+        is_open: int | None = None
         while watch.ready and process.exit_code() is None:
-            is_limited = leaves or load is None  # Else a swap waits as long as the engine lives.
+            is_limited = leaves or is_open is None  # Else a swap waits as long as the engine lives.
             until_s = began_s + self._limits.drain_s if is_limited else watch.alive_s + self._limits.restart_s
             if (left_s := until_s - now_s) <= 0:
                 break
@@ -244,7 +244,9 @@ class Replica:
             with suppress(OSError):
                 load = watch.read_load(left_s)
             now_s = time.monotonic()
-            if load is None or load.open:  # Of an engine that does not say, requests may be open until the end.
+            if is_open is None or is_open:
+                # Of an engine that does not say, requests may be open as long as connections are.
+                is_open = process.connections() if load is None else load.open
                 quiet_s = now_s
             elif now_s - quiet_s >= QUIET_S:
                 break
@@ -253,8 +255,8 @@ class Replica:
             until_s = max(began_s + self._limits.drain_s if leaves else 0.0, time.monotonic() + SAVE_S)
             saved = sessions.save(lambda upstream: self._ask(process, upstream), until_s)
             _say(f"saved {plural(saved, 'idle session')}")
-        is_open = "" if load is None else f", {plural(load.open, 'request')} open"
-        _say(f"drained for {format_duration(time.monotonic() - began_s)}{is_open}")
+        left = "" if is_open is None else f", {plural(is_open, 'request')} open"
+        _say(f"drained for {format_duration(time.monotonic() - began_s)}{left}")
 
 
 def launch_of(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLaunch:

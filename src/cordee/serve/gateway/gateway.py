@@ -184,10 +184,11 @@ class Gateway:
             self._note_busy(service, endpoint)
 
     async def tick(self) -> None:
-        """Look after what no event says, for ever: deadlines that pass, slow clients, the metrics of what waits."""
+        """Look after what no event says, for ever: deadlines that pass, slow clients, idle connections."""
         while True:
             await asyncio.sleep(TICK_S)
             now = self.clock()
+            self.pool.expire()
             for desk in list(self.desks.values()):
                 for ticket, refusal in desk.expire():
                     self.metrics.refused.add(1, labels(service=desk.service.name, why=refusal.code or ""))

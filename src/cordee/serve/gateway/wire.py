@@ -292,6 +292,13 @@ class Pool:
         else:
             connection.close()
 
+    def expire(self) -> None:
+        """Close the connections that were idle for long: a replica that drains counts those that are open."""
+        before_s = asyncio.get_running_loop().time() - IDLE_S
+        for idle in self._idle.values():
+            while idle and idle[0].used_s < before_s:
+                idle.pop(0).close()
+
     def forget(self, connection: Connection) -> None:
         """Drop a connection that closed."""
         idle = self._idle.get(connection.address)
