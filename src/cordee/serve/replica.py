@@ -23,8 +23,10 @@ from cordee.serve.engine_process import EngineProcess, EngineWatch, free_port
 from cordee.serve.engines.known import find_engine
 from cordee.serve.engines.port import EngineCapacity, EngineLaunch, Upstream
 from cordee.serve.models import find_model, models_folder
+from cordee.serve.policy.sessions import host_cache_bytes
 from cordee.serve.reports import ReplicaReports
 from cordee.serve.sessions import IdleSessions
+from cordee.telemetry.host import memory_bytes
 from cordee.telemetry.notices import read_model
 from cordee.units import format_duration, plural
 from cordee.workload.service import SETTINGS_ENV, ReplicaSettings, flag_name
@@ -243,18 +245,17 @@ class Replica:
                 return
             with suppress(OSError):
                 load = watch.read_load(left_s)
-            now_s = time.monotonic()
-            if is_open is None or is_open:
                 # Of an engine that does not say, requests may be open as long as connections are.
                 is_open = process.connections() if load is None else load.open
+            now_s = time.monotonic()
+            if is_open is None or is_open:
                 quiet_s = now_s
             elif now_s - quiet_s >= QUIET_S:
                 break
             time.sleep(_TICK_S)
         if watch.ready and process.exit_code() is None and (sessions := self._idle_sessions()) is not None:
             until_s = max(began_s + self._limits.drain_s if leaves else 0.0, time.monotonic() + SAVE_S)
-            saved = sessions.save(lambda upstream: self._ask(process, upstream), until_s)
-            _say(f"saved {plural(saved, 'idle session')}")
+            _say(str(sessions.save(lambda upstream: self._ask(process, upstream), until_s)))
         left = "" if is_open is None else f", {plural(is_open, 'request')} open"
         _say(f"drained for {format_duration(time.monotonic() - began_s)}{left}")
 
@@ -279,6 +280,7 @@ def launch_of(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLa
         gpus=gpus,
         threads=int(environ["OMP_NUM_THREADS"]) if environ.get("OMP_NUM_THREADS") else None,
         session_folder=str(Path(spool).parent / "sessions") if spool else None,
+        host_cache_bytes=host_cache_bytes(memory_bytes()),
         run=settings.run,
         flags={flag_name(name): _value(value) for name, value in settings.flags.items()},
     )

@@ -145,12 +145,22 @@ class LlamaDialect:
 class LlamaSessions:
     """The KV of llama.cpp's slots in files (`port.SessionFiles`)."""
 
-    slots_path = "/slots"
+    slots_path, speed_path = "/slots", "/metrics"
 
-    def idle_slots(self, answer: bytes) -> list[int]:
-        """Return the slots that hold the KV of a session and have no request."""
+    def idle_slots(self, answer: bytes) -> dict[int, int]:
+        """Return the slots that hold the KV of a session and have no request, each with its tokens."""
         # Of a slot that was never used it says nothing about a prompt.
-        return [each["id"] for each in json.loads(answer) if each.get("n_prompt_tokens") and not each["is_processing"]]
+        slots = [each for each in json.loads(answer) if not each["is_processing"]]
+        return {each["id"]: each["n_prompt_tokens"] for each in slots if each.get("n_prompt_tokens")}
+
+    def prefill_tokens_per_s(self, answer: bytes) -> float:
+        """Return the speed at which prompts were computed; 0: none was."""
+        return float(sum_of(answer, "llamacpp:prompt_tokens_seconds") or 0)
+
+    def saved(self, answer: bytes) -> tuple[int, int, float]:
+        """Return the tokens, the bytes and the seconds of a save, from its answer."""
+        found = json.loads(answer)
+        return found["n_saved"], found["n_written"], found["timings"]["save_ms"] / 1e3
 
     def save(self, slot: int, name: str) -> Upstream:
         """Return the request that writes a slot to a file."""
@@ -194,6 +204,8 @@ class LlamaCpp:
             "--split-mode": "tensor" if launch.gpus > 1 else None,
             "--threads": launch.threads,
             "--slot-save-path": launch.session_folder,
+            # A session leaves its slot for there when another request needs it.
+            "--cache-ram": None if launch.host_cache_bytes is None else launch.host_cache_bytes >> 20,
             "--metrics": "",
             "--props": "",
             "--no-webui": "",

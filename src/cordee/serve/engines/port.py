@@ -94,6 +94,7 @@ class EngineLaunch:
         gpus: GPUs that the replica holds, over which each layer is cut; 0: none, it runs on the CPU.
         threads: CPU threads; None: the engine's default.
         session_folder: where KV of paused sessions is kept; None: nowhere.
+        host_cache_bytes: host memory for paused sessions; None: the engine's default.
         run: the command of the engine `command`.
         flags: settings by their names, of the plan and of the service, over all others; a value of "" is a switch, None
             takes a setting out.
@@ -107,6 +108,7 @@ class EngineLaunch:
     gpus: int = 0
     threads: int | None = None
     session_folder: str | None = None
+    host_cache_bytes: int | None = None
     run: str | tuple[str, ...] = ()
     flags: Mapping[str, object] = field(default_factory=dict)
 
@@ -147,8 +149,18 @@ class SessionFiles(Protocol):
     def slots_path(self) -> str:
         """Return the path of the answer that `idle_slots` reads."""
 
-    def idle_slots(self, answer: bytes) -> list[int]:
-        """Return the slots that hold the KV of a session and have no request."""
+    def idle_slots(self, answer: bytes) -> dict[int, int]:
+        """Return the slots that hold the KV of a session and have no request, each with its tokens."""
+
+    @property
+    def speed_path(self) -> str:
+        """Return the path of the answer that `prefill_tokens_per_s` reads."""
+
+    def prefill_tokens_per_s(self, answer: bytes) -> float:
+        """Return the speed at which prompts were computed; 0: none was."""
+
+    def saved(self, answer: bytes) -> tuple[int, int, float]:
+        """Return the tokens, the bytes and the seconds of a save, from its answer."""
 
     def save(self, slot: int, name: str) -> Upstream:
         """Return the request that writes a slot to a file."""
