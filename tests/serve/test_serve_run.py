@@ -8,7 +8,9 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,31 @@ def test_a_model_is_served_by_llama_cpp_and_survives_its_replica(place: Place, t
     assert place.ask(url) == answer, "the gateway holds a request that no replica takes"
     place.wait(lambda each: all_ready(1)(each) and each.replicas[0].epoch == 2)
     assert place.ask(url) == answer
+    check_that_a_killed_gateway_comes_back(place, url, answer)
+
+
+def check_that_a_killed_gateway_comes_back(place: Place, url: str, answer: str) -> None:
+    """Its open stream breaks off without a clean end, and a client that tries again gets its answer at the same URL."""
+    body = json.dumps(json.loads(BODY) | {"stream": True, "max_tokens": 400}).encode()
+    pid_file, got = place.home / "gateway.pid", b""
+    killed = pid_file.read_text().split()[0]
+    asked = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=60) as stream:
+        got += stream.readline()
+        os.kill(int(killed), signal.SIGKILL)
+        with suppress(OSError, HTTPException):
+            while line := stream.readline():
+                got += line
+    assert b"[DONE]" not in got, "a client sees that the answer is not whole"
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            assert place.ask(url) == answer
+            break
+        except OSError:
+            assert time.monotonic() < deadline_s, "the gateway is started again"
+            time.sleep(0.05)
+    assert pid_file.read_text().split()[0] != killed
 
 
 @dataclass

@@ -159,6 +159,10 @@ class Rig:
         assert self.gateway is not None
         return self.gateway.address
 
+    def signal_gateway(self, number: int) -> None:
+        assert self.gateway is not None
+        self.gateway.signal(number)
+
     def log(self) -> str:
         return (self.folder / "gateway.log").read_text()
 
@@ -235,9 +239,10 @@ async def stream(
     path: str = "/v1/chat/completions",
     on_event: Callable[[Answer], Awaitable[None]] | None = None,
     headers: dict[str, str] | None = None,
+    answer: Answer | None = None,
 ) -> Answer:
     """Send a request, and read its stream to the end."""
-    answer = Answer()
+    answer = answer or Answer()
     async with session.post(url + path, json=body, headers=headers) as response:
         answer.status = response.status
         if response.status != 200:

@@ -284,6 +284,56 @@ def test_a_request_that_kills_each_replica_is_given_up(tmp_path: Path) -> None:
     assert answer.text and (answer.error is not None) != answer.done
 
 
+def test_a_second_gateway_takes_over_from_a_killed_one(two: Rig, tmp_path: Path) -> None:
+    """Its streams break off without a clean end, and their clients ask the other one again."""
+    with rig(tmp_path) as other:
+        other.routes.services = two.routes.services
+        other.start()
+        assert other.gateway is not None
+
+        async def work(session: aiohttp.ClientSession) -> tuple[list[Answer], list[Answer]]:
+            begun: list[Answer] = []
+
+            async def kill(answer: Answer) -> None:
+                if answer.events == 20:
+                    begun.append(answer)
+                    if len(begun) == 5:
+                        other.signal_gateway(signal.SIGKILL)
+
+            async def broken(prompt: str) -> Answer:
+                answer = Answer()
+                try:
+                    await stream(session, other.url, chat(prompt, 100), on_event=kill, answer=answer)
+                except aiohttp.ClientError:
+                    assert not answer.done
+                return answer
+
+            prompts = [f"{PROMPT}{i}" for i in range(5)]
+            cut = await asyncio.gather(*[broken(each) for each in prompts])
+
+            async def idle() -> bool:
+                return not any([(await get(session, f"{each.address}/stats"))["open"] for each in engines(two)])
+
+            await until(idle, "the end of the work for the killed gateway")
+            return cut, await asyncio.gather(*[stream(session, two.url, chat(each, 100)) for each in prompts])
+
+        cut, again = run(work)
+    for i, answer in enumerate(again):
+        check_whole(answer, 100, f"{PROMPT}{i}")
+        assert answer.text.startswith(cut[i].text) and cut[i].finish is None
+
+
+def test_a_stream_that_alone_hangs_moves_although_its_replica_is_well(two: Rig) -> None:
+    async def work(session: aiohttp.ClientSession) -> Answer:
+        async def hang(answer: Answer) -> None:
+            if answer.events == 20:
+                await post(session, f"{(await working(session, two)).address}/fault", {"stuck": True})
+
+        return await stream(session, two.url, chat(PROMPT, 40), on_event=hang)
+
+    check_whole(run(work), 40)
+
+
 def test_a_standby_takes_over_while_no_other_replica_answers(tmp_path: Path) -> None:
     async def work(session: aiohttp.ClientSession) -> Answer:
         async def kill(answer: Answer) -> None:
