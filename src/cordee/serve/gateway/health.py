@@ -81,6 +81,8 @@ class Health:
         error = await self._probe(endpoint)
         if error is None or self._late_s > began or endpoint.heard_s > began:
             endpoint.heard_s = max(endpoint.heard_s, self._clock())
+            if endpoint.failing is not None:  # A request failed during the probe, and left the way back to it.
+                await self._until_it_answers(service, endpoint)
             return
         self._tasks.pop(endpoint, None)
         self._suspect(service, endpoint, f"it sends nothing, and a probe says: {error}")
