@@ -86,6 +86,7 @@ def test_an_answer_that_no_replica_can_enter_is_computed_again(
     assert got == expected
     assert len(got) == PARSED[kind].get("n", 1) and all(each.text or each.calls for each in got.values())
     assert stream.usage is not None and stream.usage.output_tokens >= 60
+    assert bool(got[0].calls) == (kind == "tools")
 
 
 def test_a_request_that_leaves_its_draws_to_chance_gets_a_seed(llama: RunningEngine) -> None:

@@ -17,7 +17,7 @@ from gateway_rig import Answer, Rig, chat, get, rig, run, stream, until
 from cordee.serve.engines.port import Upstream
 
 PROMPTS = ["Tell me about argparse.", "def parse_args(self):", "import sys"]
-LIMIT = 400
+LIMIT = 800
 
 
 @dataclass
@@ -162,6 +162,7 @@ def test_a_killed_replica_of_answers_that_no_other_can_enter(replicas: Replicas)
             for call in each.calls.values():
                 assert call.pop("id")
         assert choices == expected, kind
+        assert bool(choices[0].calls) == (kind == "tools")
 
 
 def test_a_prompt_that_is_too_long_is_refused_by_the_engine(replicas: Replicas) -> None:
