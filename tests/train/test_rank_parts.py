@@ -303,7 +303,7 @@ def test_a_rank_measures_after_its_first_steps_then_by_the_minute_and_at_the_end
     for step in range(200):
         pace.began()
         now_s[0] += 1.0
-        meter.log(10)
+        meter.log(10, {})
         pace.ended()
         peak[0] += step == 100
         meter.stepped()
