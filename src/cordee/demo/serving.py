@@ -48,7 +48,7 @@ STEPS = 1_000_000
 STEP_S = 0.1
 PAUSE_S = 1.0
 WINDOW = "10s"
-GROW_AFTER = "10s"
+GROW_AFTER = "25s"
 
 
 @dataclass(frozen=True, slots=True)
