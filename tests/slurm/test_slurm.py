@@ -151,8 +151,9 @@ def test_a_rendered_job_is_requeued_after_a_preemption_and_not_after_scancel(clu
     cluster.ask("scancel", cancelled.id)
     for each in (whole, preempted):
         each.until("JobState", "COMPLETED")
-    cancelled.until("JobState", "CANCELLED")
-    assert "Exited with exit code 75" in cancelled.output and cancelled.told("Restarts") == "0"
+    cluster.until(lambda: "its checkpoint is durable" in cancelled.output, "the save of the cancelled job", LIMIT_S)
+    cluster.until(lambda: not cluster.ask("squeue", "-h", "-j", cancelled.id), "its end", LIMIT_S)
+    assert cancelled.told("JobState") == "CANCELLED" and cancelled.told("Restarts") == "0"
     for rank in range(2):
         assert preempted.steps(rank) == list(range(STEPS)), "a step was repeated or left out"
         assert preempted.end(rank)["weights"] == whole.end(rank)["weights"], f"weights of rank {rank}"
