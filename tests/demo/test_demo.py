@@ -222,7 +222,7 @@ def test_what_was_leased_is_counted_from_the_log_alone() -> None:
 
 
 @pytest.mark.gang
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("ranks", "steps"), [(2, 60), pytest.param(4, 100, marks=pytest.mark.soak)], ids=["small", "whole"]
 )
