@@ -68,6 +68,7 @@ def train(ctx: Context, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
 def run_cordee(ctx: Context) -> None:
     """The loop of the README."""
     os.environ["FAULTS_FOLDER"] = str(ctx.folder)
+    os.environ["CORDEE_TAKE_OVER"] = "1"  # A zombie is on a machine of its own, which this one stands for too.
     model, optimizer = begin(ctx)
     real_save = Checkpointer.save
 
