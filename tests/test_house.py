@@ -25,6 +25,7 @@ RECORDS = {
     "Gpu": "one entry of gpus.toml",
     "Job": "the scheduler's part of a JobSpec",
     "JobSpec": "the keys of a job file",
+    "JobView": "one answer of the API",
     "Layout": "the axes of a layout, as its text names them",
     "LayoutWanted": "the axes of a layout, each of them open or given",
     "ModelShape": "the keys of a config.json",

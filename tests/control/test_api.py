@@ -11,7 +11,7 @@ import pytest
 from api_scene import OTHER, SPEC, TOKEN, Api
 from stage import GPT, JOB
 
-from cordee import __version__, errors, service_answers
+from cordee import __version__, errors, service_answers, sweep_answers
 from cordee import answers as views
 from cordee.answers import View
 from cordee.cli.jobs import steps_text
@@ -86,6 +86,10 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "post /nodes/{name}/drain": "NodeView",
         "post /nodes/{name}/uncordon": "NodeView",
         "post /nodes/{name}/leave": "Leaving",
+        "post /sweeps": "SweepView",
+        "get /sweeps": "SweepView",
+        "get /sweeps/{ref}": "SweepDetailView",
+        "delete /sweeps/{ref}": "SweepView",
         "post /join-tokens": "JoinTokenView",
         "post /agents/join": "Joined",
         "post /agents/{node}/leave": "Leaving",
@@ -96,7 +100,8 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "post /down": "HealthView",
     }
     for name in set(answers.values()) - {"a stream"}:
-        shape = getattr(views, name, None) or getattr(service_answers, name)
+        rooms = (views, service_answers, sweep_answers)
+        shape = next(getattr(each, name) for each in rooms if hasattr(each, name))
         assert described["components"]["schemas"][name]["properties"].keys() == shape.model_fields.keys()
 
 
