@@ -32,6 +32,7 @@ class Server:
         self.reports: list[GatewayReport] = []
         self.counted: dict[int, GatewayReport] = {}
         self.loses_answers = 0
+        self.refuses_usage = False
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         assert request.headers["Authorization"] == f"Bearer {TOKEN}"
@@ -42,6 +43,8 @@ class Server:
         assert request.path == "/v1/gateways/g/reports"
         report = GatewayReport.model_validate(await request.json())
         self.reports.append(report)
+        if report.usage and self.refuses_usage:
+            return web.Response(status=422, text="a line is not valid")
         if report.usage and report.seq not in self.counted:
             self.counted[report.seq] = report
         if report.usage and self.loses_answers:
@@ -138,6 +141,51 @@ def test_a_gateway_outlives_its_server_and_loses_no_usage(tmp_path: Path) -> Non
     busy = [row for report in server.counted.values() for row in report.usage if not row.tenant]
     assert busy and all(row.busy_us > 0 and not row.requests for row in busy)
     assert TOKEN not in (tmp_path / "log").read_text()
+
+
+def test_refused_usage_keeps_no_status_back_and_is_kept(tmp_path: Path) -> None:
+    """Of a gateway whose kept routes are not whole, and whose last number was lost with the power."""
+    engine = FakeEngine(tmp_path, "a")
+    endpoint = {"id": "chat-a.1", "address": engine.address, "engine": "llama.cpp", "model": "tiny", "state": "ready"}
+    service = {"name": "chat", "models": ["tiny"], "context": 4_096, "endpoints": [endpoint]}
+    server = Server({"version": 1, "services": [service], "tenants": [], "keys": [], "prices": {}})
+    server.refuses_usage = True
+    (tmp_path / "spool").mkdir(mode=0o700)
+    (tmp_path / "spool" / "routes.json").write_text("")
+    (tmp_path / "spool" / "last").write_text("")
+    gateways: list[Process] = []
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        async with server.running() as url:
+            gateways.append(Gateway(tmp_path, url))
+
+            async def served() -> bool:
+                return (await stream(session, gateways[0].address, chat("hi", 4))).status == 200
+
+            await until(served, "an answer")
+
+            async def refused() -> bool:
+                return any(report.usage for report in server.reports)
+
+            await until(refused, "usage that is refused")
+            number = len(server.reports)
+
+            async def reported() -> bool:
+                return any(not report.usage for report in server.reports[number:])
+
+            await until(reported, "the status after it")
+            server.refuses_usage = False
+
+            async def counted() -> bool:
+                return server.tokens() >= 4
+
+            await until(counted, "the usage that was kept")
+
+    try:
+        run(work)
+    finally:
+        for each in (*gateways, engine):
+            each.stop()
 
 
 def test_journals_are_summed_and_kept_until_they_are_acknowledged(tmp_path: Path) -> None:

@@ -56,8 +56,12 @@ class ServerLink:
 
     async def _follow(self) -> None:
         """Keep the routes as the server has them; until it answers, those that it had last."""
-        if self._kept.exists():
+        try:
             self._gateway.apply(json.loads(self._kept.read_text()))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read, so the server's routes are awaited: %r", self._kept, error)
         version, wait_s = None, RETRY_S[0]
         while True:
             which = "" if version is None else f"?after={version}&wait_s={POLL_S:g}"
@@ -88,11 +92,10 @@ class ServerLink:
             self._reported_s = now
             gateway.note_busy()
             gateway.usage.close_journal()
-        for number, rows in list(gateway.usage.unreported()):
-            if await self._send(number, rows):
-                gateway.usage.acknowledge(number)
-            else:
-                return
+        for number, rows in gateway.usage.unreported():
+            if not await self._send(number, rows):
+                break  # What is open is reported all the same: it decides how many replicas there are.
+            gateway.usage.acknowledge(number)
         # Idle time grows by itself, and matters only while a request waits.
         status = [{name: value for name, value in row.items() if name != "idle_us"} for row in gateway.status()]
         changes = status != self._last or any(row["queued"] or row["running"] for row in status)

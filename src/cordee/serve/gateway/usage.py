@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from cordee.errors import HomeInUseError
+from cordee.servers import write_private
 
 SUMMED = ("busy_us", "requests", "failed", "input_tokens", "cached_tokens", "output_tokens")
 _KEYS = ("service", "job_id", "epoch", "tenant", "key", "model")
@@ -36,9 +37,7 @@ class UsageSpool:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise HomeInUseError(f"another gateway uses {folder}", hint="give each gateway its own --name") from None
-        last = folder / "last"
-        # A folder that was lost begins above all numbers that its gateway may have reported before.
-        self.number = max([int(last.read_text()) if last.exists() else int(time.time()), *self._numbers()])
+        self.number = max([_last_number(folder / "last"), *self._numbers()])
         self._file = -1
         self._spent: dict[int, dict[str, int]] = {}
         self._next()
@@ -89,7 +88,7 @@ class UsageSpool:
 
     def _next(self) -> None:
         self.number += 1
-        (self._folder / "last").write_text(str(self.number))
+        write_private(self._folder / "last", str(self.number).encode())
         if self._file >= 0:
             os.close(self._file)
         self._file = os.open(self._path(self.number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -100,6 +99,14 @@ class UsageSpool:
 
     def _numbers(self) -> list[int]:
         return sorted(int(path.stem) for path in self._folder.glob("*.jsonl"))
+
+
+def _last_number(path: Path) -> int:
+    """Return the number of the last journal. One that was lost is above all that the gateway may have reported."""
+    try:
+        return int(path.read_text())
+    except (FileNotFoundError, ValueError):  # A machine that lost its power may leave an empty file.
+        return int(time.time())
 
 
 def _sums(path: Path) -> list[dict[str, Any]]:
