@@ -60,6 +60,9 @@ def verb(server: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 def test_a_key_from_its_making_to_its_end(server: Api, verb: Verb) -> None:
     assert "anybody who reaches a gateway may use it" in verb("serve", "keys", "list")
+    verb("serve", "keys", "tenant", "acme", "--weight", "1")
+    listed = verb("serve", "keys", "list")
+    assert "anybody who reaches a gateway may use it" in listed and "acme" in listed  # A tenant locks nobody out.
     secret = verb("serve", "keys", "create", "acme", "--name", "ci", "--model", "tiny").strip()
     assert secret.startswith("sk-cordee-")
     limits = verb("serve", "keys", "tenant", "acme", "--budget", "$12.50", "--per", "day", "--rate", "2.5")

@@ -1,5 +1,6 @@
 """`cordee serve keys`: keys of the gateways, and the tenants that they belong to."""
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -51,8 +52,9 @@ def list_keys(
     if as_json:
         terminal.print_json({"tenants": tenants, "keys": shown})
         return
-    if not tenants:
+    if not listed:
         print("there is no key: anybody who reaches a gateway may use it")
+    if not tenants:
         return
     console = terminal.stdout()
     heads = ("WEIGHT", "PRIORITY", "RATE", "BUDGET", "SPENT")
@@ -118,9 +120,12 @@ def _number(text: str, option: str) -> float | None:
     if text == "none":
         return None
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise InputError(f"{option} {text!r} is not a number", hint="write a number, or none") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{option} {text!r} is not a number", hint="write a number, or none")
+    return number
 
 
 def _limits(tenant: TenantView) -> tuple[str, str, str, str, str]:
