@@ -178,13 +178,15 @@ def test_keys(two: Rig) -> None:
         await until(locked, "the keys")
         found = {str(each): await ask(each) for each in (None, "sk-wrong", "sk-open", "sk-else", "sk-slow", "sk-poor")}
         found["again"] = await ask("sk-slow")
+        async with session.get(two.url + "/v1/models/chat", headers={"Authorization": "Bearer sk-else"}) as response:
+            found["model"] = (response.status, None, (await response.json()).get("error", {}).get("type", ""))
         return found
 
     found = run(work)
     assert found["None"] == (401, None, "missing_api_key")
     assert found["sk-wrong"] == (401, None, "invalid_api_key")
     assert found["sk-open"][0] == 200
-    assert found["sk-else"] == (403, None, "permission_error")
+    assert found["sk-else"] == found["model"] == (403, None, "permission_error")
     assert found["sk-slow"][0] == 200
     assert found["again"] == (429, "2", "rate_limit_exceeded")
     assert found["sk-poor"] == (429, None, "insufficient_quota")
@@ -210,6 +212,27 @@ def test_the_first_request_of_a_service_without_replicas_is_held(tmp_path: Path)
         made.start()
         answer = run(work)
     assert answer.text == expected(template([{"role": "user", "content": "wake up"}]), 8)[0] and answer.done
+
+
+def test_a_request_that_waits_for_a_service_that_ends_is_refused_at_once(tmp_path: Path) -> None:
+    async def work(session: aiohttp.ClientSession) -> Any:
+        asked = asyncio.create_task(stream(session, made.url, chat("wake up", 8)))
+
+        async def queued() -> bool:
+            async with session.get(made.url + "/metrics") as response:
+                return 'num_requests_waiting{service="chat"} 1' in await response.text()
+
+        await until(queued, "the request in the queue")
+        made.routes.services.clear()
+        made.routes.write()
+        async with asyncio.timeout(60):  # It would be held for 600 s.
+            return await asked
+
+    with rig(tmp_path) as made:
+        made.start()
+        answer = run(work)
+    assert answer.status == 404 and answer.error["code"] == "model_not_found"
+    assert "has ended" in answer.error["message"]
 
 
 def test_a_deadline_that_passes_in_the_queue(tmp_path: Path) -> None:

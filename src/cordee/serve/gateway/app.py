@@ -182,7 +182,7 @@ class App:
             if path == "/v1/models":
                 return _json({"object": "list", "data": models})
             name = path.removeprefix("/v1/models/")
-            gateway.directory.find(name)
+            gateway.directory.keys.check_model(key, name, gateway.directory.find(name).name)
             return _json(next((each for each in models if each["id"] == name), {}))
         raise ApiError(404, f"there is no {request.path}; there are {', '.join(PATHS)}, /v1/models, /health, /metrics")
 

@@ -21,6 +21,9 @@ class Placed(Protocol):
     def placed(self) -> None:
         """Take the choice that its ticket has now."""
 
+    def refuse(self, error: ApiError) -> None:
+        """End the wait for a replica."""
+
 
 class Desk:
     """Waiting and running requests of a service."""
@@ -135,6 +138,13 @@ class Desk:
     def learn(self, prompt_bytes: int, input_tokens: int) -> None:
         """Note how many tokens a prompt had."""
         self.bytes_per_token += 0.05 * (prompt_bytes / input_tokens - self.bytes_per_token)
+
+    def refuse_waiting(self, error: ApiError) -> None:
+        """End the wait of all requests: their service has ended."""
+        for waiting in list(self._dispatcher.queue):
+            ticket: Ticket = waiting.item  # type: ignore[assignment]
+            item: Placed = ticket.ask.item  # type: ignore[assignment]
+            item.refuse(error)
 
     def expire(self) -> list[tuple[Ticket, ApiError]]:
         """Close and return the waiting requests whose deadline is over."""

@@ -16,6 +16,7 @@ from cordee.serve.gateway.directory import Directory, Endpoint, Service
 from cordee.serve.gateway.exchange import Exchange, Outcome, StreamExchange
 from cordee.serve.gateway.health import Health
 from cordee.serve.gateway.metrics import Metrics, Rate, Recent, labels
+from cordee.serve.gateway.replies import ApiError
 from cordee.serve.gateway.usage import UsageSpool
 from cordee.serve.gateway.wire import Pool
 from cordee.serve.policy.dispatch import Tenants
@@ -105,7 +106,8 @@ class Gateway:
         self.directory.apply(routes)
         self.tenants.set_tenants(list(self.directory.tenants.values()), self.usage.unreported_pico_usd())
         for key in self.desks.keys() - self.directory.services.keys():
-            del self.desks[key]
+            text = f"the service {key[0]} has ended; hint: `cordee serve list` shows those that there are"
+            self.desks.pop(key).refuse_waiting(ApiError(404, text, code="model_not_found", param="model"))
 
     def account(self, exchange: Exchange, outcome: Outcome) -> None:
         """Take down what a request used on one replica."""

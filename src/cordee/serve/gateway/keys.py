@@ -64,4 +64,5 @@ class KeyRing:
     def check_model(self, key: Key, model: str, service: str) -> None:
         """Raise ApiError if a key may not use a model."""
         if key.models and not {model, service} & set(key.models):
-            raise ApiError(403, f"the key {key.id} may not use {model!r}: it is for {', '.join(key.models)}")
+            text = f"the key {key.id} may not use {model!r}: it is for {', '.join(key.models)}"
+            raise ApiError(403, f"{text}; hint: ask for a key of this model")
