@@ -208,7 +208,8 @@ class Connection(asyncio.Protocol):
                 self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
                 return
             if count == engine.fault.get("error_after"):
-                self.event('data: {"error":{"code":500,"message":"out of memory","type":"server_error"}}\n\n')
+                message = json.dumps(engine.fault.get("error_text", "out of memory"))
+                self.event(f'data: {{"error":{{"code":500,"message":{message},"type":"server_error"}}}}\n\n')
                 self.transport.write(b"0\r\n\r\n")
                 return
         usage = {"completion_tokens": count, "prompt_tokens": len(ids), "total_tokens": len(ids) + count,

@@ -347,3 +347,17 @@ def test_no_prompt_is_in_the_log_unless_asked_for(tmp_path: Path) -> None:
             run(work)
         assert "tenant=default" in made.log()
         assert ("a secret" in made.log()) is there
+
+
+def test_an_engine_that_quotes_a_prompt_puts_it_into_no_log(tmp_path: Path) -> None:
+    async def work(session: aiohttp.ClientSession) -> Any:
+        fault = {"error_after": 1, "error_text": "cannot parse: a secret"}
+        async with session.post(engine.address + "/fault", json=fault):
+            return await stream(session, made.url, chat("a secret", 8))
+
+    with rig(tmp_path) as made:
+        engine = made.fake("a")
+        made.start("--resume", "0.05")
+        answer = run(work)
+    assert "cannot parse: a secret" in answer.error["message"]
+    assert "says an error" in made.log() and "secret" not in made.log()

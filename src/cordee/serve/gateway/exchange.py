@@ -228,7 +228,7 @@ class Exchange(ABC):
             self._fruitless = self._fruitless + error.answered if self.progress() == self._reached else 0
             self._reached = self.progress()
             if self._fruitless >= FRUITLESS_MAX:
-                raise self._broken(f"{self._fruitless} replicas in a row failed with it, the last one: {error}")
+                raise self._broken(f"{self._fruitless} replicas failed with it in a row, at last {error.for_client}")
         self.house.moved(self, "drain" if chosen else "failure")
         if self.ticket.choice is None or self.ticket.choice.replica == endpoint.id:
             if self.ticket.choice is not None:
@@ -237,7 +237,7 @@ class Exchange(ABC):
             try:
                 await self._wait_for_choice(self.house.resume_s)
             except ApiError as refusal:
-                raise self._broken(f"{error}, and {refusal}") from None
+                raise self._broken(f"{error.for_client}, and {refusal}") from None
             finally:
                 waiting.cancel()
 

@@ -163,7 +163,7 @@ class Relay:
 
     def _look_at_end(self, stream: Stream, endpoint: Endpoint) -> None:
         if stream.error:
-            self.fail(UpstreamError(f"{endpoint.address} says {stream.error[:500]}", answered=True))
+            self.fail(UpstreamError(f"{endpoint.address} says an error", answered=True, detail=stream.error[:500]))
         elif stream.done:
             self._notify()
 

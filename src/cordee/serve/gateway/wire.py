@@ -25,10 +25,12 @@ LET_GO_S = 1.0
 class UpstreamError(Exception):
     """A replica that could not be reached, cut the connection, or did not speak HTTP."""
 
-    def __init__(self, message: str, *, answered: bool = False) -> None:
+    def __init__(self, message: str, *, answered: bool = False, detail: str = "") -> None:
         super().__init__(message)
         self.answered = answered
         """Whether a byte of an answer had come."""
+        self.for_client = f"{message}: {detail}" if detail else message
+        """With the engine's own words, which may quote the prompt, so they are in no log."""
 
 
 class Sink(Protocol):
