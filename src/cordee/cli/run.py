@@ -69,27 +69,47 @@ Env = Annotated[list[str] | None, typer.Option(help="Environment variable for th
 Secret = Annotated[
     list[str] | None, typer.Option(help="NAME of an environment variable to pass to the ranks as a secret.")
 ]
+_SWEEP = "A sweep: trials of the job"
 Sweep = Annotated[
     list[str] | None,
     typer.Option(
         "--sweep",
         help="Run trials with these values, {name} in the command: lr=1e-4..1e-2:log,seed=1..5,opt=adam,sgd.",
         metavar="NAME=VALUES",
+        rich_help_panel=_SWEEP,
     ),
 ]
-Search = Annotated[str | None, typer.Option(help="Of a sweep: grid, random or bayes.", show_default="auto")]
-Trials = Annotated[int | None, typer.Option(help="Of a sweep: how many.", show_default="a whole grid, else 20")]
-MaxRunning = Annotated[int | None, typer.Option(help="Of a sweep: trials at a time.", show_default="4")]
-Metric = Annotated[str | None, typer.Option(help="Of a sweep: job.log(NAME=...) to compare by.", show_default="loss")]
-Goal = Annotated[str | None, typer.Option(help="Of a sweep: min or max of the metric.", show_default="min")]
+Search = Annotated[
+    str | None,
+    typer.Option(help="Way to draw values: grid, random or bayes.", show_default="auto", rich_help_panel=_SWEEP),
+]
+Trials = Annotated[
+    int | None, typer.Option(help="Number of trials.", show_default="a whole grid, else 20", rich_help_panel=_SWEEP)
+]
+MaxRunning = Annotated[
+    int | None, typer.Option(help="Trials that run or wait at a time.", show_default="4", rich_help_panel=_SWEEP)
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        help="NAME of job.log(NAME=...) by which trials are compared.", show_default="loss", rich_help_panel=_SWEEP
+    ),
+]
+Goal = Annotated[
+    str | None,
+    typer.Option(help="Which is better: min or max of the metric.", show_default="min", rich_help_panel=_SWEEP),
+]
 Rungs = Annotated[
     str | None,
     typer.Option(
-        help="Of a sweep: compare trials at steps 100, 300, ... 2700, and go on with one in three: 100..2700:3.",
+        help="Compare trials at steps 100, 300, ... 2700, and go on with one in three: 100..2700:3.",
         show_default="each trial runs to its end",
+        rich_help_panel=_SWEEP,
     ),
 ]
-Target = Annotated[float | None, typer.Option(help="Of a sweep: end it when the metric reaches this value.")]
+Target = Annotated[
+    float | None, typer.Option(help="End the sweep when the metric reaches this value.", rich_help_panel=_SWEEP)
+]
 NotifyTo = Annotated[
     str | None, typer.Option("--notify", help="Destination of notifications, from notify.toml in the server's home.")
 ]
