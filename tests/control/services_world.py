@@ -6,6 +6,7 @@ from typing import Any
 
 from api_scene import Api
 
+from cordee.client import Client
 from cordee.events import Outcome, RanksEnded, ReplicaReady
 from cordee.ids import JobId
 from cordee.service_answers import GatewayReport, GatewayStatus, ReplicaView, ServiceView, UsageLine
@@ -67,8 +68,10 @@ class World:
             self.api.scene.agents.report(ended)
         self.turn()
 
-    def say(self, seq: int = 0, usage: list[UsageLine] | None = None, **status: Any) -> int:
+    def say(
+        self, seq: int = 0, usage: list[UsageLine] | None = None, client: Client | None = None, **status: Any
+    ) -> int:
         """Report as a gateway does."""
         found = [GatewayStatus(service="chat", **status)] if status else []
         sent = GatewayReport(seq=seq, at_us=1, url="http://127.0.0.1:8000", status=found, usage=usage or [])
-        return self.api.client.report("edge", sent).seq
+        return (client or self.api.client).report("edge", sent).seq

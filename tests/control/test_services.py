@@ -2,17 +2,20 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from api_scene import OTHER
 from services_world import CHAT, S, World, chat
 from stage import JOB, NODE, URGENT
 
+from cordee.client import Client
 from cordee.control.fold import Fold
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.services.rollout import NO_ROOM_US
 from cordee.control.services.scaling import ReplicaTerms, Scaler
 from cordee.control.snapshot import loaded, taken
-from cordee.errors import InputError, NotFoundError, SpecError, TooLargeError
+from cordee.errors import ForbiddenError, InputError, NotFoundError, SpecError, TooLargeError
 from cordee.events import (
     AttemptPlaced,
     CheckpointCommitted,
@@ -371,6 +374,24 @@ def test_usage_is_counted_once_however_often_it_is_sent(world: World) -> None:
     assert len(world.api.scene.of(TokensServed)) == 3
 
 
+def test_only_the_operators_gateways_report_usage_and_only_owners_load(world: World) -> None:
+    world.api.client.declare(chat(1))
+    world.turn()
+    line = UsageLine(service="chat", job_id="chat-abcdef", epoch=1, tenant="a", from_us=1, until_us=2, requests=3)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"usage": [line]}, "bob may not report usage: ada does, since a bill is made of it"),
+        ({"running": 2}, "bob may not report the load of chat, a service of ada"),
+    ]
+    for fields, message in cases:
+        with (
+            Client(world.api.client.home, url=world.api.url, token=OTHER) as bob,
+            pytest.raises(ForbiddenError) as error,
+        ):
+            world.say(client=bob, seq=1, **fields)
+        assert error.value.message == message
+    assert not world.api.scene.of(TokensServed) and not world.view().measured.running
+
+
 def test_what_gateways_say_is_in_the_view_until_they_are_silent(world: World) -> None:
     world.api.client.declare(chat(1))
     world.turn()
@@ -379,6 +400,9 @@ def test_what_gateways_say_is_in_the_view_until_they_are_silent(world: World) ->
     world.say(running=2, kv_used={f"{replica.job_id}.1": 250}, ttft_p99_us=90_000, requests_per_s=1.5)
     measured = world.view().measured
     assert (measured.running, measured.kv_fraction, measured.ttft_p99_us) == (2, 0.25, 90_000)
+    world.say(running=2, kv_used={f"{replica.job_id}.1": 250, "chat-zzzzzz.1": 900})
+    assert world.view().measured.kv_fraction == 0.25, "a replica that left, or leaves, is not counted"
+    world.say(running=2, kv_used={f"{replica.job_id}.1": 250}, ttft_p99_us=90_000, requests_per_s=1.5)
     assert world.view().urls == ["http://127.0.0.1:8000"]
     world.turn(20)
     assert (world.view().measured.running, world.view().urls) == (0, [])

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,26 @@ def test_a_model_is_a_folder_a_file_or_a_name(tiny_folder: Path, tmp_path: Path)
     (cached / "refs" / "main").write_text("abc")
     shutil.copytree(tmp_path / "kept", cached / "snapshots" / "abc")
     assert find_model(settings("some/model", "vllm"), environ).path == str(cached / "snapshots" / "abc")
+
+
+def test_what_was_made_and_is_not_used_any_more_is_removed(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    for path in tiny_folder.iterdir():
+        if path.suffix != ".gguf":
+            shutil.copy(path, folder)
+    environ = {"CORDEE_MODELS": str(tmp_path / "models")}
+    of = ReplicaSettings(service="chat", revision=1, model=str(folder), engine="llama.cpp")
+    made = Path(find_model(of, environ).path)
+    old, recent, half = (made.parent / name for name in ("old.gguf", "recent.gguf", ".half-x"))
+    old.touch()
+    recent.touch()
+    half.mkdir()
+    (half / "part").touch()
+    for path, age_s in ((old, 8 * 86_400), (recent, 6 * 86_400), (half, 2 * 86_400), (made, 30 * 86_400)):
+        os.utime(path, (time.time() - age_s,) * 2)
+    assert Path(find_model(of, environ).path) == made
+    assert sorted(made.parent.iterdir()) == sorted([made, recent])
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """The model of a replica as its engine loads it: a folder, a GGUF file, or a name that the engine resolves itself.
 
 A checkpoint of a training job becomes a folder in a cache, under the hash of its manifest, and a folder becomes a GGUF
-file for llama.cpp. What is in the cache is whole; replicas of one node share it.
+file for llama.cpp. What is in the cache is whole; replicas of one node share it, and one that
+no replica has started with for a week is removed when another one starts.
 """
 
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 MODELS_ENV = "CORDEE_MODELS"
 """The environment variable that names a folder of models, and of what is made from them."""
 
+KEPT_S, HALF_KEPT_S = 7 * 86_400.0, 86_400.0
+"""Time for which a model that was made from another one is kept after its last start, and a half-made one."""
+
+_HALF = ".half-"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -121,7 +127,7 @@ def _from_checkpoint(settings: ReplicaSettings, models: Path) -> tuple[Path, int
         name, step = str(entry.fields["manifest"]), int(entry.fields["step"])
         out = models / "checkpoints" / _digest(name, str(source.like))
         if out.is_dir():
-            return out, step
+            return _used(out), step
         try:
             whole = read_manifest(blobs, name)
             with _made_whole(out) as half:
@@ -131,7 +137,7 @@ def _from_checkpoint(settings: ReplicaSettings, models: Path) -> tuple[Path, int
             continue
         asked = problem or ("its newest checkpoint" if source.step is None else f"step {source.step} was declared")
         print(f"cordee: the model is step {step} of {job} ({asked})", flush=True)
-        return out, step
+        return _used(out), step
     raise CorruptError(
         f"none of the {len(commits)} checkpoints of {job} can be read; {problem}",
         hint=f"cordee checkpoint verify {source.checkpoint} --all",
@@ -190,14 +196,28 @@ def _as_gguf(folder: Path, models: Path) -> Path:
         with _made_whole(out) as half:
             convert(folder, half)
         print(f"cordee: wrote {folder} as GGUF: {out.stat().st_size:,} bytes", flush=True)
-    return out
+    return _used(out)
+
+
+def _used(path: Path) -> Path:
+    """Note that a made file or folder is used now, and remove those beside it that were not used for long."""
+    os.utime(path)
+    now_s = time.time()
+    for other in path.parent.iterdir():
+        kept_s = HALF_KEPT_S if other.name.startswith(_HALF) else KEPT_S
+        try:
+            if other != path and now_s - other.stat().st_mtime > kept_s:
+                shutil.rmtree(other) if other.is_dir() else other.unlink()
+        except OSError:
+            continue  # another replica removes it, or it is not ours
+    return path
 
 
 @contextmanager
 def _made_whole(path: Path) -> Iterator[Path]:
     """Yield a path beside `path` that takes its name when the block ends well; another process may be first."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".half-", dir=path.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=_HALF, dir=path.parent))
     try:
         half = scratch / path.name
         yield half

@@ -22,6 +22,7 @@ from cordee.errors import EXIT_CHECKPOINTED, CordeeError, InputError, ReplicaErr
 from cordee.serve.engine_process import EngineProcess, EngineWatch, free_port
 from cordee.serve.engines.known import find_engine
 from cordee.serve.engines.port import EngineCapacity, EngineLaunch, Upstream
+from cordee.serve.engines.words import masked
 from cordee.serve.models import find_model, models_folder
 from cordee.serve.policy.sessions import host_cache_bytes
 from cordee.serve.reports import ReplicaReports
@@ -142,7 +143,7 @@ class Replica:
         port = self._settings.port or free_port(self._launch.host)
         launch = self._launch.at(port)
         command = self._engine.command(launch)
-        _say(f"starting {self._engine.name} on port {port}: {' '.join(command.argv)}")
+        _say(f"starting {self._engine.name} on port {port}: {' '.join(masked(command.argv))}")
         return EngineProcess(command, launch.host, port)
 
     def _serve(self, process: EngineProcess, watch: EngineWatch) -> str | None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -222,6 +223,25 @@ def test_a_torn_line_of_a_killed_gateway_is_left_out(tmp_path: Path) -> None:
     ((_, rows),) = again.unreported()
     assert len(rows) == 1 and rows[0]["requests"] == 1
     again.close()
+
+
+def test_usage_waits_in_memory_while_the_disk_is_full(tmp_path: Path) -> None:
+    spool = UsageSpool(tmp_path)
+    spool.add(ROW | {"until_us": 9, "requests": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = next(tmp_path.glob("*.jsonl")).stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))  # room for a part of a line
+    try:
+        spool.add(ROW | {"until_us": 9, "requests": 2})
+        spool.add(ROW | {"until_us": 9, "requests": 4})
+        spool.close_journal()
+        assert next(tmp_path.glob("*.jsonl")).stat().st_size == size
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    spool.close_journal()
+    ((_, [row]),) = spool.unreported()
+    assert row["requests"] == 7
+    spool.close()
 
 
 def test_two_gateways_do_not_share_a_spool(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from cordee.control.directory import Service
+from cordee.ids import attempt_name
 from cordee.service_answers import GatewayReport, GatewayStatus, ServedView
 from cordee.units import US_PER_S
 
@@ -36,9 +37,14 @@ class Gateways:
 def served(service: Service, statuses: Iterable[GatewayStatus]) -> ServedView:
     """Return the sum of the gateways' statuses; of latencies the worst."""
     found = list(statuses)
-    used = [tokens for status in found for tokens in status.kv_used.values()]
-    ready = [each.ready for each in service.replicas.values() if each.is_ready and each.ready is not None]
-    held = sum(each.kv_tokens or 0 for each in ready)
+    ready = {
+        attempt_name(each.job_id, each.epoch): each.ready
+        for each in service.replicas.values()
+        if each.is_ready and each.ready is not None
+    }
+    # One that drains keeps its tokens, but neither its tokens nor its room count for those that take requests.
+    used = [tokens for status in found for name, tokens in status.kv_used.items() if name in ready]
+    held = sum(each.kv_tokens or 0 for each in ready.values())
     return ServedView(
         queued=sum(status.queued for status in found),
         running=sum(status.running for status in found),

@@ -18,7 +18,7 @@ from cordee.control.services.usage import usage_events
 from cordee.control.services.views import route_views, service_view
 from cordee.control.store.tenants import TenantRows
 from cordee.control.tenants import Tenants
-from cordee.errors import InputError, NotFoundError, SpecError, UnitError
+from cordee.errors import ForbiddenError, InputError, NotFoundError, SpecError, UnitError
 from cordee.events import Estimate
 from cordee.ids import job_id as new_job_id
 from cordee.service_answers import (
@@ -199,6 +199,30 @@ class ServiceOperations:
             keys=self.tenants.key_hashes(),
             prices=self.tenants.prices(),
         )
+
+    def check_report(self, report: GatewayReport, by: str) -> None:
+        """Check that a user may report this: usage makes a bill, and load makes replicas start and stop.
+
+        Raises:
+            ForbiddenError: it is usage, or the load of another owner's service, and the user is not the operator.
+        """
+        operator = self.operations.members.operator
+        if by == operator:
+            return
+        if report.usage:
+            raise ForbiddenError(
+                f"{by} may not report usage: {operator} does, since a bill is made of it",
+                hint=f"run the gateway with the token of {operator}",
+            )
+        with self.operations.control.changed:
+            services = self.operations.control.fold.directory.services
+            owners = {each.service: services[each.service].owner for each in report.status if each.service in services}
+        for service, owner in owners.items():
+            if owner != by:
+                raise ForbiddenError(
+                    f"{by} may not report the load of {service}, a service of {owner}",
+                    hint=f"run the gateway with the token of {operator}",
+                )
 
     def take_report(self, name: str, report: GatewayReport) -> GatewayAcknowledged:
         """Keep a gateway's status, and commit its usage exactly once.

@@ -85,6 +85,7 @@ async def routes(
 
 
 @router.post("/gateways/{name}/reports")
-def report(name: GatewayName, report: GatewayReport, services: Services) -> GatewayAcknowledged:
-    """Take a gateway's status, and its usage lines exactly once."""
+def report(name: GatewayName, report: GatewayReport, services: Services, owner: Owner) -> GatewayAcknowledged:
+    """Take a gateway's status, and its usage lines exactly once; usage from the operator's gateways only."""
+    services.check_report(report, owner)
     return services.take_report(name, report)

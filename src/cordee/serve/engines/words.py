@@ -1,6 +1,9 @@
 """Words of commands, and numbers in the metrics that engines report in Prometheus' text form."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+_SECRET = re.compile(r"(^|[-_])(key|keys|token|secret|password)$", re.IGNORECASE)
 
 
 def words(settings: Mapping[str, object]) -> Iterator[str]:
@@ -13,6 +16,23 @@ def words(settings: Mapping[str, object]) -> Iterator[str]:
         for each in value if isinstance(value, list) else [value]:
             if each is not None:
                 yield from (name,) if each == "" else (name, str(each))
+
+
+def masked(argv: Iterable[str]) -> Iterator[str]:
+    """Yield the words of a command for a log: values of options such as --api-key are left out.
+
+    >>> list(masked(["vllm", "--api-key", "abc", "--hf-token=abc", "--port", "80"]))
+    ['vllm', '--api-key', '***', '--hf-token=***', '--port', '80']
+    """
+    hide = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        is_secret = name.startswith("-") and _SECRET.search(name) is not None
+        if hide:
+            yield "***"
+        else:
+            yield f"{name}=***" if is_secret and equals else word
+        hide = is_secret and not equals and not hide
 
 
 def sum_of(metrics: bytes, *names: str) -> int | None:

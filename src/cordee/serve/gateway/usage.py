@@ -4,10 +4,13 @@ A journal is a file of lines; its number is the number under which it is reporte
 by the gateway after a crash, has the same content under the same number.
 """
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,11 @@ import msgspec
 from cordee.errors import HomeInUseError
 from cordee.servers import write_private
 
+UNWRITTEN_MAX = 100_000  # lines kept in memory while the disk is full, of about 300 bytes; the oldest are lost
 SUMMED = ("busy_us", "requests", "failed", "input_tokens", "cached_tokens", "output_tokens")
 _KEYS = ("service", "job_id", "epoch", "tenant", "key", "model")
+
+_log = logging.getLogger("cordee.gateway")
 
 
 class UsageSpool:
@@ -38,7 +44,9 @@ class UsageSpool:
         except OSError:
             raise HomeInUseError(f"another gateway uses {folder}", hint="give each gateway its own --name") from None
         self.number = max([_last_number(folder / "last"), *self._numbers()])
-        self._file = -1
+        self._file, self._size = -1, 0
+        self._unwritten: deque[bytes] = deque(maxlen=UNWRITTEN_MAX)  # lines that the disk has not taken
+        self._problem = ""
         self._spent: dict[int, dict[str, int]] = {}
         self._next()
 
@@ -56,13 +64,35 @@ class UsageSpool:
         return found
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Write a row: `from_us`, `until_us`, whose it is and what is summed; what is absent counts as 0."""
-        os.write(self._file, msgspec.json.encode(row) + b"\n")
-        self._empty = False
+        """Write a row: `from_us`, `until_us`, whose it is and what is summed; what is absent counts as 0.
+
+        It waits in memory while the disk is full, since the request that ends here was answered.
+        """
+        self._unwritten.append(msgspec.json.encode(row) + b"\n")
+        self._write()
+
+    def _write(self) -> None:
+        """Write the lines that wait, as far as the disk takes them; never a part of one."""
+        try:
+            while self._unwritten:
+                line = self._unwritten[0]
+                written = os.write(self._file, line)
+                if written < len(line):
+                    os.ftruncate(self._file, self._size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._unwritten.popleft()
+                self._size += written
+        except OSError as error:
+            if not self._problem:
+                _log.error("usage waits in memory: %s takes no line (%s); hint: free space", self._folder, error)
+            self._problem = str(error)
+        else:
+            self._problem = ""
 
     def close_journal(self) -> None:
         """End the present journal, so that it is reported."""
-        if not self._empty:
+        self._write()
+        if self._size and not self._problem:
             self._next()
 
     def unreported(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
@@ -83,6 +113,7 @@ class UsageSpool:
 
     def close(self) -> None:
         """Give the folder back."""
+        self._write()
         os.close(self._file)
         os.close(self._lock)
 
@@ -92,7 +123,7 @@ class UsageSpool:
         if self._file >= 0:
             os.close(self._file)
         self._file = os.open(self._path(self.number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._empty = True
+        self._size = 0
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:012d}.jsonl"
