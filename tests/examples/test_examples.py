@@ -40,9 +40,9 @@ def test_the_plain_loop_learns(run: Runs, tmp_path: Path) -> None:
     ("name", "world", "notice"),
     [
         ("02_cordee.py", 1, "step 40:"),
-        pytest.param("03_sharded.py", 2, "step 40:", marks=pytest.mark.gang),
-        ("04_elastic.py", 1, "step 40:"),
-        pytest.param("05_pipeline.py", 2, "step 40:", marks=pytest.mark.gang),
+        pytest.param("03_sharded.py", 2, "step 40:", marks=[pytest.mark.gang, pytest.mark.soak]),
+        pytest.param("04_elastic.py", 1, "step 40:", marks=pytest.mark.soak),
+        pytest.param("05_pipeline.py", 2, "step 40:", marks=[pytest.mark.gang, pytest.mark.soak]),
         ("06_huggingface.py", 1, "'loss'"),  # the Trainer's own line, of step 20
         ("07_lightning.py", 1, "step 40:"),
     ],

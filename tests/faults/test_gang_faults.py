@@ -71,6 +71,7 @@ def _kill_the_agent(scene: Scene) -> None:
 
 
 @pytest.mark.gang
+@pytest.mark.soak
 @pytest.mark.timeout(280)
 def test_one_gang_survives_every_kill(scene: Scene) -> None:
     scene.submit(ALONE, STEPS)

@@ -88,7 +88,7 @@ def test_the_space_is_what_loops_over_all_axes_find(gpus: int, batch: int, seq: 
     assert set(found) == _by_hand(GPT2, training, gpus)
 
 
-@pytest.mark.parametrize(("shape", "gpus", "batch"), [(V2, 8, 8), (L8, 12, 24)])
+@pytest.mark.parametrize(("shape", "gpus", "batch"), [pytest.param(V2, 8, 8, marks=pytest.mark.soak), (L8, 12, 24)])
 def test_every_layout_of_the_space_divides_and_stands_once(shape, gpus: int, batch: int) -> None:
     training = Training(1024, batch)
     found = _all_layouts(shape, training, gpus, NOTHING, ALL_CHOICES)

@@ -64,6 +64,7 @@ def check_alone(folder: Path, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.gang
+@pytest.mark.soak
 def test_a_checkpoint_of_one_layout_goes_on_in_another(tmp_path: Path) -> None:
     ranks = check(tmp_path, SOME)["ranks"]
     for told in ranks:

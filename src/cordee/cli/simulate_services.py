@@ -10,7 +10,7 @@ import typer
 from cordee.cli import terminal
 from cordee.cli.plan_more import write_page
 from cordee.cli.simulate_services_text import print_together
-from cordee.control.admission import micro_usd_per_hour
+from cordee.control.eligible import micro_usd_per_hour
 from cordee.errors import InputError, TraceError
 from cordee.events import Node
 from cordee.hardware.load import load_catalogue

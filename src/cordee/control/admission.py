@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 
+from cordee.control.eligible import dearest, hourly_price, kind_of, may_get
 from cordee.control.expected import Expected, expect
-from cordee.control.prices import SLOT
-from cordee.errors import CatalogueError, ScriptError, SpecError, TooLargeError, UnprotectedError
+from cordee.errors import ScriptError, SpecError, TooLargeError, UnprotectedError
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import JobId
@@ -90,8 +90,8 @@ def admit(
     if spec.checkpoint.to is not None:
         check_destination(spec.checkpoint.to)
     _check_queue(spec, quotas)
-    kind = _kind(spec, nodes, catalogue)
-    eligible = [node for node in nodes if _matches(node, kind, spec)]
+    kind = kind_of(spec, nodes, catalogue)
+    eligible = [node for node in nodes if may_get(node, kind, spec)]
     _check_size(spec, kind, eligible, nodes)
     notes: list[str] = []
     expected = expect(spec, kind, eligible, catalogue)
@@ -116,36 +116,21 @@ def admit(
     never = quotas.never(job, min((job.gpus, *sizes)))
     if never is not None:
         raise TooLargeError(never, hint="ask for less, or for another queue: `cordee queues` shows them")
-    return Admitted(job, _hourly(spec, eligible), tuple(notes))
+    return Admitted(job, hourly_price(spec, eligible), tuple(notes))
 
 
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     """Describe what a preemptible job without checkpoints can lose; return None for other jobs."""
     if Tier(spec.tier) is not Tier.PREEMPTIBLE or spec.checkpoint.to is not None:
         return None
-    dearest = _dearest(eligible)
-    hourly = _hourly(spec, eligible)
-    price = dearest.price_source
+    most = dearest(eligible)
+    hourly = hourly_price(spec, eligible)
+    price = most.price_source
     at_risk = f"up to {format_micro_usd(hourly)} an hour at risk: " if hourly else ""
     return (
         f"unprotected: {at_risk}a preemptible job on {plural(spec.gpus, 'GPU')} that "
         f"writes no checkpoint loses all its work when it is preempted (price: {price})"
     )
-
-
-def micro_usd_per_hour(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogue) -> int:
-    """Return the price of a job on the most expensive GPUs that it may get; 0: no node has any, or no price."""
-    kind = _kind(spec, nodes, catalogue)
-    eligible = [node for node in nodes if _matches(node, kind, spec)]
-    return _hourly(spec, eligible) if eligible else 0
-
-
-def _hourly(spec: JobSpec, eligible: Sequence[Node]) -> int:
-    return _dearest(eligible).micro_usd_per_gpu_hour * spec.gpus * spec.gpu_milli // 1000
-
-
-def _dearest(eligible: Sequence[Node]) -> Node:
-    return max(eligible, key=lambda node: (node.micro_usd_per_gpu_hour, node.name))
 
 
 def check_program(spec: JobSpec) -> None:
@@ -207,24 +192,6 @@ def _script(words: Sequence[str]) -> str | None:
     if program in _LAUNCHERS and not {"-m", "--module"} & set(words):
         return next((word for word in rest if word.endswith(".py")), None)
     return None
-
-
-def _kind(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogue) -> str | None:
-    """Return the requested kind of GPU, under the name that the nodes use."""
-    if spec.gpu is None or spec.gpu == SLOT:
-        return spec.gpu
-    wanted = catalogue.find_gpu(spec.gpu)
-    for name in sorted({node.gpu_name for node in nodes} - {SLOT}):
-        try:
-            if catalogue.find_gpu(name) == wanted:
-                return name
-        except CatalogueError:  # an unknown GPU is not the requested one
-            continue
-    return wanted.name
-
-
-def _matches(node: Node, kind: str | None, spec: JobSpec) -> bool:
-    return kind in (None, node.gpu_name) and Capacity(spec.capacity) in (Capacity.ANY, node.capacity)
 
 
 def _check_queue(spec: JobSpec, quotas: Quotas) -> None:

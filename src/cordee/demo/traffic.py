@@ -143,10 +143,13 @@ class Traffic:
             thread.join()
 
     def moved(self) -> int:
-        """Return how many requests went on with another replica because theirs failed, as the gateway counts them."""
+        """Return how many requests went on with another replica, as the gateway counts them.
+
+        Of a replica that is killed the gateway learns by its streams or, if that comes first, from the server.
+        """
         answer = self._send("GET", "/metrics", None)
         lines = answer.read().decode().splitlines()
-        counts = [line for line in lines if line.startswith(_MOVED) and 'why="failure"' in line]
+        counts = [line for line in lines if line.startswith(_MOVED)]
         return round(sum(float(line.rpartition(" ")[2]) for line in counts))
 
     def _post(self, question: int) -> HTTPResponse:

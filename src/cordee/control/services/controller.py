@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from cordee.control.admission import micro_usd_per_hour
 from cordee.control.directory import Service
+from cordee.control.eligible import micro_usd_per_hour
 from cordee.control.operations import Operations
 from cordee.control.services.gateways import Gateways
 from cordee.control.services.inputs import replica_spec, secrets_of
