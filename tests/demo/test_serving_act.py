@@ -271,7 +271,7 @@ def test_the_gateways_count_of_moved_requests_is_read(reply: ThreadingHTTPServer
     name = "cordee_gateway_requests_moved_total"
     text = f'# HELP {name} Moved.\n{name}{{service="chat",why="failure"}} 3\n{name}{{service="chat",why="drain"}} 4\n'
     reply.status, reply.body = 200, text.encode()  # type: ignore[attr-defined]
-    assert Traffic(f"http://127.0.0.1:{reply.server_port}", "chat").moved() == 3
+    assert Traffic(f"http://127.0.0.1:{reply.server_port}", "chat").moved() == 7
 
 
 def test_answers_have_several_lengths() -> None:
