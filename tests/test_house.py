@@ -32,7 +32,7 @@ RECORDS = {
     "NodeView": "one answer of the API",
     "ServingGiven": "the flags of `cordee serve plan`",
     "Policy": "one value for each question that schedulers answer differently",
-    "RehearsalView": "one answer of the API",
+    "DryRunView": "one answer of the API",
     "ServiceView": "one answer of the API",
     "SweepView": "one answer of the API",
     "Summary": "one row of a simulation's table",

@@ -413,7 +413,7 @@ class VictimView(View):
     expected_loss_micro_usd: int
 
 
-class RehearsalView(View):
+class DryRunView(View):
     """The consequences of submitting a job now; nothing was submitted.
 
     Attributes:

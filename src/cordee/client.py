@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from cordee.answers import (
     CostView,
+    DryRunView,
     FileDigests,
     FilesReceived,
     HealthView,
@@ -30,7 +31,6 @@ from cordee.answers import (
     QueueRules,
     QueuesSubmission,
     QueuesView,
-    RehearsalView,
     Submission,
     Submitted,
     WhyView,
@@ -203,7 +203,7 @@ class Client:
         with _secrets_kept(folder, names, environ):
             return self._ask(shape, "POST", path, json=sent.model_dump(mode="json", exclude={"secrets"}))
 
-    def rehearse(self, spec: Mapping[str, Any], *, unprotected: bool = False, draws: int = 0) -> RehearsalView:
+    def dry_run(self, spec: Mapping[str, Any], *, unprotected: bool = False, draws: int = 0) -> DryRunView:
         """Return the consequences of submitting a job now; with draws, also forecast its start and end. Queue nothing.
 
         Raises:
@@ -212,7 +212,7 @@ class Client:
         job_id = new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
         sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
         body = sent.model_dump(mode="json")
-        return self._ask(RehearsalView, "POST", "/v1/rehearse", json=body, params={"draws": draws})
+        return self._ask(DryRunView, "POST", "/v1/dry-run", json=body, params={"draws": draws})
 
     def missing_files(self, digests: Iterable[str]) -> list[str]:
         """Return the digests of submitted files whose content the server lacks."""

@@ -19,8 +19,8 @@ from verbs import code_of
 from cordee import answers as views
 from cordee import errors
 from cordee import service_answers as service_views
+from cordee.cli.dry_run import VariantView
 from cordee.cli.jobs import files_line
-from cordee.cli.rehearse import VariantView
 from cordee.client import Client
 from cordee.control.admission import admit
 from cordee.control.store.sql import SqlStore
@@ -38,7 +38,7 @@ Verb = Callable[..., str]
 ANSWERS: dict[str, Any] = {
     "up": views.HealthView,
     "run": views.Submitted,
-    "run --dry-run": views.RehearsalView,
+    "run --dry-run": views.DryRunView,
     "run --dry-run, compared": list[VariantView],
     "jobs": list[views.JobView],
     "jobs JOB": views.JobDetailView,

@@ -58,7 +58,7 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
     assert answers == {
         "get /health": "HealthView",
         "post /jobs": "Submitted",
-        "post /rehearse": "RehearsalView",
+        "post /dry-run": "DryRunView",
         "post /files/missing": "FileDigests",
         "put /files": "FilesReceived",
         "get /jobs": "JobView",
@@ -153,11 +153,11 @@ def test_a_job_belongs_to_the_owner_of_its_token(api: Api, monkeypatch: pytest.M
     assert api.client.submit(SPEC | {"name": "other"}).job.owner == "ada"
 
 
-def test_a_rehearsal_says_what_submitting_would_do_and_queues_nothing(api: Api) -> None:
+def test_a_dry_run_says_what_submitting_would_do_and_queues_nothing(api: Api) -> None:
     low = api.client.submit(SPEC | {"tier": "preemptible"}, unprotected=True).job
     api.scene.control.tick()
     number, before = api.scene.control.number, api.scene.control.state.snapshot()
-    seen = api.client.rehearse(SPEC | {"tier": "production", "estimate_s": 7200, "limit": {"time_s": 36_000}}, draws=5)
+    seen = api.client.dry_run(SPEC | {"tier": "production", "estimate_s": 7200, "limit": {"time_s": 36_000}}, draws=5)
     assert (seen.gpus, seen.tier, seen.queue, seen.racks) == (4, "production", "default", None)
     assert seen.micro_usd_per_hour == 4 * 2_000_000
     assert (seen.micro_usd_to_estimate, seen.micro_usd_to_limit) == (2 * 8_000_000, 10 * 8_000_000)
@@ -169,15 +169,15 @@ def test_a_rehearsal_says_what_submitting_would_do_and_queues_nothing(api: Api) 
     start_us, end_us = seen.forecast.start.p50_us, seen.forecast.end.p50_us
     assert start_us == seen.until_us == seen.forecast.at_us + 30_000_000, "the victim cannot save, and has 30 s"
     assert end_us == start_us + 7200 * 1_000_000
-    small = api.client.rehearse(SPEC | {"gpus": 1, "tier": "preemptible", "checkpoint": {"to": "/c"}})
+    small = api.client.dry_run(SPEC | {"gpus": 1, "tier": "preemptible", "checkpoint": {"to": "/c"}})
     assert (small.victims, small.nodes, small.forecast, small.starts_now) == ([], {}, None, False)
     with pytest.raises(TooLargeError):
-        api.client.rehearse(SPEC | {"gpus": 5})
+        api.client.dry_run(SPEC | {"gpus": 5})
     assert (api.scene.control.number, api.scene.control.state.snapshot()) == (number, before)
 
 
-def test_a_rehearsal_of_a_job_that_starts_now_names_its_place(api: Api) -> None:
-    seen = api.client.rehearse(SPEC | {"gpus": 3})
+def test_a_dry_run_of_a_job_that_starts_now_names_its_place(api: Api) -> None:
+    seen = api.client.dry_run(SPEC | {"gpus": 3})
     assert seen.starts_now and seen.reason == "starts-now" and seen.nodes == {"local": [0, 1, 2]}
     assert seen.micro_usd_per_hour == 3 * 2_000_000 and seen.estimate is None
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cordee.account.measured import StepsLeft
 from cordee.answers import ForecastView
-from cordee.cli.rehearse import forecast_line
+from cordee.cli.dry_run import forecast_line
 from cordee.control.forecast import Forecast, _steps_us, forecast
 from cordee.events import Job, JobSubmitted, Node, NodeUp, Tier
 from cordee.ids import JobId

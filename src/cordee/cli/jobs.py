@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cordee.answers import AttemptView, FailureView, FilesView, JobDetailView, JobView
-from cordee.cli import measured, rehearse, terminal
+from cordee.cli import dry_run, measured, terminal
 from cordee.cli.sweep_text import summary
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
@@ -270,7 +270,7 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     """Explain a job's state, and forecast when it starts and ends."""
     with terminal.connect(home) as client:
         terminal.warn(client)
-        answer = client.why(job, draws=rehearse.DRAWS)
+        answer = client.why(job, draws=dry_run.DRAWS)
     if as_json:
         terminal.print_json(answer)
         return
@@ -281,7 +281,7 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     if answer.blocking:
         print(f"blocked by: {', '.join(answer.blocking)}")
     if answer.forecast is not None:
-        print(rehearse.forecast_line(answer.forecast))
+        print(dry_run.forecast_line(answer.forecast))
     elif answer.left_us is not None:
         print(f"ends in {terminal.since(0, answer.left_us)}, by the time of its own steps")
     if answer.until_us is not None:

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cordee.answers import RehearsalView, Submitted
-from cordee.cli import rehearse, terminal
+from cordee.answers import DryRunView, Submitted
 from cordee.cli import sweep as sweeps
+from cordee.cli import terminal
+from cordee.cli.dry_run import DRAWS, Given, SpecOf, show_dry_run, times, with_flags
 from cordee.cli.job_file import job_from_file, pairs, plan_of
 from cordee.cli.jobs import follow_to_end
 from cordee.cli.ship import names_program, send_files, ships
@@ -195,8 +196,8 @@ def run(
         raise InputError("--layout needs --plan", hint="add --plan plan.json")
     spec_of = _spec_of(what, gpus, flags | {"env": env, "secret": secret}, dry_run=dry_run)
     if dry_run:
-        given = rehearse.Given(gpus, tier, queue, unprotected)
-        rehearse.dry_run(spec_of, given, home=home, as_json=as_json)
+        given = Given(gpus, tier, queue, unprotected)
+        show_dry_run(spec_of, given, home=home, as_json=as_json)
         return
     spec = spec_of(gpus, tier, queue)
     if spec.service is not None:
@@ -224,7 +225,7 @@ def _section(texts: list[str] | None, **others: Any) -> dict[str, Any] | None:
         raise SpecError(f"--sweep: {error.message}", hint=error.hint) from None
 
 
-def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_run: bool) -> rehearse.SpecOf:
+def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_run: bool) -> SpecOf:
     """Return the job as a function of GPUs, tier and queue: from the flags, or from its file.
 
     Only a dry run may change those of a file.
@@ -235,7 +236,7 @@ def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_ru
             flag = "--" + given[0].removeprefix("checkpoint_e").replace("_", "-").replace("very", "every")
             raise InputError(f"{flag} cannot be combined with a job file", hint=f"write it into {what[0]}")
         spec = job_from_file(Path(what[0]))
-        return lambda *changes: rehearse.with_flags(spec, *changes) if dry_run else spec
+        return lambda *changes: with_flags(spec, *changes) if dry_run else spec
     if gpus is None and flags["plan"] is None:
         raise SpecError("a command needs --gpus", hint="cordee run --gpus 4 -- python train.py")
     env, secrets = pairs(flags.pop("env") or ()), tuple(flags.pop("secret") or ())
@@ -276,7 +277,7 @@ def submit(
             ensure_server(folder, slots=slots)
     with terminal.connect(home) as client:
         if ask and here.sweep is None:
-            _consent(here, client.rehearse(here.model_dump(mode="json"), unprotected=unprotected))
+            _consent(here, client.dry_run(here.model_dump(mode="json"), unprotected=unprotected))
         if ships(ship, remote=remote):
             here = send_files(client, here, remote=remote)
         if here.sweep is not None:
@@ -337,12 +338,12 @@ def _say_what_it_waits_for(console: Console, client: Client, job_id: str) -> Non
     answer = client.why(job_id)
     if not answer.gpus_needed or answer.reason in _GOES_ON:
         return
-    ahead = client.why(job_id, draws=rehearse.DRAWS).forecast
-    starts = "" if ahead is None else f"; {rehearse.times(ahead.start, ahead, 'starts')}"
+    ahead = client.why(job_id, draws=DRAWS).forecast
+    starts = "" if ahead is None else f"; {times(ahead.start, ahead, 'starts')}"
     console.print(f"note: {answer.text}{starts} (`cordee why {job_id}`)", highlight=False, markup=False)
 
 
-def _consent(spec: JobSpec, seen: RehearsalView) -> None:
+def _consent(spec: JobSpec, seen: DryRunView) -> None:
     """Ask for consent to a job that is expensive or that preempts others."""
     facts = []
     if seen.micro_usd_per_hour > ASK_ABOVE_MICRO_USD_PER_HOUR:

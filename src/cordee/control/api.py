@@ -20,6 +20,7 @@ from cordee import errors
 from cordee.account.sums import By
 from cordee.answers import (
     CostView,
+    DryRunView,
     FileDigests,
     FilesReceived,
     HealthView,
@@ -34,7 +35,6 @@ from cordee.answers import (
     NodeView,
     QueuesSubmission,
     QueuesView,
-    RehearsalView,
     Submission,
     Submitted,
     WhyView,
@@ -104,10 +104,10 @@ def submit(submission: Submission, operations: Asked, owner: Owner, request: Req
     return operations.submit(submission, owner)
 
 
-@router.post("/rehearse")
-def rehearse(submission: Submission, operations: Asked, owner: Owner, draws: Draws = 0) -> RehearsalView:
-    """Rehearse a submission: where and when the job starts, what it preempts, what it costs; nothing is queued."""
-    return operations.rehearse(submission, owner, draws)
+@router.post("/dry-run")
+def dry_run(submission: Submission, operations: Asked, owner: Owner, draws: Draws = 0) -> DryRunView:
+    """Try a submission: where and when the job starts, what it preempts, what it costs; nothing is queued."""
+    return operations.dry_run(submission, owner, draws)
 
 
 @router.post("/files/missing")

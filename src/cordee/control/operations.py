@@ -20,6 +20,7 @@ from cordee.answers import (
     ComparisonView,
     CostRowView,
     CostView,
+    DryRunView,
     FailureView,
     ForecastView,
     HealthView,
@@ -30,18 +31,17 @@ from cordee.answers import (
     QueuesSubmission,
     QueuesView,
     QueueView,
-    RehearsalView,
     Submission,
     Submitted,
     WhyView,
 )
 from cordee.control.admission import Admitted, admit
+from cordee.control.dry_run import dry_run, forecast_of
 from cordee.control.files import JobFiles
 from cordee.control.fold import EndedJob
 from cordee.control.members import Members
 from cordee.control.notify.destinations import read_destinations
 from cordee.control.ports import Clock
-from cordee.control.rehearse import forecast_of, rehearse
 from cordee.control.secret_store import SecretStore
 from cordee.control.snapshot import decoded_jobs
 from cordee.control.standby import Standby
@@ -197,14 +197,14 @@ class Operations:
             if name not in spec.secrets:
                 raise SpecError(f"the secret {name} was sent, but the job does not name it", hint=f"secrets: [{name}]")
 
-    def rehearse(self, submission: Submission, owner: str, draws: int) -> RehearsalView:
+    def dry_run(self, submission: Submission, owner: str, draws: int) -> DryRunView:
         """Return the consequences of `submit`, or raise its error, and queue nothing."""
         state, now_us = self._copy()
         job_id, unprotected = JobId(submission.job_id), submission.unprotected
         admitted = self.admitted(spec_of(submission), job_id, owner, unprotected=unprotected, state=state)
         steps_left = self._steps_left(state) if draws else {}
         with self.forecasting:
-            return rehearse(state, now_us, admitted, draws, steps_left)
+            return dry_run(state, now_us, admitted, draws, steps_left)
 
     def _copy(self) -> tuple[State, int]:
         """Return a copy of the state and its time, for requests that take longer than the lock may be held."""

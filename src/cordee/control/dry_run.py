@@ -1,4 +1,4 @@
-"""Rehearse a submission on a copy of the state: whether, where and when the job starts, and what it preempts.
+"""Try a submission on a copy of the state: whether, where and when the job starts, and what it preempts.
 
 The live state is not touched: the caller has made the copy and owns it.
 """
@@ -6,7 +6,7 @@ The live state is not touched: the caller has made the copy and owns it.
 from collections.abc import Iterable, Mapping
 
 from cordee.account.measured import StepsLeft
-from cordee.answers import ForecastView, RehearsalView, VictimView
+from cordee.answers import DryRunView, ForecastView, VictimView
 from cordee.control.admission import Admitted
 from cordee.control.forecast import Forecast, forecast
 from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, NoticeGiven
@@ -20,9 +20,9 @@ from cordee.schedule.state.transitions import apply
 from cordee.units import US_PER_HOUR
 
 
-def rehearse(
+def dry_run(
     state: State, now_us: int, admitted: Admitted, draws: int, steps_left: Mapping[JobId, StepsLeft]
-) -> RehearsalView:
+) -> DryRunView:
     """Submit the job to this copy of the state and return the consequences; with draws, also a forecast."""
     job = admitted.job
     apply(state, JobSubmitted(at_us=now_us, job=job, spec=""))
@@ -32,7 +32,7 @@ def rehearse(
     placed = next((each for each in events if isinstance(each, AttemptPlaced) and each.job_id == job.job_id), None)
     leases = placed.leases if placed is not None else ahead.leases if ahead is not None else ()
     rate = _rate(state, leases) if leases else admitted.micro_usd_per_hour
-    return RehearsalView.of(
+    return DryRunView.of(
         explanation,
         gpus=job.gpus,
         gpu_name=job.gpu_name,

@@ -1,4 +1,4 @@
-"""`cordee run --dry-run`: rehearse a job, or compare variants of it; and forecasts in words.
+"""`cordee run --dry-run`: what submitting a job would do, or a comparison of variants; and forecasts in words.
 
 Nothing is submitted, and no server is started.
 """
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ValidationError
 from rich.text import Text
 
-from cordee.answers import ForecastView, RehearsalView, SpreadView
+from cordee.answers import DryRunView, ForecastView, SpreadView
 from cordee.cli import terminal
 from cordee.client import Client
 from cordee.errors import AdmissionError, InputError, SpecError
@@ -29,12 +29,12 @@ SpecOf = Callable[[str | None, str | None, str | None], JobSpec]
 
 
 class VariantView(BaseModel):
-    """One variant of a job: the rehearsal, or the reason of its refusal."""
+    """One variant of a job: the dry run, or the reason of its refusal."""
 
     gpus: int
     tier: str
     queue: str
-    answer: RehearsalView | None
+    answer: DryRunView | None
     refused: str | None
 
 
@@ -47,13 +47,13 @@ class Given(NamedTuple):
     unprotected: bool
 
 
-def dry_run(spec_of: SpecOf, given: Given, *, home: Path | None, as_json: bool) -> None:
-    """Rehearse the job, or each combination of what the flags list."""
+def show_dry_run(spec_of: SpecOf, given: Given, *, home: Path | None, as_json: bool) -> None:
+    """Try the job, or each combination of what the flags list."""
     lists: list[list[str | None]] = [[None] if text is None else [*text.split(",")] for text in given[:3]]
     specs = [spec_of(*each) for each in product(*lists)]
     unprotected = given.unprotected
     if specs[0].sweep is not None:
-        raise InputError("--dry-run rehearses one job, not a sweep", hint="try one trial: leave the sweep out")
+        raise InputError("--dry-run tries one job, not a sweep", hint="try one trial: leave the sweep out")
     if len(specs) > VARIANTS_MAX:
         raise InputError(f"{len(specs)} variants are too many", hint=f"{VARIANTS_MAX} at most")
     with terminal.connect(home) as client:
@@ -87,13 +87,13 @@ def with_flags(spec: JobSpec, gpus: str | None, tier: str | None, queue: str | N
         raise SpecError(f"{where + ': ' if where else ''}{first['msg']}", hint="see the job's file") from None
 
 
-def _ask(client: Client, spec: JobSpec, unprotected: bool) -> RehearsalView:
+def _ask(client: Client, spec: JobSpec, unprotected: bool) -> DryRunView:
     from cordee.control.admission import check_program
 
     here = spec.model_copy(update={"cwd": spec.cwd or str(Path.cwd())})
     check_program(here)
     Client.check_secrets(here.secrets, os.environ)
-    return client.rehearse(here.model_dump(mode="json"), unprotected=unprotected, draws=DRAWS)
+    return client.dry_run(here.model_dump(mode="json"), unprotected=unprotected, draws=DRAWS)
 
 
 def _variant(client: Client, spec: JobSpec, unprotected: bool) -> VariantView:
@@ -156,7 +156,7 @@ def _in(at_us: int | None, now_us: int) -> str | None:
     return format_duration(seconds) if seconds else "0 s"
 
 
-def _show(answer: RehearsalView) -> None:
+def _show(answer: DryRunView) -> None:
     console = terminal.stdout()
     facts = terminal.table("", "", folds=("",))
     facts.show_header = False
@@ -185,7 +185,7 @@ def _show(answer: RehearsalView) -> None:
     console.print(f"nothing was submitted{basis}", highlight=False)
 
 
-def _model(answer: RehearsalView) -> str:
+def _model(answer: DryRunView) -> str:
     """Return how the job's model fits, and what a step of it is expected to take."""
     plan = answer.estimate
     if plan is None or not plan.gpu_memory_bytes:
@@ -195,14 +195,14 @@ def _model(answer: RehearsalView) -> str:
     return f"{plan.layout}: {memory}{step}"
 
 
-def _where(answer: RehearsalView) -> str:
+def _where(answer: DryRunView) -> str:
     names = [f"{node}:{terminal.ranges(gpus)}" for node, gpus in sorted(answer.nodes.items())]
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     racks = "" if answer.racks is None or len(names) == 1 else f", {plural(answer.racks, 'rack')}"
     return f"{shown} ({plural(len(names), 'node')}{racks})"
 
 
-def _costs(answer: RehearsalView) -> str:
+def _costs(answer: DryRunView) -> str:
     if not answer.micro_usd_per_hour:
         return "no known price"
     parts = [f"{format_micro_usd(answer.micro_usd_per_hour)} an hour"]
@@ -243,17 +243,17 @@ def _compare(variants: Sequence[VariantView]) -> None:
     console.print("nothing was submitted", highlight=False)
 
 
-def _cell(answer: RehearsalView | None, words: Callable[[RehearsalView], str]) -> str:
+def _cell(answer: DryRunView | None, words: Callable[[DryRunView], str]) -> str:
     return "–" if answer is None else words(answer)
 
 
-def _starts(answer: RehearsalView | None, narrow: bool) -> Text:
+def _starts(answer: DryRunView | None, narrow: bool) -> Text:
     if answer is None:
         return Text("refused", "bold red")
     return Text("now", "green") if answer.starts_now else Text(_short(answer.forecast, "start", narrow))
 
 
-def _loss(answer: RehearsalView) -> str:
+def _loss(answer: DryRunView) -> str:
     losses = [victim.expected_loss_micro_usd for victim in answer.victims]
     return format_micro_usd(sum(losses)) if losses else "–"
 
