@@ -3,6 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Hundreds of processes import the package: without compiled files each of them would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check faults soak docs clean
 
 demo: .venv/ready

@@ -222,10 +222,9 @@ def test_what_was_leased_is_counted_from_the_log_alone() -> None:
 
 
 @pytest.mark.gang
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    ("ranks", "steps"), [(2, 60), pytest.param(4, 100, marks=pytest.mark.soak)], ids=["small", "whole"]
-)
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 60), (4, 100)], ids=["small", "whole"])
 def test_the_story_holds_and_is_written_down(tmp_path: Path, ranks: int, steps: int) -> None:
     (tmp_path / "tmp").mkdir()
     done = subprocess.run(
