@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from engines_world import follow, free_port, running, running_llama, seen
 
 from cordee.control.services.planned import planned_settings
-from cordee.control.services.replica_spec import replica_of
+from cordee.control.services.replica_spec import place_of, replica_of
 from cordee.demo import tiny_model
-from cordee.errors import InputError, MissingExtraError
+from cordee.errors import InputError, MissingExtraError, SpecError, TooLargeError
 from cordee.events import Node
 from cordee.plan.serving.ask import ask
 from cordee.plan.serving.estimate import whole_replica
@@ -25,13 +26,13 @@ from cordee.serve.engines import llama_cpp, llama_server, vllm
 from cordee.serve.engines.known import find_engine
 from cordee.serve.engines.llama_cpp import LlamaCpp
 from cordee.serve.engines.openai import CHAT, COMPLETIONS
-from cordee.serve.engines.port import EngineCapacity, EngineLoad
+from cordee.serve.engines.port import EngineCapacity, EngineLoad, EnginePart
 from cordee.serve.engines.token_ids import TokenIdDialect
 from cordee.serve.engines.vllm import Vllm
 from cordee.serve.policy.tuning import merged_flags
 from cordee.serve.replica import launch_of
 from cordee.workload.service import SETTINGS_ENV, EngineKind, ReplicaSettings
-from cordee.workload.spec import JobSpec
+from cordee.workload.spec import JobSpec, Place
 
 PLAN = {"--tensor-parallel-size": 2, "--pipeline-parallel-size": 2, "--data-parallel-size": False, "--max-num-seqs": 96}
 H100 = Node(name="a", epoch=1, gpu_name="H100", gpus=8)
@@ -39,12 +40,14 @@ VLLM_VALUES = (
     "--host", "--port", "--served-model-name", "--tensor-parallel-size", "--pipeline-parallel-size",
     "--data-parallel-size", "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--dtype",
     "--gpu-memory-utilization", "--quantization", "--kv-cache-dtype", "--speculative-config",
+    "--distributed-executor-backend", "--nnodes", "--node-rank", "--master-addr", "--master-port",
+    "--data-parallel-rpc-port",
 )  # fmt: skip
 VLLM_SWITCHES = (
     "--enable-expert-parallel", "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill",
-    "--enable-prompt-tokens-details", "--enforce-eager",
+    "--enable-prompt-tokens-details", "--enforce-eager", "--headless",
 )  # fmt: skip
-"""Arguments of `vllm serve` as vllm/engine/arg_utils.py and vllm/entrypoints/openai/cli_args.py have them since 0.8."""
+"""Arguments of `vllm serve` as vllm/engine/arg_utils.py and vllm/entrypoints/openai/cli_args.py have them in 0.32."""
 
 
 def words(engine: str, environ: Mapping[str, str], flags: Mapping[str, object] | None = None) -> str:
@@ -92,6 +95,77 @@ def test_vllm_gets_the_gpus_and_the_layout_of_the_plan() -> None:
     assert "parallel" not in words("vllm", {"CUDA_VISIBLE_DEVICES": ""}), "on CPU slots"
     own = words("vllm", {}, {"max_num_seqs": 7, "enforce-eager": True, "--enable-prompt-tokens-details": False})
     assert "--max-num-seqs 7" in own and "--enforce-eager" in own and "details" not in own
+
+
+def part_of_vllm(rank: int, gpus: tuple[int, ...], flags: Mapping[str, object]) -> tuple[dict[str, str], str | None]:
+    """Return the settings of one node of several, and the address by which vLLM knows it."""
+    given = {"service": "chat", "revision": 1, "engine": "vllm", "model": "org/model", "flags": flags}
+    devices = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus[rank]))), "NNODES": str(len(gpus))}
+    launch = launch_of(ReplicaSettings.model_validate(given), {**devices, "MASTER_ADDR": "10.0.0.7"}).at(9000)
+    part = EnginePart(rank=rank, gpus=gpus, master="10.0.0.7", ports=(4001, 4002))
+    command = Vllm().command(replace(launch, part=part, host=f"10.0.0.{7 + rank}"))
+    return parsed(list(command.argv)), command.env.get("VLLM_HOST_IP")
+
+
+@pytest.mark.usefixtures("installed")
+def test_vllm_on_several_nodes_listens_on_the_first_and_has_workers_on_the_others() -> None:
+    (first, address), (other, other_address) = (part_of_vllm(rank, (4, 4), {}) for rank in (0, 1))
+    where = {"nnodes": "2", "master_addr": "10.0.0.7", "master_port": "4001", "distributed_executor_backend": "mp"}
+    layout = {"tensor_parallel_size": "4", "pipeline_parallel_size": "2"}
+    assert {**where, **layout, "node_rank": "0", "host": "10.0.0.7"}.items() <= first.items()
+    assert {**where, **layout, "node_rank": "1", "headless": ""}.items() <= other.items()
+    assert (address, other_address, "headless" in first) == ("10.0.0.7", "10.0.0.8", False)
+    wide, _ = part_of_vllm(0, (4, 4), {"tensor-parallel-size": 8})
+    assert wide["tensor_parallel_size"] == "8" and "pipeline_parallel_size" not in wide
+    planned = {"tensor-parallel-size": 4, "pipeline-parallel-size": False, "data-parallel-size": 2}
+    copies, _ = part_of_vllm(1, (4, 4), planned)
+    assert copies["data_parallel_size"] == "2" and copies["data_parallel_rpc_port"] == "4002"
+    assert "pipeline_parallel_size" not in copies
+    with pytest.raises(InputError, match="the same number of GPUs on each node, and this replica has 4, 2"):
+        part_of_vllm(0, (4, 2), {})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "node_gpus", "engine", "expected"),
+    [
+        (1, 4, "vllm", Place()),
+        (4, 4, "vllm", Place(within="node")),
+        (16, 8, "vllm", Place(unit=8)),
+        (6, 4, "vllm", Place(unit=3)),
+        (16, 0, "vllm", Place()),
+        (7, 4, "command", Place()),
+        (2, 8, "llama.cpp", Place(within="node")),
+        (2, 0, "llama.cpp", Place(within="node")),
+    ],
+)
+def test_a_replica_is_placed_on_one_node_or_with_as_many_gpus_on_each(
+    gpus: int, node_gpus: int, engine: EngineKind, expected: Place
+) -> None:
+    spec = JobSpec.model_validate({"name": "chat", "gpus": gpus, "service": {"model": "m"}})
+    assert place_of(spec, engine, node_gpus) == expected
+    own = spec.model_copy(update={"place": Place(within="rack")})
+    assert gpus == 1 or place_of(own, "vllm", node_gpus) == Place(within="rack")
+
+
+def test_what_nodes_do_not_hold_is_refused_with_numbers() -> None:
+    spec = JobSpec.model_validate({"name": "chat", "gpus": 7, "service": {"model": "m"}})
+    with pytest.raises(SpecError, match=r"7 GPUs on 2 nodes of 4, and vLLM takes the same number on each\n.*6 or 8"):
+        place_of(spec, "vllm", 4)
+    with pytest.raises(TooLargeError, match=r"engine transformers starts on one node: the largest has 4"):
+        place_of(spec, "transformers", 4)
+
+
+def test_a_plan_for_several_nodes_counts_the_gpus_of_each() -> None:
+    """A layer that is cut over more GPUs than a node has is slower: the plan keeps it within a node."""
+    slo = {"ttft_s": 1.0, "tpot_s": 0.02}
+    service = {"model": "llama-3-70b", "engine": "vllm", "context": 4096, "slo": slo}
+    spec = JobSpec.model_validate({"name": "chat", "gpus": 8, "service": service})
+    found = [
+        planned_settings(spec.model_copy(update={"place": place}), [replace(H100, gpus=per_node)])
+        for place, per_node in ((Place(within="node"), 8), (Place(unit=2), 2))
+    ]
+    assert found[0]["--tensor-parallel-size"] == 8
+    assert int(found[1]["--tensor-parallel-size"]) <= 2
 
 
 @pytest.mark.usefixtures("installed")
@@ -189,7 +263,7 @@ def test_what_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(InputError, match="serves on one GPU, and a replica has 2"):
         words("transformers", {"CUDA_VISIBLE_DEVICES": "0,1"})
     with pytest.raises(InputError, match="GPUs on 2 nodes"):
-        words("vllm", {"NNODES": "2"})
+        words("llama.cpp", {"NNODES": "2"})
     with pytest.raises(InputError, match="unknown engine 'vlm'"):
         find_engine("vlm")
     monkeypatch.setattr(llama_cpp.shutil, "which", lambda name: None)

@@ -1,8 +1,11 @@
-"""The wrapper around an engine, rank 0 of a replica: `python -m cordee.serve.replica`, settings in CORDEE_REPLICA.
+"""The wrapper around an engine on each node of a replica: `python -m cordee.serve.replica`, settings in CORDEE_REPLICA.
 
 It starts the engine on a free port and reports it ready once it has answered a real request of one token. An engine
 that ends or hangs is started again once; then the wrapper exits with its last lines. On SIGTERM no new requests are
 wanted: it waits until none is open, or until the deadline, and exits with 75, as the job may run again elsewhere.
+
+On several nodes rank 0 is the one that listens, and starts and ends the engine's parts on all of them (gang.py). The
+end of any part ends the replica.
 
 Of a service with several models it holds the one that its agent has written into its spool. When another one is written
 there it waits until no request is open, ends the engine, and starts one with the other model.
@@ -15,14 +18,16 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cordee.errors import EXIT_CHECKPOINTED, CordeeError, InputError, ReplicaError
 from cordee.serve.engine_process import EngineProcess, EngineWatch, free_port
 from cordee.serve.engines.known import find_engine
-from cordee.serve.engines.port import EngineCapacity, EngineLaunch, Upstream
+from cordee.serve.engines.port import EngineCapacity, EngineLaunch, EnginePart, Upstream
 from cordee.serve.engines.words import masked
+from cordee.serve.gang import CONNECT_S, PORTS, STOP_S, Follower, Gang, Lead, visible_gpus
 from cordee.serve.models import find_model, models_folder
 from cordee.serve.policy.sessions import host_cache_bytes
 from cordee.serve.reports import ReplicaReports
@@ -70,7 +75,8 @@ class WaitLimits:
 class Replica:
     """One engine, its watch and its reports, until a notice or an error ends it."""
 
-    def __init__(self, settings: ReplicaSettings, environ: Mapping[str, str]) -> None:
+    def __init__(self, settings: ReplicaSettings, environ: Mapping[str, str], notice: threading.Event) -> None:
+        """Prepare a replica; `notice` is set when it shall drain and leave."""
         self._declared, self._environ, self._limits = settings, environ, WaitLimits.of(settings, environ)
         self._engine = find_engine(settings.engine)
         self._reports = ReplicaReports(environ)
@@ -78,15 +84,13 @@ class Replica:
         self._orders = Path(spool) if spool and settings.models else None
         self._settings = settings  # With the model that it holds.
         self._launch: EngineLaunch
-        self._notice = threading.Event()
+        self._notice = notice
+        gang = Gang.of(environ)
+        self._lead = None if gang is None else Lead(gang, self._notice)
         self._process: EngineProcess | None = None
         self._announced: bool | None = None  # What was reported last; None: nothing, or a drain.
         self._restarted_s: float | None = None
         self._load_us: int | None = None
-
-    def notice(self) -> None:
-        """Ask the replica to drain and leave; safe in a signal handler."""
-        self._notice.set()
 
     def run(self) -> int:
         """Serve until a notice, and return the exit code.
@@ -95,6 +99,7 @@ class Replica:
             ReplicaError: the engine does not start, ended, or hangs, and a restart did not help.
         """
         try:
+            self._gather()
             while not self._notice.is_set():
                 ordered = self._ordered()
                 if ordered is None:
@@ -107,6 +112,18 @@ class Replica:
         finally:
             if self._process is not None:
                 self._process.end(0)
+            if self._lead is not None:
+                self._lead.close()
+
+    def _gather(self) -> None:
+        """Wait until all other nodes have come, or a notice."""
+        began_s = time.monotonic()
+        while self._lead is not None and (missing := self._lead.missing) and not self._notice.wait(_TICK_S):
+            waited_s, which = time.monotonic() - began_s, ", ".join(map(str, missing))
+            if waited_s >= CONNECT_S:
+                raise ReplicaError(f"node {which} of the replica did not come within {format_duration(CONNECT_S)}")
+            if waited_s >= self._limits.unready_s:
+                self._unready(f"it waits for node {which} of the replica")
 
     def _ordered(self) -> ReplicaSettings | None:
         """Return the settings with the model that it shall hold; None: no order has come yet."""
@@ -117,11 +134,12 @@ class Replica:
 
     def _hold(self, settings: ReplicaSettings) -> None:
         """Serve one model until a notice, or until another one is ordered."""
-        self._settings, self._launch = settings, launch_of(settings, self._environ)
+        self._settings = settings
         self._announced = self._restarted_s = None
         while True:
             self._process = process = self._start()
             watch = EngineWatch(self._engine, process, self._launch.served_names[0], self._settings.health)
+            why: str | None = "it ended"
             try:
                 why = self._serve(process, watch)
                 if why is None:
@@ -129,15 +147,27 @@ class Replica:
                     return
             finally:
                 watch.stop()
+                self._stop_others(why)
                 process.end(END_S)
             self._unready(why.splitlines()[0])
             now_s = time.monotonic()
+            if self._lead is not None:
+                raise ReplicaError(f"the engine {self._engine.name} {why}", hint="all its nodes start again")
             if self._restarted_s is not None and now_s - self._restarted_s < STABLE_S:
                 raise ReplicaError(f"the engine {self._engine.name} {why}", hint="its log has more lines before")
             self._restarted_s = now_s
             _say(f"the engine {self._engine.name} {why}\nit is started again")
 
+    def _stop_others(self, why: str | None) -> None:
+        if self._lead is not None:
+            limit_s = MARGIN_S / 2 + END_S / 2 if self._notice.is_set() else STOP_S
+            self._lead.stop(why.splitlines()[0] if why else "rank 0 has drained", limit_s)
+
     def _start(self) -> EngineProcess:
+        self._launch = launch_of(self._settings, self._environ)
+        if self._lead is not None:
+            ports = tuple(free_port(self._launch.host) for _ in range(PORTS))
+            self._launch = replace(self._launch, part=self._lead.start(self._settings.model, ports))
         if self._launch.session_folder is not None:
             Path(self._launch.session_folder).mkdir(mode=0o700, parents=True, exist_ok=True)  # llama-server wants it.
         port = self._settings.port or free_port(self._launch.host)
@@ -150,6 +180,9 @@ class Replica:
         """Report until a notice or another model's order, and return None; else why the engine has to start again."""
         began_s, self._load_us = time.monotonic(), None
         while not self._notice.wait(_TICK_S) and self._ordered() in (None, self._settings):
+            if self._lead is not None and self._lead.problem:
+                self._unready(self._lead.problem)
+                raise ReplicaError(f"the engine {self._engine.name}: {self._lead.problem}", hint="its log says why")
             if process.exit_code() is not None:
                 why = process.why_ended()
                 if not watch.ready:
@@ -261,14 +294,79 @@ class Replica:
         _say(f"drained for {format_duration(time.monotonic() - began_s)}{left}")
 
 
+def follow(settings: ReplicaSettings, environ: Mapping[str, str], gang: Gang, notice: threading.Event) -> int:
+    """Start and end this node's part of the engine as rank 0 says, and return the exit code.
+
+    Raises:
+        ReplicaError: the part has ended, or rank 0 is gone.
+    """
+    engine, limits = find_engine(settings.engine), WaitLimits.of(settings, environ)
+    lead = Follower.of(gang, notice)
+    process: EngineProcess | None = None
+    order: Mapping[str, Any] = {}
+    noticed_s: float | None = None
+    try:
+        while lead is not None and not lead.gone:
+            if lead.order and lead.order is not order:
+                order = lead.order
+                if process is not None:
+                    process.end(END_S)
+                process = None
+                if "stop" in order:
+                    _say(f"rank 0 ends the engine: {order['stop']}")
+                    lead.say(stopped=True)
+                else:
+                    process = _started_part(settings, environ, lead, order)
+            if process is not None and process.exit_code() is not None:
+                why = f"the engine {engine.name} {process.why_ended()}"
+                lead.say(problem=why.splitlines()[0])
+                raise ReplicaError(why)
+            if notice.is_set():
+                if noticed_s is None:
+                    noticed_s = time.monotonic()
+                    lead.say(notice=True)
+                if time.monotonic() - noticed_s >= limits.drain_s + min(MARGIN_S, limits.drain_s) / 2:
+                    break  # The deadline is near, whatever rank 0 does.
+            time.sleep(_TICK_S)
+        if lead is None or notice.is_set():
+            return EXIT_CHECKPOINTED
+        said = f": {order['stop']}" if "stop" in order else ""
+        raise ReplicaError(f"rank 0 of the replica, at {gang.address}, has left{said}", hint="its log says why")
+    finally:
+        if process is not None:
+            process.end(0)
+
+
+def _started_part(
+    settings: ReplicaSettings, environ: Mapping[str, str], lead: Follower, order: Mapping[str, Any]
+) -> EngineProcess:
+    try:
+        held = settings.holding(order["start"]) if order["start"] in settings.models else settings
+        launch = launch_of(held, environ)
+        ports, gpus = (tuple(int(each) for each in order[name]) for name in ("ports", "gpus"))
+        rank = int(environ.get("NODE_RANK") or 0)
+        part = EnginePart(rank=rank, gpus=gpus, master=launch.host, ports=ports)
+        launch = replace(launch, part=part, host=lead.host).at(free_port(lead.host))
+        engine = find_engine(settings.engine)
+        command = engine.command(launch)
+        _say(f"starting {engine.name} on node {rank} of {len(gpus)}: {' '.join(masked(command.argv))}")
+        return EngineProcess(command, launch.host, launch.port)
+    except (CordeeError, OSError) as error:
+        lead.say(problem=f"could not start {settings.engine}: {error}".splitlines()[0])
+        raise
+
+
 def launch_of(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLaunch:
-    """Return the engine's settings: of the service with its plan, and of the GPUs that the agent gives."""
-    if int(environ.get("NODE_RANK") or 0) or int(environ.get("NNODES") or 1) > 1:
+    """Return the engine's settings: of the service with its plan, and of the GPUs that the agent gives.
+
+    Raises:
+        InputError: the replica has GPUs on several nodes, and the engine starts on one; or there is no such model.
+    """
+    if int(environ.get("NNODES") or 1) > 1 and not find_engine(settings.engine).spans_nodes:
         raise InputError(
             f"this replica has GPUs on {environ.get('NNODES')} nodes, and the engine {settings.engine} starts on one",
             hint="declare the service with at most the GPUs of one node (gpus:)",
         )
-    gpus = len([each for each in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()])
     found = find_model(settings, environ)
     spool = environ.get("CORDEE_SPOOL")
     address = environ.get("MASTER_ADDR") or "127.0.0.1"
@@ -278,7 +376,7 @@ def launch_of(settings: ReplicaSettings, environ: Mapping[str, str]) -> EngineLa
         host="127.0.0.1" if address in ("localhost", "") else address,
         port=settings.port,
         context=settings.context,
-        gpus=gpus,
+        gpus=len(visible_gpus(environ)),
         threads=int(environ["OMP_NUM_THREADS"]) if environ.get("OMP_NUM_THREADS") else None,
         session_folder=str(Path(spool).parent / "sessions") if spool else None,
         host_cache_bytes=host_cache_bytes(memory_bytes()),
@@ -302,10 +400,12 @@ def main() -> int:
     try:
         if not text:
             raise InputError(f"{SETTINGS_ENV} is not set", hint="the wrapper is started by `cordee serve run`")
-        replica = Replica(ReplicaSettings.model_validate_json(text), os.environ)
-        signal.signal(signal.SIGTERM, lambda number, frame: replica.notice())
-        signal.signal(signal.SIGINT, lambda number, frame: replica.notice())
-        return replica.run()
+        settings, gang, notice = ReplicaSettings.model_validate_json(text), Gang.of(os.environ), threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: notice.set())
+        if gang is not None and gang.rank:
+            return follow(settings, os.environ, gang, notice)
+        return Replica(settings, os.environ, notice).run()
     except CordeeError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -76,7 +76,12 @@ def test_replicas_are_started_one_by_one_and_formats_of_a_checkpoint_are_named()
 @pytest.mark.parametrize(
     ("engine", "layout", "words", "note"),
     [
-        ("vllm", ServingLayout(tp=8, pp=2), ["--distributed-executor-backend ray"], "ray start --address HEAD:6379"),
+        (
+            "vllm",
+            ServingLayout(tp=8, pp=2),
+            ["--nnodes 2", "--node-rank RANK", "--master-addr HEAD"],
+            "--headless on all",
+        ),
         (
             "vllm",
             ServingLayout(dp=16, ep=True),

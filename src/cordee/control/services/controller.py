@@ -114,7 +114,7 @@ class Controller:
         try:
             made = replica_spec(self.operations, spec, service.revision)
             nodes = [record.node for record in self.operations.control.state.nodes.records.values()]
-            estimate = planned_replica(spec, nodes)
+            estimate = planned_replica(spec.model_copy(update={"place": made.place}), nodes)
             for _ in range(number):
                 job_id = new_job_id(service.name, secrets.token_bytes(6))
                 job = self.operations.admitted(made, job_id, service.owner).job

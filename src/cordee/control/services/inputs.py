@@ -2,9 +2,10 @@
 
 from pathlib import Path, PurePosixPath
 
+from cordee.control.eligible import kind_of, may_get
 from cordee.control.operations import Operations
 from cordee.control.services.planned import planned_settings
-from cordee.control.services.replica_spec import engine_of, replica_of
+from cordee.control.services.replica_spec import engine_of, place_of, replica_of
 from cordee.errors import SpecError
 from cordee.storage.destination import absolute, below
 from cordee.workload.service import SETTINGS_ENV, TrainedModel
@@ -15,7 +16,9 @@ def replica_spec(operations: Operations, spec: JobSpec, revision: int) -> JobSpe
     """Return the job of one replica of this service on the nodes that are known.
 
     Raises:
-        SpecError: the model is that of a training job which is not there or has no checkpoint destination.
+        SpecError: the model is that of a training job which is not there or has no checkpoint destination; or a replica
+            cannot be divided among the nodes.
+        TooLargeError: no node is as large as a replica, and its engine starts on one.
     """
     assert spec.service is not None, "only services have replicas"
     with operations.control.changed:
@@ -23,6 +26,9 @@ def replica_spec(operations: Operations, spec: JobSpec, revision: int) -> JobSpe
     engine = engine_of(spec, spec.service, {node.gpu_name for node in nodes})
     named = spec.service.trained_by
     weights = {model: _weights_of(operations, model, job) for model, job in named.items()}
+    kind = kind_of(spec, nodes, operations.catalogue)
+    largest = max((node.gpus for node in nodes if may_get(node, kind, spec)), default=0)
+    spec = spec.model_copy(update={"place": place_of(spec, engine, largest)})
     # A plan is of one model: what it says of memory need not fit another one.
     planned = {} if spec.service.models else planned_settings(spec, nodes)
     return replica_of(spec, revision=revision, engine=engine, trained=weights, planned=planned)

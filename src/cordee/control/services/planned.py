@@ -93,13 +93,21 @@ def _plan_of(spec: JobSpec, nodes: Iterable[Node]) -> _Plan:
     if "memory_fraction" in given:  # Of the whole GPU, as engines take it.
         given["memory_fraction"] = min(1.0, given["memory_fraction"] * WHOLE_MILLI / spec.gpu_milli)
     gpus = f"{spec.gpus}x{min(map(str, kinds))}"
-    return _planned(where, gpus, spec.gpu_milli, engine, tuple(sorted(given.items())))
+    per_node = spec.place.unit if spec.place.unit is not None and spec.place.unit < spec.gpus else None
+    return _planned(where, gpus, (spec.gpu_milli, per_node), engine, tuple(sorted(given.items())))
 
 
 @lru_cache(maxsize=64)
-def _planned(model: str, gpus: str, milli: int, engine: str, given: tuple[tuple[str, Any], ...]) -> _Plan:
+def _planned(
+    model: str, gpus: str, parts: tuple[int, int | None], engine: str, given: tuple[tuple[str, Any], ...]
+) -> _Plan:
+    milli, per_node = parts
     try:
         request = serving_request(model, gpus, engine=engine, **dict(given))
+        if per_node is not None:  # It is placed on several nodes.
+            gpu = request.gpu
+            island = gpu.island_gpus if gpu.island_gpus > gpu.gpus_per_node else min(gpu.island_gpus, per_node)
+            request = replace(request, gpu=replace(gpu, gpus_per_node=per_node, island_gpus=island))
         if milli < WHOLE_MILLI:
             part = time_slice(request.gpu, milli)
             if engine == "llama.cpp":  # It takes all that it is planned with.

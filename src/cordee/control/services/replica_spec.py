@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from cordee.control.prices import SLOT
+from cordee.errors import SpecError, TooLargeError
+from cordee.serve.engines.known import find_engine
 from cordee.workload.service import (
     SETTINGS_ENV,
     WHOLE_MILLI,
@@ -14,7 +16,7 @@ from cordee.workload.service import (
     TrainedModel,
     flag_name,
 )
-from cordee.workload.spec import JobSpec
+from cordee.workload.spec import JobSpec, Place
 
 MEMORY_FRACTION = 0.9
 """The fraction of its part of a GPU's memory that an engine takes."""
@@ -31,6 +33,38 @@ def engine_of(spec: JobSpec, service: ServiceSpec, gpu_names: set[str]) -> Engin
         return "command"
     on_slots = spec.gpu == SLOT or (spec.gpu is None and gpu_names == {SLOT})
     return "llama.cpp" if on_slots or (service.model or "").endswith(".gguf") else "vllm"
+
+
+def place_of(spec: JobSpec, engine: EngineKind, node_gpus: int) -> Place:
+    """Return the placement of one replica: on one node if it fits one, else with the same number of GPUs on each.
+
+    Args:
+        spec: the service's; the placement that it gives an engine for several nodes stays.
+        engine: the engine; never auto.
+        node_gpus: GPUs of the largest node that it may get; 0: none is known.
+
+    Raises:
+        TooLargeError: the engine starts on one node, and none is as large.
+        SpecError: the GPUs cannot be the same on each node.
+    """
+    spans = find_engine(engine).spans_nodes
+    if spec.gpus == 1 or (spans and spec.place != Place()):
+        return spec.place
+    nodes = -(-spec.gpus // node_gpus) if node_gpus else 1
+    if not spans and nodes > 1:
+        raise TooLargeError(
+            f"a replica has {spec.gpus} GPUs, and the engine {engine} starts on one node: the largest has {node_gpus}",
+            hint="give it fewer (gpus:), or use engine: vllm",
+        )
+    if not spans or spec.gpus <= node_gpus:
+        return spec.place if spec.place.within in ("island", "node") else Place(within="node")
+    if spec.gpus % nodes and engine == "vllm":
+        sizes = sorted({nodes * (spec.gpus // nodes), nodes * -(-spec.gpus // nodes)})
+        raise SpecError(
+            f"a replica has {spec.gpus} GPUs on {nodes} nodes of {node_gpus}, and vLLM takes the same number on each",
+            hint=f"use gpus: {' or '.join(map(str, sizes))}",
+        )
+    return Place(unit=spec.gpus // nodes) if node_gpus and spec.gpus % nodes == 0 else spec.place
 
 
 def replica_of(

@@ -184,13 +184,14 @@ def _many(number: int) -> int | None:
 
 def _vllm_spanning(layout: ServingLayout, nodes: int) -> Mapping[str, object]:
     if layout.dp == 1:
-        return {"--distributed-executor-backend": "ray"}
+        head = {"--nnodes": nodes, "--node-rank": "RANK", "--master-addr": "HEAD", "--master-port": 29501}
+        return {"--distributed-executor-backend": "mp", **head}
     return {"--data-parallel-size-local": ceil(layout.dp / nodes), "--data-parallel-address": "HEAD"}
 
 
 def _vllm_joined(layout: ServingLayout) -> str:
     if layout.dp == 1:
-        return "start Ray on each (`ray start --head`, `ray start --address HEAD:6379`), and this command on the head"
+        return "start it on each, with RANK 0 on HEAD, and with --headless on all others"
     return "start it on each; on all but HEAD add --headless --data-parallel-start-rank, {here} more on each node"
 
 

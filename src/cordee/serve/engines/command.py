@@ -71,11 +71,14 @@ class Command:
     """The process half of an unknown engine (`port.Engine`)."""
 
     name = "command"
+    spans_nodes = True
     size_path = load_path = ""
     sessions = None
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         """Return the service's own command, with CORDEE_HOST, CORDEE_PORT and CORDEE_MODEL in its environment.
+
+        On several nodes it is started on each, and MASTER_ADDR and MASTER_PORT are free for its own rendezvous.
 
         Raises:
             InputError: the service has none.
@@ -89,6 +92,8 @@ class Command:
             "CORDEE_MODEL": launch.model,
             "CORDEE_PYTHON": sys.executable,
         }
+        if launch.part is not None:
+            env |= {"MASTER_ADDR": launch.part.master, "MASTER_PORT": str(launch.part.ports[0])}
         return EngineCommand(tuple(argv), env)
 
     def capacity(self, answer: bytes) -> EngineCapacity:

@@ -175,6 +175,7 @@ class LlamaCpp:
     """The process half of llama.cpp (`port.Engine`)."""
 
     name = "llama.cpp"
+    spans_nodes = False
     size_path = "/props"
     sessions = LlamaSessions()
     load_path = "/metrics"

