@@ -28,10 +28,10 @@ def replica_spec(operations: Operations, spec: JobSpec, revision: int) -> JobSpe
     weights = {model: _weights_of(operations, model, job) for model, job in named.items()}
     kind = kind_of(spec, nodes, operations.catalogue)
     largest = max((node.gpus for node in nodes if may_get(node, kind, spec)), default=0)
-    spec = spec.model_copy(update={"place": place_of(spec, engine, largest)})
+    placed = spec.model_copy(update={"place": place_of(spec, engine, largest)})
     # A plan is of one model: what it says of memory need not fit another one.
-    planned = {} if spec.service.models else planned_settings(spec, nodes)
-    return replica_of(spec, revision=revision, engine=engine, trained=weights, planned=planned)
+    planned = {} if spec.service.models else planned_settings(placed, nodes)
+    return replica_of(placed, revision=revision, engine=engine, trained=weights, planned=planned)
 
 
 def at_newest_steps(operations: Operations, spec: JobSpec) -> JobSpec:
