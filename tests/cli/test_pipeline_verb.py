@@ -76,7 +76,7 @@ def test_what_it_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         capsys, "--ranks", "4", "--microbatches", "8", "--times", "f=1,b=1,w=1,fb=2.5", "--schedule", "dualpipe", *flags
     )
     page, svg = files["html"].read_text(), files["svg"].read_text()
-    assert page.count('class="pipeline"') >= 8
+    assert page.count('class="pipeline wide"') >= 8
     assert "<script" not in page
     table = build("dualpipe", 4, 8)
     assert svg.count("<title>") == sum(len(cell) for row in table.cells for cell in row)
@@ -100,7 +100,7 @@ def test_a_rehearsal_lies_beside_its_prediction(capsys: pytest.CaptureFixture[st
     jsonschema.validate(found, SCHEMAS["PipelineDocument"])
     assert found["rehearsed"]["gradient_error"] <= 1e-14
     assert found["rehearsed"]["step_s_measured"] > 4 * 0.015
-    assert page.read_text().count('class="pipeline"') >= 10
+    assert page.read_text().count('class="pipeline wide"') >= 10
     names = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"}
     assert {"rank 0, dualpipe, predicted", "rank 1, measured"} <= names
 

@@ -142,6 +142,7 @@ def test_learned_positions_and_the_gpus_memory_bound_the_context() -> None:
 
 
 def test_a_notebook_shows_the_layouts_and_a_table_makes_a_frame() -> None:
+    assert repr(PLAN).endswith(f": {PLAN.summary}>") and len(repr(PLAN)) < 200, "what a console shows"
     html = PLAN._repr_html_()
     assert "<table>" in html and "llama-3-70b" in html and "<html" not in html and "body{" not in html
     for part in ("Memory over the step", "Layouts", "Checkpoints and interruptions"):

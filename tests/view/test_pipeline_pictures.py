@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cordee.view.chrome import Flow, Slice, Track, chrome_trace_text
-from cordee.view.pipeline import GUTTER, RIGHT, WIDTH, Block, RankRow, pipeline_svg
+from cordee.view.pipeline import NARROW, WIDE, Block, RankRow, pipeline_html
 
 
 def test_blocks_stand_where_their_times_say() -> None:
@@ -17,15 +17,19 @@ def test_blocks_stand_where_their_times_say() -> None:
             "rank 1", [Block("F", "1", "above", 1, 3, half=0), Block("B", "0", "below", 1, 3, half=1, second=True)]
         ),
     ]
-    svg = pipeline_svg("a <name>", lines, aside="4 steps", end=8)
-    ElementTree.fromstring(svg)
-    assert "a &lt;name&gt;" in svg
-    scale = (WIDTH - GUTTER - RIGHT) / 8
+    both = pipeline_html("a <name>", lines, aside="4 steps", end=8)
+    svg, narrow = re.findall(r"<svg.*?</svg>", both, re.DOTALL)
+    for each, frame in ((svg, WIDE), (narrow, NARROW)):
+        assert ElementTree.fromstring(each).get("viewBox", "").split()[2] == str(frame.width)
+        assert "a &lt;name&gt;" in each
+        edges = [float(x) + float(width) for x, width in re.findall(r'x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', each)]
+        assert max(edges) <= frame.width
+    scale = WIDE.inner / 8
     found = {
         about: (float(x), float(y)) for x, y, about in re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*><title>(\w+)<', svg)
     }
-    assert found["first"][0] == GUTTER
-    assert found["last"][0] == pytest.approx(GUTTER + 3 * scale, abs=0.01)
+    assert found["first"][0] == WIDE.left
+    assert found["last"][0] == pytest.approx(WIDE.left + 3 * scale, abs=0.01)
     assert found["above"][0] == found["below"][0]
     assert found["above"][1] < found["below"][1]
     # Idle time is drawn to the end of the step, not of the axis.

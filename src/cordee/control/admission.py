@@ -102,7 +102,7 @@ def admit(
             sizes = tuple(each.gpus for each in expected.estimates[1:])
     risk = unprotected_risk(spec, eligible)
     if risk is not None:
-        if not unprotected:
+        if not unprotected and Tier(spec.tier) is Tier.PREEMPTIBLE:
             raise UnprotectedError(
                 risk,
                 hint="give --checkpoint-to (or checkpoint.to; the script's own is not seen here), "
@@ -119,17 +119,23 @@ def admit(
     return Admitted(job, hourly_price(spec, eligible), tuple(notes))
 
 
+_LEAVES_WHEN = {
+    Tier.PREEMPTIBLE: "when it is preempted",
+    Tier.STANDARD: "when a production job preempts it or its node fails",
+    Tier.PRODUCTION: "when its node fails",
+}
+
+
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
-    """Describe what a preemptible job without checkpoints can lose; return None for other jobs."""
-    if Tier(spec.tier) is not Tier.PREEMPTIBLE or spec.checkpoint.to is not None:
+    """Describe what a job without checkpoints can lose; return None for jobs with them, and for services."""
+    if spec.checkpoint.to is not None or spec.service is not None:
         return None
-    most = dearest(eligible)
-    hourly = hourly_price(spec, eligible)
-    price = most.price_source
+    tier, hourly = Tier(spec.tier), hourly_price(spec, eligible)
     at_risk = f"up to {format_micro_usd(hourly)} an hour at risk: " if hourly else ""
+    price = f" (price: {dearest(eligible).price_source})" if hourly else ""
     return (
-        f"unprotected: {at_risk}a preemptible job on {plural(spec.gpus, 'GPU')} that "
-        f"writes no checkpoint loses all its work when it is preempted (price: {price})"
+        f"unprotected: {at_risk}a {tier.value} job on {plural(spec.gpus, 'GPU')} that "
+        f"writes no checkpoint loses all its work {_LEAVES_WHEN[tier]}{price}"
     )
 
 

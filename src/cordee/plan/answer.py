@@ -232,6 +232,10 @@ class Answer:
         """Return the answer as one self-contained HTML page."""
         return plan_page(self)
 
+    def __repr__(self) -> str:
+        """Return the summary, which is what an interactive Python shows."""
+        return f"<{self.request.shape.name} on {self.request.gpus} x {self.request.gpu.name}: {self.summary}>"
+
     def _repr_html_(self) -> str:
         return plan_page(self, notebook=True)
 

@@ -10,7 +10,7 @@ from cordee.simulate.compare import Result, Scenario
 from cordee.simulate.gantt import Held
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 from cordee.view.chart import Axis, ChartLine, chart_html
-from cordee.view.gantt import Bar, gantt_svg
+from cordee.view.gantt import Bar, gantt_html
 from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
 
@@ -160,7 +160,7 @@ def _gantts(scenario: Scenario, results: Sequence[Result]) -> list[Section]:
         bars = [_bar(held) for held in each.gantt.window(from_us, to_us)]
         figures.append(
             f"<figcaption><b>{each.policy.name}</b></figcaption>"
-            + gantt_svg(lanes, bars, from_us, to_us, f"attempts on the nodes under {each.policy.name}")
+            + gantt_html(lanes, bars, from_us, to_us, f"attempts on the nodes under {each.policy.name}")
         )
     day = from_us / (24 * US_PER_HOUR)
     lead = (

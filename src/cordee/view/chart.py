@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cordee.view.markup import num, palette_css, text, twins
+from cordee.view.frame import Frame, framed
+from cordee.view.markup import num, palette_css, text
 
 TOP, BOTTOM, NAME = 24, 52, 18
 INKS = (
@@ -49,24 +50,13 @@ class Axis:
     ticks: Sequence[float] = ()  # where it is named; empty: where round numbers are
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The size of a chart, and the margins beside its axes."""
-
-    name: str
-    width: int
-    height: int
-    left: int
-    right: int  # where lines are named; 0: they are named below
-
-
-WIDE = Frame("wide", 1080, 400, 92, 190)
-NARROW = Frame("narrow", 420, 300, 64, 0)
+WIDE = Frame("wide", 1080, 92, 190, 400)
+NARROW = Frame("narrow", 420, 64, 0, 300)  # without a margin at the right, where lines are named: they are named below
 
 
 def chart_html(lines: Sequence[ChartLine], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "") -> str:
     """Return the chart twice: the page shows the one that its width has room for."""
-    return twins(*(chart_svg(lines, x, y, marks, label, frame=frame) for frame in (WIDE, NARROW)))
+    return framed(lambda frame: chart_svg(lines, x, y, marks, label, frame=frame), WIDE, NARROW)
 
 
 def chart_svg(

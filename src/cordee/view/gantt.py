@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cordee.units import US_PER_S, format_duration
+from cordee.view.frame import Frame, framed, key
 from cordee.view.markup import num, palette_css, text
 
-WIDTH, GUTTER, RIGHT, TOP, AXIS, LEGEND = 1080, 92, 12, 8, 26, 26
+WIDE, NARROW = Frame("wide", 1080, 92, 12), Frame("narrow", 420, 84, 8)
+TOP, AXIS, LEGEND = 8, 26, 26
 LANE, GAP = 12, 2
 KINDS = {  # meaning of a bar's colour: (class of the palette, words)
     "finished": ("useful", "finished"),
@@ -18,7 +20,7 @@ KINDS = {  # meaning of a bar's colour: (class of the palette, words)
     "cut": ("lost", "lost, failed or killed"),
     "runs": ("restart", "still runs after this window"),
 }
-_TICKS_S = (60, 300, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000)
+_TICKS_S = (60, 300, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 345600, 604800, 1209600, 2592000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +35,36 @@ class Bar:
     about: str
 
 
-def gantt_svg(lanes: Mapping[str, int], bars: Sequence[Bar], from_us: int, to_us: int, label: str) -> str:
+def gantt_html(lanes: Mapping[str, int], bars: Sequence[Bar], from_us: int, to_us: int, label: str) -> str:
+    """Return the lanes twice, for wide pages and for narrow ones."""
+    return framed(lambda frame: _gantt(lanes, bars, (from_us, to_us), label, frame), WIDE, NARROW)
+
+
+def _gantt(lanes: Mapping[str, int], bars: Sequence[Bar], window_us: tuple[int, int], label: str, frame: Frame) -> str:
     """Return the lanes in their order, each with its number of GPUs, over a stretch of time."""
     tops = {name: TOP + index * (LANE + GAP) for index, name in enumerate(lanes)}
     bottom = TOP + len(tops) * (LANE + GAP)
-    height = bottom + AXIS + LEGEND
-    scale = (WIDTH - GUTTER - RIGHT) / max(1, to_us - from_us)
-    drawn = [_axis(from_us, to_us, scale, bottom)]
+    drawn = [_axis(window_us, frame, bottom)]
     every = max(1, -(-len(tops) // 32))
     for index, (name, top) in enumerate(tops.items()):
-        drawn.append(
-            f'<rect class="lane" x="{GUTTER}" y="{num(top)}" width="{WIDTH - GUTTER - RIGHT}" height="{LANE}"/>'
-        )
+        drawn.append(f'<rect class="lane" x="{frame.left}" y="{num(top)}" width="{frame.inner}" height="{LANE}"/>')
         if index % every == 0:
-            drawn.append(f'<text class="name" x="{GUTTER - 8}" y="{num(top + LANE - 2)}">{text(name[-12:])}</text>')
-    drawn += [_bar(bar, tops[bar.lane], lanes[bar.lane], (from_us, to_us)) for bar in bars if bar.lane in tops]
-    drawn.append(_legend({bar.kind for bar in bars}, height - 8))
+            drawn.append(f'<text class="name" x="{frame.left - 8}" y="{num(top + LANE - 2)}">{text(name[-12:])}</text>')
+    drawn += [_bar(bar, tops[bar.lane], lanes[bar.lane], window_us, frame) for bar in bars if bar.lane in tops]
+    seen = {bar.kind for bar in bars}
+    explained, more = key([each for kind, each in KINDS.items() if kind in seen], frame, bottom + AXIS + LEGEND - 8)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="gantt" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{text(label)}"><style>{palette_css()}{_css()}</style>{"".join(drawn)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="gantt {frame.name}" '
+        f'viewBox="0 0 {frame.width} {num(bottom + AXIS + LEGEND + more)}" role="img" '
+        f'aria-label="{text(label)}"><style>{palette_css()}{_css()}</style>{"".join(drawn)}{explained}</svg>'
     )
 
 
-def _bar(bar: Bar, top: float, lane_gpus: int, window_us: tuple[int, int]) -> str:
+def _bar(bar: Bar, top: float, lane_gpus: int, window_us: tuple[int, int], frame: Frame) -> str:
     """Draw neighbouring GPUs as one box; there may be several."""
     from_us, to_us = window_us
-    scale = (WIDTH - GUTTER - RIGHT) / max(1, to_us - from_us)
-    x1 = GUTTER + (max(bar.from_us, from_us) - from_us) * scale
+    scale = frame.inner / max(1, to_us - from_us)
+    x1 = frame.left + (max(bar.from_us, from_us) - from_us) * scale
     width = max(0.6, (min(bar.to_us, to_us) - max(bar.from_us, from_us)) * scale - 0.5)
     unit, boxes = LANE / max(1, lane_gpus), []
     gpus = sorted(bar.gpus)
@@ -70,28 +75,21 @@ def _bar(bar: Bar, top: float, lane_gpus: int, window_us: tuple[int, int]) -> st
             boxes.append(f"M{num(x1)} {num(top + first * unit)}h{num(width)}v{num(size)}h{num(-width)}z")
             first = gpu
         previous = gpu
-    return f'<path class="{KINDS[bar.kind][0]}" d="{"".join(boxes)}"><title>{text(bar.about)}</title></path>'
+    about = f"><title>{text(bar.about)}</title></path>" if frame.name == "wide" else "/>"
+    return f'<path class="{KINDS[bar.kind][0]}" d="{"".join(boxes)}"{about}'
 
 
-def _axis(from_us: int, to_us: int, scale: float, bottom: float) -> str:
-    length_s = (to_us - from_us) / US_PER_S
-    step_s = next((step for step in _TICKS_S if length_s / step <= 10), _TICKS_S[-1])
+def _axis(window_us: tuple[int, int], frame: Frame, bottom: float) -> str:
+    from_us, to_us = window_us
+    length_s = max(1, to_us - from_us) / US_PER_S
+    most = 10 if frame.name == "wide" else 4
+    step_s = next((step for step in _TICKS_S if length_s / step <= most), _TICKS_S[-1])
     parts = []
     for tick in range(int(length_s // step_s) + 1):
-        x = num(GUTTER + tick * step_s * US_PER_S * scale)
+        x = num(frame.at(tick * step_s / length_s))
         parts.append(f'<path class="grid" d="M{x} {TOP}V{num(bottom)}"/>')
         at = text(format_duration(tick * step_s) if tick else "0")
         parts.append(f'<text class="tick" x="{x}" y="{num(bottom + 16)}">{at}</text>')
-    return "".join(parts)
-
-
-def _legend(kinds: set[str], y: float) -> str:
-    parts, x = [], float(GUTTER)
-    for kind, (name, words) in KINDS.items():
-        if kind in kinds:
-            parts.append(f'<rect class="{name}" x="{num(x)}" y="{num(y - 11)}" width="12" height="12" rx="2"/>')
-            parts.append(f'<text class="key" x="{num(x + 18)}" y="{num(y)}">{words}</text>')
-            x += 42 + 7 * len(words)
     return "".join(parts)
 
 

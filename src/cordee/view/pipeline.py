@@ -6,9 +6,10 @@ The input is rows and blocks; passes and their times are known to the caller.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cordee.view.frame import Frame, framed, key
 from cordee.view.markup import num, palette_css, text
 
-WIDTH, GUTTER, RIGHT = 1080, 76, 16
+WIDE, NARROW = Frame("wide", 1080, 76, 16), Frame("narrow", 420, 56, 4)
 LINE, BAR, TOP, BOTTOM = 26, 21, 30, 52
 # Forward, input gradient, weight gradient, both: (light, dark); they differ in lightness too.
 COLOURS = {
@@ -42,35 +43,53 @@ class RankRow:
     blocks: Sequence[Block]
 
 
-def pipeline_svg(title: str, lines: Sequence[RankRow], *, aside: str = "", end: float | None = None) -> str:
-    """Return the rows as a self-contained SVG; `end` is the end of the time axis, the same for compared pictures."""
+def pipeline_html(title: str, lines: Sequence[RankRow], *, aside: str = "", end: float | None = None) -> str:
+    """Return the rows twice, for wide pages and for narrow ones.
+
+    Args:
+        title: the name of the schedule.
+        lines: the ranks in their order.
+        aside: a remark beside the title.
+        end: the end of the time axis, the same for pictures that are compared.
+    """
+    return framed(lambda frame: _pipeline(title, lines, aside, end, frame), WIDE, NARROW)
+
+
+def _pipeline(title: str, lines: Sequence[RankRow], aside: str, end: float | None, frame: Frame) -> str:
     last = max(block.end for line in lines for block in line.blocks)
-    scale = (WIDTH - GUTTER - RIGHT) / (end if end is not None else last)
-    height = TOP + LINE * len(lines) + BOTTOM
-    parts = [f'<text class="title" x="0" y="17">{text(title)}<tspan class="soft" dx="10">{text(aside)}</tspan></text>']
+    scale = frame.inner / (end if end is not None else last)
+    parts = [f'<text class="title" x="0" y="17">{text(title)}{_beside(aside, frame)}</text>']
     for index, line in enumerate(lines):
         top = TOP + LINE * index
         parts.append(f'<text class="soft" x="0" y="{num(top + 15)}">{text(line.name)}</text>')
-        parts.append(f'<rect class="idle" x="{GUTTER}" y="{top}" width="{num(last * scale)}" height="{BAR}" rx="2"/>')
-        parts += [_block(block, top, scale) for block in line.blocks]
-    parts.append(_legend(lines, height - 16))
+        parts.append(
+            f'<rect class="idle" x="{frame.left}" y="{top}" width="{num(last * scale)}" height="{BAR}" rx="2"/>'
+        )
+        parts += [_block(block, top, scale, frame) for block in line.blocks]
+    bottom = TOP + LINE * len(lines)
+    explained, more = key(_entries(lines), frame, bottom + BOTTOM - 16)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" class="pipeline" role="img" '
-        f'aria-label="{text(title)}"><style>{palette_css()}{_css()}</style>{"".join(parts)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {num(bottom + BOTTOM + more)}" '
+        f'class="pipeline {frame.name}" role="img" '
+        f'aria-label="{text(title)}"><style>{palette_css()}{_css()}</style>{"".join(parts)}{explained}</svg>'
     )
 
 
-def _block(block: Block, top: float, scale: float) -> str:
-    x, width = GUTTER + block.start * scale, (block.end - block.start) * scale
+def _beside(aside: str, frame: Frame) -> str:
+    """Return the remark beside the title, or, where that has no room, none: the table above has its numbers."""
+    return f'<tspan class="soft" dx="10">{text(aside)}</tspan>' if frame.name == "wide" or len(aside) < 42 else ""
+
+
+def _block(block: Block, top: float, scale: float, frame: Frame) -> str:
+    x, width = frame.left + block.start * scale, (block.end - block.start) * scale
     tall = BAR if block.half is None else BAR / 2
     y = top + (BAR / 2 if block.half == 1 else 0)
     shown = max(0.4, width - min(1.0, width / 5))
     second = " second" if block.second else ""
     drawn = (
-        f'<rect class="{block.kind}{second}" x="{num(x)}" y="{num(y)}" width="{num(shown)}" '
-        f'height="{num(tall)}" rx="2">'
-        f"<title>{text(block.about)}</title></rect>"
+        f'<rect class="{block.kind}{second}" x="{num(x)}" y="{num(y)}" width="{num(shown)}" height="{num(tall)}" rx="2"'
     )
+    drawn += f"><title>{text(block.about)}</title></rect>" if frame.name == "wide" else "/>"
     if width >= LABELLED and block.half is None:
         drawn += (
             f'<text class="in in-{block.kind}" x="{num(x + shown / 2)}" y="{num(y + 14)}">{text(block.label)}</text>'
@@ -78,22 +97,12 @@ def _block(block: Block, top: float, scale: float) -> str:
     return drawn
 
 
-def _legend(lines: Sequence[RankRow], y: float) -> str:
+def _entries(lines: Sequence[RankRow]) -> list[tuple[str, str]]:
     seen = {block.kind for line in lines for block in line.blocks}
-    second = any(block.second for line in lines for block in line.blocks)
-    parts, x = [], float(GUTTER)
-    for kind in COLOURS:
-        if kind in seen:
-            parts.append(f'<rect class="{kind}" x="{num(x)}" y="{num(y - 10)}" width="12" height="12" rx="2"/>')
-            parts.append(f'<text class="soft" x="{num(x + 18)}" y="{num(y)}">{NAMES[kind]}</text>')
-            x += 36 + 7 * len(NAMES[kind])
-    parts.append(f'<rect class="idle" x="{num(x)}" y="{num(y - 10)}" width="12" height="12" rx="2"/>')
-    parts.append(f'<text class="soft" x="{num(x + 18)}" y="{num(y)}">bubble</text>')
-    if second:
-        x += 88
-        parts.append(f'<rect class="F second" x="{num(x)}" y="{num(y - 10)}" width="12" height="12" rx="2"/>')
-        parts.append(f'<text class="soft" x="{num(x + 18)}" y="{num(y)}">faded: the rank\'s second stage</text>')
-    return "".join(parts)
+    entries = [(kind, NAMES[kind]) for kind in COLOURS if kind in seen] + [("idle", "bubble")]
+    if any(block.second for line in lines for block in line.blocks):
+        entries.append(("F second", "faded: the rank's second stage"))
+    return entries
 
 
 def _css() -> str:
@@ -105,7 +114,7 @@ def _css() -> str:
 _CSS = (
     ".pipeline{width:100%;height:auto;font:12.5px system-ui,-apple-system,'Segoe UI',sans-serif;fill:var(--ink);"
     "font-variant-numeric:tabular-nums}.pipeline .title{font-size:14.5px;font-weight:650}"
-    ".pipeline .soft{fill:var(--soft);font-size:12px;font-weight:400}.pipeline .idle{fill:var(--idle)}"
+    ".pipeline .soft,.pipeline .key{fill:var(--soft);font-size:12px;font-weight:400}.pipeline .idle{fill:var(--idle)}"
     ".pipeline .second{fill-opacity:.66}"
     ".pipeline .in{fill:#fff;font-size:9.5px;text-anchor:middle;pointer-events:none}.pipeline .in-W{fill:#2d2200}"
 )

@@ -6,9 +6,10 @@ The input is fractions of equal slots of time, so a picture of a million kernels
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cordee.view.frame import ROW, Frame, framed, key
 from cordee.view.markup import num, palette_css, text
 
-WIDTH, GUTTER, RIGHT = 1080, 132, 16
+WIDE, NARROW = Frame("wide", 1080, 132, 16), Frame("narrow", 420, 92, 4)
 LANE, BAR, TOP, AXIS, LEGEND = 30, 22, 8, 26, 26
 SLOTS = 720
 # Kinds of activity: label, (light, dark); they differ in lightness as well as in hue.
@@ -38,36 +39,50 @@ class Strip:
     fractions: Mapping[str, Sequence[float]]
 
 
-def strips_svg(strips: Sequence[Strip], span: float, ticks: Sequence[tuple[float, str]], label: str) -> str:
-    """Return the streams one below the other on one axis; `ticks` are marks on it, in the unit of `span`."""
+def strips_html(strips: Sequence[Strip], span: float, ticks: Sequence[tuple[float, str]], label: str) -> str:
+    """Return the streams one below the other on one axis, for wide pages and for narrow ones.
+
+    Args:
+        strips: the streams.
+        span: the length of the axis.
+        ticks: marks on the axis, in the unit of `span`.
+        label: for readers who do not see it.
+    """
+    return framed(lambda frame: _strips(strips, span, ticks, label, frame), WIDE, NARROW)
+
+
+def _strips(strips: Sequence[Strip], span: float, ticks: Sequence[tuple[float, str]], label: str, frame: Frame) -> str:
     bottom = TOP + LANE * len(strips)
-    height = bottom + AXIS + LEGEND
-    wide = WIDTH - GUTTER - RIGHT
-    parts = []
+    parts, free = list[str](), -1.0
     for at, name in ticks:
-        x = num(GUTTER + at / span * wide if span else GUTTER)
-        parts.append(f'<path class="grid" d="M{x} {TOP}V{num(bottom)}"/>')
-        parts.append(f'<text class="tick" x="{x}" y="{num(bottom + 16)}">{text(name)}</text>')
+        x, half = frame.at(at / span if span else 0.0), 3.6 * len(name)
+        parts.append(f'<path class="grid" d="M{num(x)} {TOP}V{num(bottom)}"/>')
+        if x - half > free and x + half <= frame.width + 8:
+            parts.append(f'<text class="tick" x="{num(x)}" y="{num(bottom + 16)}">{text(name)}</text>')
+            free = x + half
+    letters = 20 if frame.name == "wide" else 13
     for index, strip in enumerate(strips):
         top = TOP + LANE * index
-        parts.append(f'<text class="name" x="0" y="{num(top + 15)}">{text(strip.name[:20])}</text>')
+        parts.append(f'<text class="name" x="0" y="{num(top + 15)}">{text(strip.name[:letters])}</text>')
         parts.append(
-            f'<rect class="ground" x="{GUTTER}" y="{num(top)}" width="{wide}" height="{BAR}" rx="3">'
+            f'<rect class="ground" x="{frame.left}" y="{num(top)}" width="{frame.inner}" height="{BAR}" rx="3">'
             f"<title>{text(strip.about)}</title></rect>"
         )
-        parts += _runs(strip, top, wide)
-    parts.append(_legend(strips, height - 8))
+        parts += _runs(strip, top, frame)
+    explained, more = key(_entries(strips), frame, bottom + AXIS + LEGEND - 8)
+    height = num(bottom + AXIS + LEGEND + more)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="strips" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{text(label)}"><style>{palette_css()}{_css()}</style>{"".join(parts)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="strips {frame.name}" '
+        f'viewBox="0 0 {frame.width} {height}" role="img" '
+        f'aria-label="{text(label)}"><style>{palette_css()}{_css()}</style>{"".join(parts)}{explained}</svg>'
     )
 
 
-def _runs(strip: Strip, top: float, wide: float) -> list[str]:
+def _runs(strip: Strip, top: float, frame: Frame) -> list[str]:
     """Return one box for neighbouring slots that look the same; a slot has the colour of its longest kind."""
     kinds = list(strip.fractions)
     slots = len(strip.fractions[kinds[0]]) if kinds else 0
-    step = wide / slots if slots else 0.0
+    step = frame.inner / slots if slots else 0.0
     boxes, begun, looked = [], 0, ("", 0)
     for slot in range(slots + 1):
         look = ("", 0)
@@ -78,7 +93,7 @@ def _runs(strip: Strip, top: float, wide: float) -> list[str]:
                 look = (most, max(1, round(total * SHADES)))
         if look != looked:
             if looked[0]:
-                x, width = GUTTER + begun * step, (slot - begun) * step
+                x, width = frame.left + begun * step, (slot - begun) * step
                 shade = "" if looked[1] == SHADES else f' fill-opacity="{looked[1] / SHADES:g}"'
                 size = f'x="{num(x)}" y="{num(top)}" width="{num(width)}" height="{BAR}"'
                 boxes.append(f'<rect class="{looked[0]}" {size}{shade}/>')
@@ -86,24 +101,22 @@ def _runs(strip: Strip, top: float, wide: float) -> list[str]:
     return boxes
 
 
-def _legend(strips: Sequence[Strip], y: float) -> str:
+def _entries(strips: Sequence[Strip]) -> list[tuple[str, str]]:
     seen = {kind for strip in strips for kind, fractions in strip.fractions.items() if any(fractions)}
-    parts, x = [], float(GUTTER)
-    for kind, (words, _) in KINDS.items():
-        if kind in seen:
-            parts.append(f'<rect class="{kind}" x="{num(x)}" y="{num(y - 11)}" width="12" height="12" rx="2"/>')
-            parts.append(f'<text class="key" x="{num(x + 18)}" y="{num(y)}">{text(words)}</text>')
-            x += 44 + 7 * len(words)
-    parts.append(f'<text class="key" x="{num(x)}" y="{num(y)}">paler: part of the time; blank: idle</text>')
-    return "".join(parts)
+    entries = [(kind, words) for kind, (words, _) in KINDS.items() if kind in seen]
+    return [*entries, ("", "paler: part of the time; blank: idle")]
 
 
-def breakdown_svg(parts: Mapping[str, tuple[float, str]], label: str) -> str:
-    """Return the span as one bar; each part has a length and its text."""
+def breakdown_html(parts: Mapping[str, tuple[float, str]], label: str) -> str:
+    """Return the span as one bar, for wide pages and for narrow ones; each part has a length and its text."""
+    return framed(lambda frame: _breakdown(parts, label, frame), Frame("wide", 1080, 0, 0), Frame("narrow", 420, 0, 0))
+
+
+def _breakdown(parts: Mapping[str, tuple[float, str]], label: str, frame: Frame) -> str:
     total = sum(length for length, _ in parts.values()) or 1.0
     drawn, x = [], 0.0
     for name, (length, amount) in parts.items():
-        width = length / total * WIDTH
+        width = length / total * frame.width
         if length > 0:
             drawn.append(
                 f'<rect class="{name}" x="{num(x)}" y="0" width="{num(max(1.0, width - 1))}" height="34" rx="3">'
@@ -112,16 +125,12 @@ def breakdown_svg(parts: Mapping[str, tuple[float, str]], label: str) -> str:
             if width > 90:
                 drawn.append(f'<text class="in in-{name}" x="{num(x + 10)}" y="22">{length / total:.1%}</text>')
         x += width
-    x = 0.0
-    for name, (length, amount) in parts.items():
-        words = f"{PARTS[name][0]} {amount}"
-        if length > 0:
-            drawn.append(f'<rect class="{name}" x="{num(x)}" y="49" width="12" height="12" rx="2"/>')
-            drawn.append(f'<text class="key" x="{num(x + 18)}" y="60">{text(words)}</text>')
-            x += 40 + 7 * len(words)
+    entries = [(name, f"{PARTS[name][0]} {amount}") for name, (length, amount) in parts.items() if length > 0]
+    explained, more = key(entries, frame, 40 + ROW)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="strips" viewBox="0 0 {WIDTH} 68" role="img" '
-        f'aria-label="{text(label)}"><style>{palette_css()}{_css()}</style>{"".join(drawn)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="strips {frame.name}" '
+        f'viewBox="0 0 {frame.width} {num(48 + ROW + more)}" role="img" '
+        f'aria-label="{text(label)}"><style>{palette_css()}{_css()}</style>{"".join(drawn)}{explained}</svg>'
     )
 
 

@@ -16,7 +16,7 @@ from cordee.plan.pipeline.measured import RecordedStep
 from cordee.plan.pipeline.table import Action, StagePlacement
 from cordee.plan.pipeline.timeline import CellSpan, ScheduleTimeline
 from cordee.view.chrome import Flow, Slice, Track, chrome_trace_text
-from cordee.view.pipeline import Block, RankRow, pipeline_svg
+from cordee.view.pipeline import Block, RankRow, pipeline_html
 from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
 
@@ -34,7 +34,7 @@ def picture(run: ScheduleTimeline, in_seconds: bool, *, end: float | None = None
         RankRow(f"rank {rank}", [block for span in row for block in _blocks(span, run.table.placement, in_seconds)])
         for rank, row in enumerate(run.spans)
     ]
-    return pipeline_svg(run.table.name, lines, aside=aside, end=end)
+    return pipeline_html(run.table.name, lines, aside=aside, end=end)
 
 
 def _blocks(span: CellSpan, place: StagePlacement, in_seconds: bool) -> list[Block]:
@@ -121,7 +121,7 @@ def _rehearsed(ran: Rehearsal) -> Section:
     ]  # fmt: skip
     end = max(ran.predicted.makespan_s, ran.measured.makespan_s)
     aside = f"step {format_time(ran.measured.makespan_s, True)}, bubble {format_time(ran.measured.bubble_s, True)}"
-    drawings = [picture(ran.predicted, True, end=end), pipeline_svg("measured", lines, aside=aside, end=end)]
+    drawings = [picture(ran.predicted, True, end=end), pipeline_html("measured", lines, aside=aside, end=end)]
     return Section("Rehearsal", f"On gloo ranks of this machine; passes are timed waits: {ran_text(ran)}.", drawings)
 
 

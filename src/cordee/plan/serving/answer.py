@@ -293,6 +293,10 @@ class ServingAnswer:
         """Return the answer as one self-contained HTML page."""
         return serving_page(self)
 
+    def __repr__(self) -> str:
+        """Return the summary, which is what an interactive Python shows."""
+        return f"<{self.request.shape.name} on {self.where}: {self.summary}>"
+
     def _repr_html_(self) -> str:
         return serving_page(self, notebook=True)
 

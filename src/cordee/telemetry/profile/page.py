@@ -23,7 +23,7 @@ from cordee.telemetry.profile.sentences import (
 )
 from cordee.telemetry.profile.sweep import BIT, Sweep
 from cordee.units import plural
-from cordee.view.profile import SLOTS, Strip, breakdown_svg, strips_svg
+from cordee.view.profile import SLOTS, Strip, breakdown_html, strips_html
 from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
 
@@ -78,13 +78,13 @@ def profile_page(answer: ProfileAnswer) -> str:
 
 def _time(report: RankReport) -> Section:
     parts = {PARTS[name]: (value, format_us(value)) for name, value in span_parts(report.time).items()}
-    return Section("Where the time went", verdict(report), (breakdown_svg(parts, "the span in parts"),))
+    return Section("Where the time went", verdict(report), (breakdown_html(parts, "the span in parts"),))
 
 
 def _stream_rows(report: RankReport) -> Section:
     many = len(report.streams)
     what = f"The {STREAMS_DRAWN} busiest of {many}." if many > STREAMS_DRAWN else ""
-    drawn = strips_svg(
+    drawn = strips_html(
         [_strip(report, row.name, row.strip) for row in report.streams[:STREAMS_DRAWN]], report.time.span_us,
         ticks(report.time.span_us), "activity of each stream",
     )  # fmt: skip
@@ -185,7 +185,7 @@ def _ranks(answer: ProfileAnswer) -> list[Section]:
     assert answer.skew is not None, "there are several"
     span = max(report.time.span_us for report in answer.reports)
     strips = [_strip(report, report.label, report.swept) for report in answer.reports[:RANKS_DRAWN]]
-    drawn = strips_svg(strips, span, ticks(span), "activity of each rank") if _one_length(answer.reports) else ""
+    drawn = strips_html(strips, span, ticks(span), "activity of each rank") if _one_length(answer.reports) else ""
     matched = answer.skew.matched > 0
     names = ("", "span", "compute", "hidden", "exposed", "idle", *(("waited", "caused", "last in") if matched else ()))
     rows = []
