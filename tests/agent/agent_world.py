@@ -53,9 +53,7 @@ class World:
         self.executor = AgentsExecutor(
             log=self, node_of=tokens.node_of, engines=[engine], terms=self.terms, confirm_s=5.0
         )
-        app = FastAPI()
-        app.state.agents = self.executor
-        app.include_router(link.router)
+        app = link.AgentLinks(FastAPI(), self.executor)
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
         self.web = WebServer(app, listener)

@@ -50,7 +50,7 @@ class Api:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.services, self.sweeps = ServiceOperations.over(self.operations), SweepOperations.over(self.operations)
-        self._http = WebServer(create_app(self.operations, None, self.services, self.sweeps), listener, public)
+        self._http = WebServer(create_app(self.operations, self.services, self.sweeps), listener, public)
         self._http.begin()
         self.client = Client(folder, url=self.url, token=TOKEN)
 

@@ -89,8 +89,8 @@ class FakeAgent:
 class Bench:
     """An executor whose agents are played by the test, and the log that it reads."""
 
-    def __init__(self, home, engines=()):
-        self.home, self.engines = home, engines
+    def __init__(self, home, engines=(), links_max=None):
+        self.home, self.engines, self.links_max = home, engines, links_max
         self.committed, self.known, self.agents, self.woken = {}, [], [], threading.Event()
         self.attempts = {("j", 1): ["a"]}
         self.urls, self.replaced = ["https://a"], False
@@ -107,9 +107,7 @@ class Bench:
             servers=self.servers,
             clock=clock,
         )
-        app = FastAPI()
-        app.state.agents = self.executor
-        app.include_router(link.router)
+        app = link.AgentLinks(FastAPI(), self.executor, self.links_max)
         listener = socket.create_server(("127.0.0.1", 0))
         self.web = WebServer(app, listener)
         self.executor.nodes.know(self.known)
@@ -345,6 +343,41 @@ def test_no_message_of_a_stranger_stops_the_server(bench, caplog, text):
     assert isinstance(stranger.hear(), Refused | None)
     assert isinstance(bench.agent().hear(), Welcome)
     caplog.text.encode()  # a log that holds a lone surrogate cannot be written to a file
+
+
+def test_what_another_library_writes_is_read_too(bench):
+    agent = bench.agent()
+    agent.hear()
+    agent.socket.send('{"beat": {"clock_us": 5, "number": 9007199254740991}}')
+    assert agent.hear().number == 2**53 - 1
+    agent.socket.send('{"beat":{"number":9007199254740992,"clock_us":5}}')
+    assert "not a message" in agent.hear().why
+
+
+def test_bytes_are_refused(bench):
+    stranger = bench.agent()
+    stranger.hear()
+    stranger.socket.send(b'{"beat":{"number":1,"clock_us":1}}')
+    assert stranger.hear() == Refused(why="not a message: bytes in place of text")
+    assert stranger.hear() is None
+
+
+def test_a_link_more_than_the_limit_of_open_files_allows_is_refused_until_another_ends(tmp_path):
+    bench = Bench(tmp_path, links_max=1)
+    try:
+        first = bench.agent()
+        first.hear()
+        refused = bench.agent(node="b", claim=False).hear()
+        assert refused.why.startswith("this server has 1 agents' links, and may open ") and not refused.final
+        assert "LimitNOFILE=" in refused.hint
+        first.close()
+        deadline = time.monotonic() + DEADLINE_S
+        while bench.executor.nodes.members["a"].session is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert isinstance(bench.agent(node="b").hear(), Welcome)
+    finally:
+        bench.close()
 
 
 # -- orders ----------------------------------------------------------------------------------------------

@@ -40,8 +40,7 @@ from cordee.answers import (
     WhyView,
 )
 from cordee.control import logs, tenants_api
-from cordee.control.agents import link, transfers
-from cordee.control.agents.executor import AgentsExecutor
+from cordee.control.agents import transfers
 from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, user_router
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.operations import Operations
@@ -346,11 +345,10 @@ def _methods(request: Request) -> str:
 
 def create_app(
     operations: Operations,
-    agents: AgentsExecutor | None = None,
     services: ServiceOperations | None = None,
     sweeps: SweepOperations | None = None,
 ) -> FastAPI:
-    """Create the application around the operations and, for the agents' links, its executor."""
+    """Create the application around the operations."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.operations = operations
     app.state.services = services or ServiceOperations.over(operations)
@@ -359,9 +357,6 @@ def create_app(
         app.include_router(each)
     app.include_router(agents_router)
     app.include_router(transfers.router)
-    if agents is not None:
-        app.state.agents = agents
-        app.include_router(link.router)
     app.add_exception_handler(CordeeError, _cordee_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _unknown)

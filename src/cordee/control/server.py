@@ -21,13 +21,14 @@ from pathlib import Path
 from types import FrameType
 
 import structlog
+from starlette.types import ASGIApp
 
 from cordee.answers import JoinTokenRequest
 from cordee.client import Client
 from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
-from cordee.control.agents.link import read_all
+from cordee.control.agents.link import AgentLinks, read_all
 from cordee.control.api import create_app, local_owner
 from cordee.control.collector import collected_when_idle
 from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
@@ -197,9 +198,9 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = _loopback(self._home)
-        app = create_app(self.operations, self._executor, *self._above_jobs)
+        app: ASGIApp = AgentLinks(create_app(self.operations, *self._above_jobs), self._executor)
         if self._standby is not None:
-            app.add_middleware(LeaderOnly, standby=self._standby)
+            app = LeaderOnly(app, self._standby)
         http = WebServer(app, listener, self._public)
         jobs = jobs_of(self.control, self.operations.job, SystemClock())
         notifier = Notifier(self._home.path, self._store, jobs)
@@ -435,7 +436,7 @@ def _report_to_parent(message: dict[str, object]) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one: each agent's link is an open file."""
+    """Raise the soft limit of open files to the hard one: each agent's link is an open file (`link.AgentLinks`)."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

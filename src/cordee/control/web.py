@@ -8,11 +8,15 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from cordee.control.listen import Listener
 
 FRAME_BYTES_MAX = 64 * 2**20
+BACKLOG = 16_384
+"""The number of connections that may wait to be accepted: all agents dial a server that comes back. Linux has a limit
+of its own, net.core.somaxconn."""
+
 _LET_GO_S = 1
 
 
@@ -25,7 +29,7 @@ def _is_loggable(record: logging.LogRecord) -> bool:
 class WebServer(uvicorn.Server):
     """A web server on loopback and, over TLS, on the port for other machines."""
 
-    def __init__(self, app: FastAPI, listener: socket.socket, public: Listener | None = None) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, public: Listener | None = None) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -33,6 +37,7 @@ class WebServer(uvicorn.Server):
             access_log=False,  # clients that watch send many requests a second
             lifespan="off",
             timeout_graceful_shutdown=_LET_GO_S,
+            backlog=BACKLOG,
             ws="websockets-sansio",
             ws_max_size=FRAME_BYTES_MAX,
             ws_ping_interval=None,  # the agents' beats do that

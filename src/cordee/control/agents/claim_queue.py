@@ -1,16 +1,24 @@
-"""The claims that wait to be judged: a thread takes all that have arrived at once, so that they share one query."""
+"""Claims that wait to be judged: a thread takes all that have arrived, so that they share queries and wake-ups."""
 
+import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 from cordee.agent.messages import Claim, Refused
 from cordee.control.agents.claims import Session
 
 _log = logging.getLogger("cordee.control")
+
+
+class ArrivedToken(NamedTuple):
+    """The token with which an agent opens the connection of a node; no claim is read before it is checked."""
+
+    node: str
+    token: str
 
 
 class ArrivedClaim(NamedTuple):
@@ -21,16 +29,20 @@ class ArrivedClaim(NamedTuple):
     session: Session
 
 
+Arrived = ArrivedToken | ArrivedClaim
+Answer = asyncio.Future[Refused | None]
+
+
 class ClaimQueue:
-    """Claims in the order of their arrival; usable from any thread.
+    """Tokens and claims in the order of their arrival, from the web server's loop.
 
     Args:
-        judge: answers claims, in their order: None for one that is welcomed.
+        judge: answers them, in their order: None for one that is accepted.
     """
 
-    def __init__(self, judge: Callable[[Sequence[ArrivedClaim]], Sequence[Refused | None]]) -> None:
+    def __init__(self, judge: Callable[[Sequence[Arrived]], Sequence[Refused | None]]) -> None:
         self._judge = judge
-        self._waiting: deque[tuple[ArrivedClaim | None, Future[Refused | None]]] = deque()
+        self._waiting: deque[tuple[Arrived | None, Answer]] = deque()
         self._changed = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="cordee-claims", daemon=True)
@@ -40,31 +52,32 @@ class ClaimQueue:
         self._thread.start()
 
     def stop(self) -> None:
-        """Judge no more; who waits is cancelled."""
+        """Judge no more; who waits is cancelled. Callable from any thread."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
-        while self._waiting:
-            self._waiting.popleft()[1].cancel()
+        _deliver([(answer, None) for _, answer in self._waiting], cancel=True)
+        self._waiting.clear()
 
-    def put(self, claim: ArrivedClaim) -> "Future[Refused | None]":
-        """Return the future answer to a claim."""
-        return self._put(claim)
+    def put(self, arrived: Arrived) -> Answer:
+        """Return the future answer to a token or a claim."""
+        return self._put(arrived)
 
-    def reached(self) -> "Future[Refused | None]":
-        """Return a future that is done when every claim that has arrived by now is judged."""
+    def reached(self) -> Answer:
+        """Return a future that is done when all that has arrived by now is judged."""
         return self._put(None)
 
-    def _put(self, claim: ArrivedClaim | None) -> "Future[Refused | None]":
-        answer: Future[Refused | None] = Future()
+    def _put(self, arrived: Arrived | None) -> Answer:
+        answer: Answer = asyncio.get_running_loop().create_future()
         with self._changed:
             if self._stopped:
                 answer.cancel()
             else:
-                self._waiting.append((claim, answer))
-                self._changed.notify()
+                self._waiting.append((arrived, answer))
+                if len(self._waiting) == 1:
+                    self._changed.notify()
         return answer
 
     def _run(self) -> None:
@@ -75,16 +88,28 @@ class ClaimQueue:
                     return
                 taken = list(self._waiting)
                 self._waiting.clear()
-            claims = [claim for claim, _ in taken if claim is not None]
+            arrived = [each for each, _ in taken if each is not None]
             try:
-                answers = iter(self._judge(claims) if claims else ())
+                judged = iter(self._judge(arrived) if arrived else ())
             except Exception:  # the next claims must find a judge
-                _log.exception("%d claims of nodes could not be judged; their agents dial again", len(claims))
-                for _, answer in taken:
-                    answer.cancel()
+                _log.exception("%d claims of nodes could not be judged; their agents dial again", len(arrived))
+                _deliver([(answer, None) for _, answer in taken], cancel=True)
             else:
-                for claim, answer in taken:
-                    if answer.set_running_or_notify_cancel():  # else its connection has ended meanwhile
-                        answer.set_result(None if claim is None else next(answers))
-                    elif claim is not None:
-                        next(answers)
+                _deliver([(answer, None if each is None else next(judged)) for each, answer in taken])
+
+
+def _deliver(answers: Sequence[tuple[Answer, Refused | None]], *, cancel: bool = False) -> None:
+    """Pass answers on to the loop that waits for them, which is woken once for all of them."""
+
+    def deliver() -> None:
+        for future, answer in answers:
+            if future.done():  # its connection has ended meanwhile
+                continue
+            if cancel:
+                future.cancel()
+            else:
+                future.set_result(answer)
+
+    if answers:
+        with contextlib.suppress(RuntimeError):  # the web server has ended
+            answers[0][0].get_loop().call_soon_threadsafe(deliver)

@@ -14,15 +14,16 @@ from dataclasses import asdict, replace
 
 from cordee.agent.clock import MachineClock
 from cordee.agent.messages import Beat, Claim, Confirm, FromAgent, Order, Records, Refused, Seen, Shutdown, Welcome
-from cordee.control.agents.claim_queue import ArrivedClaim, ClaimQueue
+from cordee.control.agents.claim_queue import Arrived, ArrivedClaim, ArrivedToken, ClaimQueue
 from cordee.control.agents.claims import Member, Session, judge
 from cordee.control.agents.intake import Intake, is_stream_of
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.agents.nodes import ClusterLog, Nodes
 from cordee.control.agents.watch import Watch
 from cordee.control.engines.port import Engine
+from cordee.control.node_tokens import check_node
 from cordee.control.ports import Pending, Report
-from cordee.errors import StandbyError, StoreError
+from cordee.errors import ForbiddenError, NodeLeftError, StandbyError, StoreError, TokenError
 from cordee.event_json import encode
 from cordee.events import AttemptPlaced
 
@@ -45,10 +46,9 @@ class AgentsExecutor:
         changed: the lock, and the condition for which `carry_out` waits.
 
     Attributes:
-        node_of: as given.
         nodes: the nodes behind the agents.
         watch: the watch over nodes and engines.
-        claims: the claims that `claim` has not judged yet.
+        claims: the tokens and claims that are not judged yet.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class AgentsExecutor:
         clock: MachineClock | None = None,
         changed: threading.Condition | None = None,
     ) -> None:
-        self.node_of, self._servers, self._confirm_s = node_of, servers, confirm_s
+        self._node_of, self._servers, self._confirm_s = node_of, servers, confirm_s
         self._log, self._engines = log, engines
         self._changed = changed or threading.Condition()
         self.nodes = Nodes(log, terms or LeaseTerms(), wake, clock or MachineClock(), self._changed)
         self.watch = Watch(self.nodes, log, engines)
-        self.claims = ClaimQueue(self.claim)
+        self.claims = ClaimQueue(self._judge)
         self._intake = Intake(self.nodes, log)
         self._farewell: Shutdown | None = None  # sent to the agents of the engines when they shall exit
 
@@ -215,6 +215,19 @@ class AgentsExecutor:
             engine.close()
 
     # -- the link: the web server's thread ---------------------------------------------------------------------
+
+    def _judge(self, arrived: Sequence[Arrived]) -> list[Refused | None]:
+        """Check tokens, and judge claims; return the refusals."""
+        claims = [each for each in arrived if isinstance(each, ArrivedClaim)]
+        answers = iter(self.claim(claims) if claims else ())
+        return [self._check(each) if isinstance(each, ArrivedToken) else next(answers) for each in arrived]
+
+    def _check(self, arrived: ArrivedToken) -> Refused | None:
+        try:
+            check_node(arrived.node, arrived.token, self._node_of)
+        except (TokenError, ForbiddenError, StoreError) as error:
+            return Refused(why=error.message, hint=error.hint or "", final=isinstance(error, NodeLeftError))
+        return None
 
     def claim(self, claims: Sequence[ArrivedClaim]) -> list[Refused | None]:
         """Judge agents' claims; welcome each over its session, or return its refusal."""
