@@ -20,7 +20,7 @@ from cordee.agent.copies import Copies
 from cordee.agent.launch import Assignment
 from cordee.agent.settings import AgentSettings
 from cordee.agent.uplink import Uplink
-from cordee.cli.ship import send_files
+from cordee.cli.capture import capture_job
 from cordee.client import Client
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.spawn import start_server
@@ -92,12 +92,12 @@ def measure(scratch: Path, files: int, n_bytes: int) -> list[tuple[str, float, f
     try:
         with Client(home) as client:
             spec = JobSpec(run=("sleep", "600"), gpus=1, cwd=str(folder), name="bench")
-            rows.append(("read and send to an empty server", *timed(lambda: send_files(client, spec, remote=True))))
-            rows.append(("the same folder again", *timed(lambda: send_files(client, spec, remote=True))))
+            rows.append(("read and send to an empty server", *timed(lambda: capture_job(client, spec, remote=True))))
+            rows.append(("the same folder again", *timed(lambda: capture_job(client, spec, remote=True))))
             with (folder / "part0" / "file0.py").open("ab") as file:
                 file.write(b"x = 1\n")
-            rows.append(("with one file changed", *timed(lambda: send_files(client, spec, remote=True))))
-            node = Node(client, home, scratch / "node", send_files(client, spec, remote=True))
+            rows.append(("with one file changed", *timed(lambda: capture_job(client, spec, remote=True))))
+            node = Node(client, home, scratch / "node", capture_job(client, spec, remote=True)[0])
             rows.append(("fetch and lay out on a node", *timed(lambda: node.lay_out("first"))))
             rows.append(("lay out for the next attempt", *timed(lambda: node.lay_out("second"))))
     finally:

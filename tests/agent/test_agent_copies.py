@@ -14,7 +14,7 @@ from cordee.agent.launch import Assignment
 from cordee.agent.uplink import UplinkError
 from cordee.events import Lease, Outcome, RanksStarted
 from cordee.storage.content import Contents, pack
-from cordee.storage.folder import read_folder
+from cordee.storage.folder import FilesWanted, capture
 from cordee.storage.tree import Tree, digest_of
 
 
@@ -22,7 +22,8 @@ class Server:
     """The server's end of an uplink, in memory."""
 
     def __init__(self, folder: Path) -> None:
-        self.tree, where = read_folder(folder)
+        captured = capture(folder)
+        self.tree, where = captured.tree, captured.contents
         self.held = {digest: each.read_bytes() for digest, each in where.items() if isinstance(each, Path)}
         self.held[self.digest] = self.tree.encode()
         self.asked: list[list[str]] = []
@@ -162,7 +163,7 @@ def test_a_copy_goes_unless_the_job_wrote_into_it(tmp_path: Path, server: Server
 
 
 def test_what_pointed_into_the_folder_points_into_the_copy(project: Path, tmp_path: Path) -> None:
-    tree, _ = read_folder(project, import_paths=["src"])
+    tree = capture(project, FilesWanted(import_paths=["src"])).tree
     copy = tmp_path / "copy"
     root = str(project)
     spec = {
@@ -191,7 +192,7 @@ def test_the_program_is_the_submitters_or_named_as_missing(project: Path, tmp_pa
         each.parent.mkdir(parents=True)
         each.write_text("#!/bin/sh\n")
         each.chmod(0o755)
-    tree, _ = read_folder(project, program=str(mine))
+    tree = capture(project, FilesWanted(program=str(mine))).tree
     spec = {"run": ["python3", "train.py"], "env": {"PATH": f"{other.parent}:/bin"}}
     assert placed(spec, tree, tmp_path / "copy", "n1")["env"]["PATH"] == f"{mine.parent}:{other.parent}:/bin"
     mine.unlink()

@@ -18,6 +18,8 @@ from cordee.client import Client
 from cordee.errors import CordeeError
 from cordee.events import AttemptPlaced, NodeDown, RanksStarted
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 
 @pytest.mark.parametrize(
     "words",

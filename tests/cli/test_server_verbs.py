@@ -63,7 +63,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def verb(home: Path, capsys: pytest.CaptureFixture[str]) -> Verb:
+def verb(home: Path, capsys: pytest.CaptureFixture[str], elsewhere: None) -> Verb:
     def call(*words: str) -> str:
         own = words[: words.index("--")] if "--" in words else words
         code = code_of(*own, "--home", str(home), *words[len(own) :])

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from api_scene import OTHER, SPEC, TOKEN, Api
 
-from cordee.cli.ship import send_files, ships
+from cordee.cli.capture import capture_job
 from cordee.client import Client
 from cordee.control import files as job_files
 from cordee.control.mirror import Mirror
@@ -31,6 +31,10 @@ def spec_in(folder: Path, **more: object) -> JobSpec:
     return JobSpec.model_validate(
         SPEC | {"run": ["python3", "train.py"], "cwd": str(folder), "env": {"PATH": path}} | more
     )
+
+
+def send_files(client: Client, spec: JobSpec, *, remote: bool) -> JobSpec:
+    return capture_job(client, spec, remote=remote)[0]
 
 
 def test_a_job_holds_the_tree_of_its_files_and_they_are_sent_once(
@@ -97,8 +101,7 @@ def test_a_file_above_the_folder_is_refused(api: Api, project: Path) -> None:
     with pytest.raises(SpecError, match=r"\.\./train.py is outside"):
         send_files(api.client, spec_in(project / "lib", run="python ../train.py"), remote=True)
     with pytest.raises(SpecError, match="the server is on another machine"):
-        ships(False, remote=True)
-    assert ships(None, remote=True) and ships(True, remote=False)
+        capture_job(api.client, spec_in(project), ship=False, remote=True)
 
 
 def test_folders_of_editable_installs_are_recorded(api: Api, project: Path) -> None:

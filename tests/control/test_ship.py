@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cordee.agent.settings import AgentSettings
-from cordee.cli.ship import send_files
+from cordee.cli.capture import capture_job
 from cordee.client import Client
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.spawn import start_server
@@ -107,7 +107,7 @@ def test_every_attempt_runs_what_was_submitted_and_no_line_of_its_logs_is_lost(c
     with Client(cluster.home) as client:
         until(lambda: {node.name for node in client.nodes() if node.up} == {"local", "n1", "n2"})
         client.cordon("local")
-        spec = send_files(client, JobSpec(run=run, gpus=2, cwd=str(project), env=env), remote=True)
+        spec, _ = capture_job(client, JobSpec(run=run, gpus=2, cwd=str(project), env=env), remote=True)
         (project / "lib.py").write_text("NAME = 'what was edited after the submission'")
         job_id = client.submit(spec.model_dump(mode="json")).job.job_id
         shutil.rmtree(project)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cordee.agent.settings import AgentSettings
-from cordee.cli.ship import send_files
+from cordee.cli.capture import capture_job
 from cordee.client import Client
 from cordee.control.spawn import is_owned, start_server
 from cordee.errors import HomeUnsuitableError
@@ -83,7 +83,8 @@ class TlsPair:
         run = (sys.executable, str(folder / "train.py"))
         env = {"PATH": os.environ["PATH"], "STAGE": str(stage)}
         with Client(self.far) as client:
-            spec = send_files(client, JobSpec(name=name, run=run, gpus=1, cwd=str(folder), env=env), remote=True)
+            job = JobSpec(name=name, run=run, gpus=1, cwd=str(folder), env=env)
+            spec, _ = capture_job(client, job, remote=True)
         shutil.rmtree(folder)
         return spec
 

@@ -190,7 +190,9 @@ class OnSlurm:
 
     def cordee(self, *words: str) -> str:
         argv = [sys.executable, "-m", "cordee", *words]
-        done = subprocess.run(argv, env=self._env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            argv, env=self._env, cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
         assert done.returncode == 0, f"{words}: {done.stderr}\n{self.said()}"
         return done.stdout
 

@@ -3,14 +3,16 @@
 import os
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cordee.errors import InputError
 from cordee.storage import folder as folders
 from cordee.storage.content import PACK_FILES, Contents, batches, pack, unpack
-from cordee.storage.folder import read_folder
+from cordee.storage.folder import FilesWanted, capture
 from cordee.storage.sealed import Damaged
 from cordee.storage.tree import Tree, TreeFile, digest_of
 
@@ -26,6 +28,11 @@ def write(folder: Path, **files: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
+
+
+def read_folder(root: Path, **wanted: Any) -> tuple[Tree, Mapping[str, Path | bytes]]:
+    captured = capture(root, FilesWanted(**wanted))
+    return captured.tree, captured.contents
 
 
 def paths(tree: Tree) -> list[str]:

@@ -1,6 +1,7 @@
 """Copies of submitted files, made for each attempt by a thread of their own and removed when it is settled.
 
 A node fetches each content once. Contents are verified whenever a copy is made, and fetched again if they have changed.
+What a job wrote into its copy moves on into that of its next attempt on the node.
 """
 
 import logging
@@ -10,7 +11,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -115,6 +117,7 @@ class Copies:
         fetched += self._fetch(order, tree.digests)
         tree.lay_out(lambda each: self._read(order, each), copy)
         (copy.parent / _READY).touch()
+        _carry(copy, {file.path for file in tree.files})
         took_s = time.monotonic() - began_s
         files = plural(len(tree.files), "file")
         _log.info("%s: %s laid out in %.2f s, %d of them fetched", order.tag, files, took_s, fetched)
@@ -175,17 +178,39 @@ class Copies:
         if self._new_uplink is not None:
             self._contents.collect(())
         before_s = time.time() - KEEP_S
-        for ready in copy.parents[3].glob(f"*/*/{copy.parent.name}/{_READY}"):
-            if ready.stat().st_mtime < before_s and (ready.parent / "ended.json").exists():
-                shutil.rmtree(ready.parent / NAME, ignore_errors=True)
+        for ended in copy.parents[3].glob(f"*/*/{copy.parent.name}/ended.json"):
+            if ended.stat().st_mtime < before_s and (ended.parent / _READY).exists():
+                shutil.rmtree(ended.parent / NAME, ignore_errors=True)
 
 
 def files_of_job(copy: Path) -> Iterator[Path]:
-    """Yield the files of a copy that were written after it was made, without Python's caches."""
+    """Yield the files of a copy that were written after it was made, without Python's caches.
+
+    Raises:
+        OSError: the copy is not there, or goes meanwhile.
+    """
     ready_ns = (copy.parent / _READY).stat().st_ctime_ns
     for path in copy.rglob("*"):
-        if not path.is_dir() and path.suffix != ".pyc" and path.lstat().st_ctime_ns > ready_ns:
+        own = path.suffix == ".pyc" or (path.is_dir() and not path.is_symlink())
+        if not own and path.lstat().st_ctime_ns > ready_ns:
             yield path
+
+
+def _carry(copy: Path, submitted: Collection[str]) -> None:
+    """Move what the attempt before wrote into its copy on this node, but not over files that were submitted."""
+    epoch, node = int(copy.parent.parent.name), copy.parent.name
+    with suppress(OSError):
+        earlier = [int(each.name) for each in copy.parents[2].iterdir() if each.name.isdecimal()]
+    for number in sorted((each for each in earlier if each < epoch), reverse=True):
+        before = copy.parents[2] / str(number) / node / NAME
+        if not before.is_dir():
+            continue
+        with suppress(OSError):  # it may be removed at this moment, since it has nothing of its job
+            for path in list(files_of_job(before)):
+                name = path.relative_to(before).as_posix()
+                if name not in submitted and not os.path.lexists(copy / name):
+                    (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                    path.rename(copy / name)
 
 
 def placed(spec: Mapping[str, Any], tree: Tree, copy: Path, node: str) -> dict[str, Any]:
@@ -215,7 +240,10 @@ def placed(spec: Mapping[str, Any], tree: Tree, copy: Path, node: str) -> dict[s
         env["PYTHONPATH"] = os.pathsep.join([*imported, *filter(None, [env.get("PYTHONPATH")])])
     if tree.program is not None:
         env["PATH"] = _path_with(in_copy(tree.program), env.get("PATH", os.defpath), node)
-    return {**spec, "cwd": str(copy), "run": run, "env": {**env, "CORDEE_FILES": str(copy)}}
+    env["CORDEE_FILES"] = str(copy)
+    if tree.has_root():
+        env["CORDEE_FOLDER"] = os.path.join(tree.root, tree.below)  # noqa: PTH118
+    return {**spec, "cwd": str(copy / tree.below), "run": run, "env": env}
 
 
 def _path_with(program: str, path: str, node: str) -> str:

@@ -11,10 +11,10 @@ from rich.console import Console
 from cordee.answers import DryRunView, Submitted
 from cordee.cli import sweep as sweeps
 from cordee.cli import terminal
+from cordee.cli.capture import capture_job, names_program
 from cordee.cli.dry_run import DRAWS, Given, SpecOf, show_dry_run, times, with_flags
 from cordee.cli.job_file import job_from_file, pairs, plan_of
 from cordee.cli.jobs import follow_to_end
-from cordee.cli.ship import names_program, send_files, ships
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, SpecError, UnitError
@@ -133,8 +133,8 @@ Ship = Annotated[
     bool | None,
     typer.Option(
         "--ship/--live",
-        help="Run a copy of this folder's files as they are now, on each node; or the folder itself, as it will be.",
-        show_default="--ship for a server on another machine, else --live",
+        help="Run a copy of this folder's code as it is now; or the folder itself, with later edits.",
+        show_default="--ship",
     ),
 ]
 Slots = Annotated[
@@ -278,8 +278,7 @@ def submit(
     with terminal.connect(home) as client:
         if ask and here.sweep is None:
             _consent(here, client.dry_run(here.model_dump(mode="json"), unprotected=unprotected))
-        if ships(ship, remote=remote):
-            here = send_files(client, here, remote=remote)
+        here, copied = capture_job(client, here, ship=ship, remote=remote)
         if here.sweep is not None:
             _declare_sweep(client, here, unprotected=unprotected, follow=follow, as_json=as_json)
             return
@@ -290,7 +289,7 @@ def submit(
             job = made.job
             print(f"{job.job_id} {job.state}: {_submitted(here, made)}")
             _say_what_it_waits_for(console, client, job.job_id)
-        for note in [*made.notes, *found.notes()]:
+        for note in [*made.notes, *copied, *found.notes()]:
             console.print(f"note: {note}", highlight=False)
         if follow:
             try:

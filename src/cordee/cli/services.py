@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from cordee.cli import terminal
+from cordee.cli.capture import capture_job
 from cordee.cli.job_file import job_from_file, pairs
 from cordee.cli.services_text import print_list, print_service, print_urls, progress_line
-from cordee.cli.ship import send_files, ships
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, SpecError
@@ -81,7 +81,7 @@ Secret = Annotated[list[str] | None, typer.Option(help="NAME of an environment v
 Ship = Annotated[
     bool | None,
     typer.Option("--ship/--live", help="Serve a copy of this folder's files, or the folder itself.",
-                 show_default="--ship for a server on another machine, else --live"),
+                 show_default="--ship if it has a run, or the server is on another machine"),
 ]  # fmt: skip
 Slots = Annotated[str | None, typer.Option(help="Number of CPU slots, if a server has to be started.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show the progress until the service is ready.")]
@@ -170,7 +170,7 @@ def update(
     with terminal.connect(home) as client:
         before = JobSpec.model_validate(client.service(name).spec)
     spec = changed(before, changes, gpus, pairs(env or ()))
-    declare(spec, home, ship=False, slots=None, follow=follow, as_json=as_json)
+    declare(spec, home, ship=None, slots=None, follow=follow, as_json=as_json, again=True)
 
 
 def changed(before: JobSpec, changes: dict[str, Any], gpus: str | None, env: dict[str, str]) -> JobSpec:
@@ -340,9 +340,19 @@ def service_name(model: str) -> str:
 
 
 def declare(
-    spec: JobSpec, home: Path | None, *, ship: bool | None, slots: str | None, follow: bool, as_json: bool
+    spec: JobSpec,
+    home: Path | None,
+    *,
+    ship: bool | None,
+    slots: str | None,
+    follow: bool,
+    as_json: bool,
+    again: bool = False,
 ) -> None:
-    """Send a service to the server, started with a gateway if none runs, and say what becomes of it."""
+    """Send a service to the server, started with a gateway if none runs, and say what becomes of it.
+
+    `again`: the spec is the server's own, with changes, so its files are not captured.
+    """
     from cordee.control.spawn import ensure_server, running
 
     here = spec.model_copy(update={"cwd": spec.cwd or str(Path.cwd())})
@@ -356,10 +366,11 @@ def declare(
         with terminal.waiting(f"starting a server and a gateway on {folder}"):
             ensure_server(folder, slots=slots, gateway="auto")
     with terminal.connect(home) as client:
-        if ships(ship, remote=remote) and here.files is None:
-            here = send_files(client, here, remote=remote)
+        copied: list[str] = []
+        if not again and (here.run or remote or ship):  # else its engine is a program of the node
+            here, copied = capture_job(client, here, ship=ship, remote=remote)
         made = client.declare(here.model_dump(mode="json"))
-        for note in made.notes:
+        for note in [*made.notes, *copied]:
             terminal.stderr().print(note if as_json else f"note: {note}", highlight=False, markup=False)
         if follow:
             made = _followed(client, made)

@@ -1,78 +1,159 @@
-"""Read a folder as a tree: what git tracks, and what it neither tracks nor ignores, without what .cordeeignore names.
-
-git reads the ignore rules, also in a folder that is no repository; submodules and nested repositories are read too.
-"""
+"""Read a folder as a tree: what git tracks, and what it does not ignore, without what .cordeeignore names."""
 
 import os
-import shutil
 import stat
-import subprocess
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.errors import InputError
+from cordee.storage.listing import IGNORE_FILE, beside, commit_of, listed
 from cordee.storage.tree import Tree, TreeFile, digest_of
 from cordee.units import MB, format_bytes, plural
 
-IGNORE_FILE = ".cordeeignore"
 LIMIT_BYTES = 100 * MB
 FILES_MAX = 50_000
 _LARGEST = 5  # files that a refusal names
-_GIT_S_MAX = 60
-_NEVER = ("__pycache__/", "*.pyc", ".venv/", "venv/", ".ipynb_checkpoints/")  # unless git tracks them
+_PARTS = {"log", "chunks", "manifests"}  # folders of a job's checkpoints
 
 
-def read_folder(
-    root: Path, *, without: Sequence[Path] = (), program: str | None = None, import_paths: Sequence[str] = ()
-) -> tuple[Tree, dict[str, Path | bytes]]:
-    """Return the tree of a folder, and where the content of each digest is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesWanted:
+    """Which files of a folder are read, and what the tree says beside them.
 
-    Args:
-        root: the folder.
+    Attributes:
         without: files and folders to leave out, such as those of checkpoints.
+        only: the files to read, relative to the folder; None: those of the rules.
+        linked: what is left out becomes links in copies on the same machine: so what cannot be read is left out too,
+            and the largest files that git does not track if all are too large.
+        below: the folder in which the job starts, relative to the root.
         program: recorded in the tree.
         import_paths: recorded in the tree.
+    """
+
+    without: Sequence[Path] = ()
+    only: Collection[str] | None = None
+    linked: bool = False
+    below: str = ""
+    program: str | None = None
+    import_paths: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedFiles:
+    """A tree, where the content of each digest is, and the files that were left out because of their size."""
+
+    tree: Tree
+    contents: Mapping[str, Path | bytes]
+    too_large: Mapping[str, int]
+
+
+def capture(root: Path, wanted: FilesWanted = FilesWanted()) -> CapturedFiles:
+    """Return the tree of a folder, and where its contents are.
 
     Raises:
-        InputError: the files are too many or too large, or git cannot list them.
+        InputError: the files are too many or too large, one cannot be read, or git cannot list them.
     """
     root = root.resolve()
-    apart = [path.resolve() for path in without]
-    found = {path: (root / path).lstat() for path in sorted(set(_listed(root))) if not _below(root / path, apart)}
-    _check_limits(root, {path: status.st_size for path, status in found.items()})
+    found, tracked = _found(root, wanted)
+    too_large = _over_limit(root, found, tracked, linked=wanted.linked)
     contents: dict[str, Path | bytes] = {}
     files = []
     for path, status in found.items():
-        file = _read(root, path, status)
+        if path in too_large:
+            continue
+        try:
+            file = _read(root, path, status)
+        except FileNotFoundError:
+            continue  # it has gone meanwhile
+        except OSError as error:
+            if wanted.linked:
+                continue
+            hint = f"name it in {IGNORE_FILE} if the job does not need it"
+            raise InputError(f"{root / path} cannot be read: {error.strerror}", hint=hint) from error
         files.append(file)
         if file.kind != "link":
             contents[file.content] = root / path
-    commit, diff = _commit(root)
-    if diff:
-        contents[digest_of(diff)] = diff
+    at = commit_of(root)
+    if at.diff:
+        contents[digest_of(at.diff)] = at.diff
+    untracked = 0 if at.commit is None else len({file.path for file in files} - tracked)
     tree = Tree(
         root=str(root),
         files=tuple(files),
-        program=program,
-        import_paths=tuple(import_paths),
-        commit=commit,
-        diff=digest_of(diff) if diff else None,
+        program=wanted.program,
+        import_paths=tuple(wanted.import_paths),
+        commit=at.commit,
+        diff=digest_of(at.diff) if at.diff else None,
+        branch=at.branch,
+        changed=at.changed + untracked,
+        below=wanted.below,
+        inode=root.stat().st_ino if wanted.linked else None,
+        links=beside(root, [file.path for file in files]) if wanted.linked else (),
     )
-    return tree, contents
+    return CapturedFiles(tree, contents, too_large)
+
+
+def _found(root: Path, wanted: FilesWanted) -> tuple[dict[str, os.stat_result], set[str]]:
+    """Return the status of each file to read, by path, and the paths that git tracks."""
+    apart = [path.resolve() for path in wanted.without]
+    names = dict(listed(root)) if wanted.only is None else dict.fromkeys(wanted.only, True)
+    if len(names) > FILES_MAX:
+        _refuse_number(root, names)
+    checkpoints = set(_folders_of_checkpoints(names))
+    found: dict[str, os.stat_result] = {}
+    for path in sorted(names):
+        if any((root / path).is_relative_to(each) for each in apart) or _within(path, checkpoints):
+            continue
+        try:
+            status = (root / path).lstat()
+        except OSError:
+            continue  # it has gone meanwhile
+        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):  # a socket or a pipe has no content
+            found[path] = status
+    return found, {path for path, tracked in names.items() if tracked}
+
+
+def _folders_of_checkpoints(names: Mapping[str, bool]) -> Iterator[str]:
+    """Yield the folders that look like those of a job's checkpoints, none of which git tracks."""
+    parts: dict[str, set[str]] = {}
+    for path, tracked in names.items():
+        if tracked:
+            continue
+        above = path.split("/")
+        for at, name in enumerate(above[:-1]):
+            if name in _PARTS and at:
+                parts.setdefault("/".join(above[:at]), set()).add(name)
+    yield from (folder for folder, its in parts.items() if its >= _PARTS)
+
+
+def _within(path: str, folders: Collection[str]) -> bool:
+    above = path.rpartition("/")[0]
+    while above:
+        if above in folders:
+            return True
+        above = above.rpartition("/")[0]
+    return False
 
 
 def _read(root: Path, path: str, status: os.stat_result) -> TreeFile:
     whole = root / path
     if stat.S_ISLNK(status.st_mode):
         return TreeFile(path, "link", 0, _target(root, whole))
-    try:
-        data = whole.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{whole} cannot be read: {error.strerror}", hint=f"name it in {IGNORE_FILE} if the job does not need it"
-        ) from error
+    data = read_regular(whole)
     return TreeFile(path, "program" if status.st_mode & 0o100 else "file", len(data), digest_of(data))
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a file; one that has become a pipe is not waited for.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FileNotFoundError(f"{path} is no file any more")
+        return file.read()
 
 
 def _target(root: Path, link: Path) -> str:
@@ -84,103 +165,48 @@ def _target(root: Path, link: Path) -> str:
     return str(target)
 
 
-def _below(path: Path, apart: Sequence[Path]) -> bool:
-    return any(path.is_relative_to(each) for each in apart)
+def _over_limit(
+    root: Path, found: Mapping[str, os.stat_result], tracked: Collection[str], *, linked: bool
+) -> dict[str, int]:
+    """Return the files to leave out so that the rest is within the limit, with their sizes: the largest first.
 
-
-def _check_limits(root: Path, sizes: Mapping[str, int]) -> None:
+    Raises:
+        InputError: the files are too large, and none may be left out.
+    """
+    sizes = {path: status.st_size for path, status in found.items()}
     total = sum(sizes.values())
-    if total <= LIMIT_BYTES and len(sizes) <= FILES_MAX:
-        return
-    largest = sorted(sizes, key=lambda path: (-sizes[path], path))[:_LARGEST]
-    named = ", ".join(f"{path} ({format_bytes(sizes[path])})" for path in largest)
+    if total <= LIMIT_BYTES:
+        return {}
+    largest = sorted(sizes, key=lambda path: (-sizes[path], path))
+    out: dict[str, int] = {}
+    for path in largest if linked else ():
+        if total - sum(out.values()) <= LIMIT_BYTES:
+            break
+        if path not in tracked:
+            out[path] = sizes[path]
+    if total - sum(out.values()) <= LIMIT_BYTES:
+        return out
+    named = ", ".join(f"{path} ({format_bytes(sizes[path])})" for path in largest[:_LARGEST])
     raise InputError(
         f"{root} has {plural(len(sizes), 'file')} with {format_bytes(total)}, and a job's files may be {FILES_MAX:,} "
         f"with {format_bytes(LIMIT_BYTES)}; the largest: {named}",
-        hint=f"name what the job does not need in {root / IGNORE_FILE}, in the language of .gitignore",
+        hint=_hint(root, linked=linked),
     )
 
 
-def _listed(root: Path) -> Iterator[str]:
-    """Yield the paths of files and links below a folder that belong to the job."""
-    if shutil.which("git") is None:
-        yield from _walked(root)
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        base = ["git", "-C", str(root)]
-        if not _has_repository(base):
-            own = Path(scratch, "none.git")
-            _git(["git", "init", "-q", "--bare", str(own)])
-            base += [f"--git-dir={own}", f"--work-tree={root}"]
-        command = [*base, "ls-files", "-z", "--cached", "--others"]
-        never = [f"--exclude={pattern}" for pattern in _NEVER]
-        paths = _split(_git([*command, "--exclude-standard", *never]))
-        if any(path.rpartition("/")[2] == IGNORE_FILE for path in paths):
-            ignored = _git([*command, "--ignored", f"--exclude-per-directory={IGNORE_FILE}"])
-            paths -= _split(ignored)
-    for path in paths:
-        whole = root / path
-        if not os.path.lexists(whole):
-            continue  # git tracks it, and it was removed
-        if whole.is_dir() and not whole.is_symlink():
-            yield from (f"{path.rstrip('/')}/{below}" for below in _listed(whole))
-        else:
-            yield path
+def _refuse_number(root: Path, names: Collection[str]) -> None:
+    counts: dict[str, int] = {}
+    for path in names:
+        top = path.partition("/")[0]
+        counts[top] = counts.get(top, 0) + 1
+    most = sorted(counts, key=lambda name: (-counts[name], name))[:_LARGEST]
+    named = ", ".join(f"{name} ({counts[name]:,})" for name in most)
+    raise InputError(
+        f"{root} has {len(names):,} files, and a job's files may be {FILES_MAX:,}; most are in: {named}",
+        hint=_hint(root, linked=True),
+    )
 
 
-def _has_repository(base: Sequence[str]) -> bool:
-    """Return whether the folder is in a working tree of git that does not ignore it as a whole."""
-    if _git([*base, "rev-parse", "--is-inside-work-tree"], may_fail=True) is None:
-        return False
-    return _git([*base, "check-ignore", "-q", "."], may_fail=True) is None
-
-
-def _split(listed: bytes | None) -> set[str]:
-    try:
-        return {path.decode() for path in (listed or b"").split(b"\0") if path}
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"a file has a name that is not UTF-8: {error.object!r:.200}",
-            hint=f"rename it, or name it in {IGNORE_FILE}",
-        ) from None
-
-
-def _walked(root: Path) -> Iterator[str]:
-    """Yield all files of a folder on a machine without git, which cannot read ignore rules."""
-    never = {pattern.rstrip("/") for pattern in _NEVER} | {".git"}
-    for folder, names, files in os.walk(root):
-        names[:] = [name for name in names if name not in never]
-        links = [name for name in names if Path(folder, name).is_symlink()]
-        for name in [*files, *links]:
-            path = Path(folder, name)
-            if name == IGNORE_FILE:
-                raise InputError(f"{path} is read by git, which is not installed", hint="install git, or remove it")
-            if path.is_symlink() or path.is_file():
-                yield path.relative_to(root).as_posix()
-
-
-def _commit(root: Path) -> tuple[str | None, bytes]:
-    """Return the commit that is checked out, and the changes since."""
-    if shutil.which("git") is None:
-        return None, b""
-    base = ["git", "-C", str(root)]
-    commit = _git([*base, "rev-parse", "--verify", "-q", "HEAD"], may_fail=True)
-    if commit is None:
-        return None, b""
-    diff = _git([*base, "diff", "--no-ext-diff", "--no-textconv", "HEAD", "--", "."]) or b""
-    return commit.decode().strip(), diff if len(diff) <= LIMIT_BYTES else b""
-
-
-def _git(command: Iterable[str], *, may_fail: bool = False) -> bytes | None:
-    try:
-        done = subprocess.run(
-            [*command], capture_output=True, check=False, timeout=_GIT_S_MAX, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise InputError(f"git did not answer within {_GIT_S_MAX} s", hint="submit from a smaller folder") from None
-    if done.returncode == 0:
-        return done.stdout
-    if may_fail and b"dubious ownership" not in done.stderr:
-        return None
-    said = done.stderr.decode(errors="replace").strip()
-    raise InputError(f"git cannot list the job's files: {said}", hint="repair the repository, or submit from a copy")
+def _hint(root: Path, *, linked: bool) -> str:
+    name = f"name what the job does not need in {root / IGNORE_FILE}, in the language of .gitignore"
+    return f"{name} (on the same machine, copies have links to it); or --live runs in the folder" if linked else name

@@ -4,9 +4,10 @@ A tree is a blob itself, whose digest the job holds. `content.py` stores the blo
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -15,7 +16,8 @@ from blake3 import blake3
 from cordee.errors import InputError
 from cordee.storage.sealed import canonical
 
-_VERSION = 1
+_VERSION = 2
+_VERSIONS = (1, _VERSION)  # the first has no links
 DIGEST_CHARS = 64
 
 Kind = Literal["file", "program", "link"]
@@ -43,6 +45,11 @@ class Tree:
         import_paths: folders below the root from which the submitter's environment imports (editable installs).
         commit: the commit of git that was checked out; None: none was.
         diff: digest of the changes since that commit; None: there are none.
+        branch: of that commit; None: none.
+        changed: number of files that differ from the commit, with those that git does not track.
+        below: the folder in which the job starts, relative to the root; empty: the root.
+        inode: of the root, by which a node knows that it has this folder; None: copies have no links into it.
+        links: what lies in the root beside the files, and is linked into copies on a node that has the root.
     """
 
     root: str
@@ -51,6 +58,17 @@ class Tree:
     import_paths: tuple[str, ...] = ()
     commit: str | None = None
     diff: str | None = None
+    branch: str | None = None
+    changed: int = 0
+    below: str = ""
+    inode: int | None = None
+    links: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> str:
+        """Return the digest of the files alone: the same wherever they lay, and whatever lay beside them."""
+        rows = [_row(file) for file in self.files]
+        return digest_of(canonical({"files": rows, "below": self.below, "program": self.program}))
 
     @property
     def digests(self) -> dict[str, int]:
@@ -64,7 +82,8 @@ class Tree:
 
     def encode(self) -> bytes:
         """Return the tree as a blob."""
-        return canonical({"version": _VERSION, **asdict(self), "files": [list(_row(file)) for file in self.files]})
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return canonical({"version": _VERSION, **own, "files": [_row(file) for file in self.files]})
 
     @classmethod
     def decode(cls, data: bytes) -> "Tree":
@@ -77,10 +96,11 @@ class Tree:
             found = json.loads(data)
             version = found.pop("version")
             rows = tuple(TreeFile(*row) for row in found.pop("files"))
-            tree = cls(**found | {"files": rows, "import_paths": tuple(found["import_paths"])})
+            lists = {name: tuple(found.get(name, ())) for name in ("import_paths", "links")}
+            tree = cls(**found | lists | {"files": rows})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"{len(data)} bytes that are not a tree of files: {error}") from None
-        if version != _VERSION:
+        if version not in _VERSIONS:
             raise InputError(f"a tree of files of version {version}, not {_VERSION}", hint="upgrade this Cordee")
         _check(tree)
         return tree
@@ -107,6 +127,18 @@ class Tree:
             path.write_bytes(read(file.content))
             if file.kind == "program":
                 path.chmod(path.stat().st_mode | 0o111)
+        (folder / self.below).mkdir(parents=True, exist_ok=True)
+        if self.has_root():
+            for each in self.links:
+                if os.path.lexists(os.path.join(self.root, each)):  # noqa: PTH118
+                    (folder / each).symlink_to(os.path.join(self.root, each))  # noqa: PTH118
+
+    def has_root(self) -> bool:
+        """Return whether this machine has the submitter's folder, and not another one of its name."""
+        try:
+            return self.inode is not None and os.stat(self.root).st_ino == self.inode  # noqa: PTH116
+        except OSError:
+            return False
 
 
 def digest_of(data: bytes) -> str:
@@ -120,17 +152,25 @@ def _row(file: TreeFile) -> tuple[str, str, int, str]:
 
 def _check(tree: Tree) -> None:
     """Raise InputError if a copy of the tree could write outside its folder."""
-    links = {file.path for file in tree.files if file.kind == "link"}
+    links = {file.path for file in tree.files if file.kind == "link"} | set(tree.links)
     seen: set[str] = set()
-    for file in tree.files:
-        path = PurePosixPath(file.path)
+    folders: set[str] = set()
+    for name in (*(file.path for file in tree.files), *tree.links):
+        path = PurePosixPath(name)
         parents = {str(parent) for parent in path.parents}
-        outside = path.is_absolute() or ".." in path.parts or str(path) != file.path or "\0" in file.path
-        if outside or not path.parts or file.path in seen or parents & links:
-            raise InputError(f"the tree's file {file.path!r} would not lie in its copy, or lies there twice")
+        outside = path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name
+        if outside or not path.parts or name in seen or parents & links:
+            raise InputError(f"the tree's file {name!r} would not lie in its copy, or lies there twice")
+        seen.add(name)
+        folders |= parents
+    below = PurePosixPath(tree.below)
+    if below.is_absolute() or ".." in below.parts or {str(below), *map(str, below.parents)} & links:
+        raise InputError(f"the tree's folder {tree.below!r} would not lie in its copy")
+    if folders & seen:
+        raise InputError(f"the tree's file {min(folders & seen)!r} is a folder too")
+    for file in tree.files:
         if file.kind != "link" and not _is_digest(file.content):
             raise InputError(f"the tree's file {file.path!r} has no digest")
-        seen.add(file.path)
 
 
 def _is_digest(text: str) -> bool:

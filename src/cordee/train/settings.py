@@ -14,7 +14,7 @@ from cordee.events import Estimate
 from cordee.ids import JobId
 from cordee.plan.layout import Layout
 from cordee.plan.wanted import parse_layout
-from cordee.storage.destination import below, is_remote, level_urls
+from cordee.storage.destination import absolute, below, is_remote, level_urls
 from cordee.storage.files import folder_of
 from cordee.telemetry.cloud import Cloud, cloud_here
 from cordee.units import parse_duration_s
@@ -92,6 +92,8 @@ def settings(
     report_s, restart_s = _number(env, "CORDEE_HANG_REPORT_S"), _number(env, "CORDEE_HANG_RESTART_S")
     epoch = env.get("CORDEE_EPOCH")
     script_to = str(to) if to else None
+    if script_to and env.get("CORDEE_FOLDER"):
+        script_to = absolute(script_to, env["CORDEE_FOLDER"])  # not the copy of it that this process runs in
     if script_to and env.get("CORDEE_FILES") and not env.get("CORDEE_CHECKPOINT_TO"):
         _check_outside(script_to, Path(env["CORDEE_FILES"]))
     if script_to and env.get("CORDEE_JOB"):

@@ -177,6 +177,7 @@ class JobSpec(_Section):
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     cwd: str | None = None  # the folder to run in; None: the one that it is submitted from
+    live: bool = False  # run in that folder itself, not in a copy of it as it was at the submission
     files: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # digest of the tree of submitted files
 
     @model_validator(mode="before")
@@ -345,7 +346,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "sweep": SweepSpec,
 }
 _WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()} | SERVICE_WRITTEN_AS
-_NOT_WRITTEN = ("gpu", "gpu_milli", "files")  # `gpus: 64xH100` and `gpus: 0.5` say the first two; `--ship` the third
+_NOT_WRITTEN = ("gpu", "gpu_milli", "files")  # `gpus: 64xH100` and `gpus: 0.5` say the first two; the capture the third
 
 
 def _keys(section: str | None) -> list[str]:
