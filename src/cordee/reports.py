@@ -69,7 +69,7 @@ class ReportScope:
         >>> ReportScope(job_id="gpt-abcdef", epoch=1, gpus=4, since_us=0).ranks
         64
         """
-        return RANKS_PER_GPU_MAX * self.gpus
+        return RANKS_PER_GPU_MAX * max(1, self.gpus)
 
 
 @lru_cache(maxsize=4096)

@@ -235,6 +235,30 @@ def launched(tmp_path, spec, *, node="b", base=None, secrets=None, real=False, e
 
 
 @pytest.mark.parametrize(
+    ("run", "name", "says", "rank"),
+    [
+        ("true", "rank0.log", "one process, without a GPU (launch: auto)", "0"),
+        ("torchrun x", "node.log", "torchrun on this node, without a GPU (launch: auto)", None),
+    ],
+)
+def test_an_attempt_without_gpus_is_one_process_that_sees_none(tmp_path, run, name, says, rank):
+    order = Assignment(
+        job_id="j",
+        epoch=1,
+        node="a",
+        leases=(GpuLease(node="a", gpus=()),),
+        spec={"run": run, "cwd": str(tmp_path), "cpus": 2.5},
+        master_addr="h",
+        master_port=9,
+    )
+    made = prepare(order, folder=tmp_path / "f", base_env={}, secrets={}, real_gpus=True, gpus=8)
+    [process] = made.processes
+    assert (process.log_name, made.says, process.env.get("RANK")) == (name, says, rank)
+    assert process.env["CUDA_VISIBLE_DEVICES"] == "" and process.env["OMP_NUM_THREADS"] == "2"
+    assert process.env.get("WORLD_SIZE", process.env.get("PET_NPROC_PER_NODE")) == "1"
+
+
+@pytest.mark.parametrize(
     ("run", "launch", "names", "says"),
     [
         (

@@ -38,7 +38,7 @@ from cordee.schedule.placement.place import place, pools
 from cordee.schedule.quota.quotas import Quotas
 from cordee.workload.load import load_shape
 from cordee.workload.planned import read_plan
-from cordee.workload.spec import JobSpec
+from cordee.workload.spec import JobSpec, parse_spec
 
 SLOTS = Node(name="local", epoch=1, gpu_name="slot", gpus=4)
 H100 = Node(
@@ -466,3 +466,58 @@ def test_of_all_places_in_unequal_islands_a_layout_gets_one_of_least_communicati
         if sum(counts) == gpus
     ]
     assert chosen_s == min(every_s) < max(every_s)
+
+
+# -- without GPUs --------------------------------------------------------------------------------------------
+
+WITH_HOST = replace(H100, cpu_milli=64_000, memory_bytes=512 << 30)
+
+
+def without_gpus(folder: Path, **fields: Any) -> JobSpec:
+    return spec(folder, gpus=0, **fields)
+
+
+def test_a_job_without_gpus_has_one_core_unless_it_says_more(tmp_path: Path) -> None:
+    assert admitted(without_gpus(tmp_path), WITH_HOST).cpu_milli == 1000
+    asked = admitted(without_gpus(tmp_path, cpus=2.5, memory_bytes=1 << 30, tier="preemptible"), WITH_HOST)
+    assert (asked.gpus, asked.cpu_milli, asked.memory_bytes) == (0, 2500, 1 << 30)
+
+
+def test_a_job_without_gpus_pays_for_its_cores(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text('[cpu]\nusd_per_core_hour = 0.04\nsource = "a bill"\nas_of = "2026-11"\n')
+    made = admit(
+        without_gpus(tmp_path, cpus=2),
+        job_id=JobId("prepare-abcdef"),
+        owner="ada",
+        nodes=[WITH_HOST],
+        catalogue=load_catalogue(prices),
+    )
+    assert (made.job.micro_usd_per_cpu_hour, made.micro_usd_per_hour) == (40_000, 80_000)
+    assert admitted(without_gpus(tmp_path), WITH_HOST).micro_usd_per_cpu_hour == 0, "no price, no cost"
+    prices.write_text("[cpu]\nusd_per_core_hour = -1\n")
+    with pytest.raises(CatalogueError, match="cpu lacks 'source'"):
+        load_catalogue(prices)
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "says"),
+    [
+        ({"cpus": 65}, [WITH_HOST], "needs 65 CPU cores on one node, and the largest has 64"),
+        ({"memory_bytes": 1 << 40}, [WITH_HOST], "1.1 TB of host memory on one node, and the largest has 549.8 GB"),
+        ({}, [], "needs a node at once, but the whole cluster has 0"),
+    ],
+)
+def test_a_job_without_gpus_that_no_node_can_hold_is_refused(
+    tmp_path: Path, fields: dict[str, Any], nodes: list[Node], says: str
+) -> None:
+    with pytest.raises(TooLargeError, match=says):
+        admitted(without_gpus(tmp_path, **fields), *nodes)
+
+
+@pytest.mark.parametrize(
+    "more", ["model: {name: llama-3-8b}", "elastic: {at_least: 1}", "place: {within: node}", "service: {model: x}"]
+)
+def test_keys_of_gpus_are_refused_without_gpus(more: str) -> None:
+    with pytest.raises(SpecError, match="and gpus is 0"):
+        parse_spec(f"run: python prepare.py\ngpus: 0\n{more}\n")

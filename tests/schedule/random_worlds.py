@@ -43,7 +43,7 @@ nodes = st.lists(
     max_size=4,
 ).map(
     lambda drawn: [
-        node(f"n{number}", gpus, gpu, capacity=capacity, domain=(rack,), unavailable=foreign)
+        node(f"n{number}", gpus, gpu, capacity=capacity, domain=(rack,), unavailable=foreign, cpu_milli=4000)
         for number, (gpus, gpu, capacity, rack, foreign) in enumerate(drawn)
     ]
 )
@@ -55,7 +55,7 @@ def jobs(draw):
     return [
         job(
             name,
-            draw(st.sampled_from([1, 2, 3, 4, 8, 12])),
+            gpus := draw(st.sampled_from([0, 1, 2, 3, 4, 8, 12])),
             draw(st.sampled_from(["production", "standard", "preemptible"])),
             at_us=draw(st.sampled_from([0, 0, 50, 100, 100, 130, 200])) * S,
             priority=draw(st.integers(0, 1)),
@@ -66,9 +66,10 @@ def jobs(draw):
             grace_us=draw(st.sampled_from([0, 10, 40])) * S,
             min_run_us=draw(st.sampled_from([0, 0, 30])) * S,
             time_limit_us=draw(st.sampled_from([None, None, 120 * S, 400 * S])),
-            unit_gpus=draw(st.sampled_from([None, None, None, 1, 2])),
-            within=draw(st.sampled_from([None, None, None, "node", "rack"])),
-            sizes=draw(st.sampled_from([(), (), (2,), (1,)])),
+            unit_gpus=draw(st.sampled_from([None, None, None, 1, 2])) if gpus else None,
+            within=draw(st.sampled_from([None, None, None, "node", "rack"])) if gpus else None,
+            sizes=draw(st.sampled_from([(), (), (2,), (1,)])) if gpus else (),
+            cpu_milli=0 if gpus else draw(st.sampled_from([2000, 3000])),
             preemptions_max=draw(st.sampled_from([None, None, 1])),
         )
         for name in names
@@ -99,7 +100,7 @@ def _node_back(world: World, name: str):
     """The new agent first ends what its predecessor left."""
     yield from _rank_group_ends(world, name)
     old = world.state.nodes.records[name].node
-    more = {"capacity": old.capacity, "domain": old.domain, "unavailable": old.unavailable}
+    more = {name: getattr(old, name) for name in ("capacity", "domain", "unavailable", "cpu_milli")}
     yield node(name, old.gpus, old.gpu_name, epoch=old.epoch + 1, at_us=world.now_us, **more)
 
 
@@ -190,6 +191,11 @@ def check_log(log: list[Event]) -> None:
 def check_now(world: World) -> None:
     """After each cycle: nothing is lost, decide() leaves no trace, and says the same of what it just did."""
     state = world.state
+    cores = {name: record.node.cpu_milli for name, record in state.nodes.records.items()}
+    for attempt in state.attempts.values():
+        for lease in attempt.held:
+            cores[lease.node] -= attempt.job.cpu_milli
+    assert all(left >= 0 for left in cores.values()), "no core is leased twice"
     waiting = state.waiting.job_ids()
     for job_id, record in state.jobs.items():
         places = (job_id in waiting) + (job_id in state.attempts) + record.phase.ended

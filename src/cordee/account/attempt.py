@@ -82,6 +82,9 @@ class OpenAttempt:
         self.leases = {lease.node: lease for lease in event.leases}
         self.prices = {name: nodes[name].micro_usd_per_gpu_hour for name in self.leases}
         self.sources = tuple(sorted({nodes[name].price_source for name in self.leases}))
+        if not job.gpus:
+            cores = "the server's price when the job was submitted" if job.micro_usd_per_cpu_hour else "not billed"
+            self.sources = (f"CPU cores: {cores}",)
         self.freed_us = {}
         self.notice = self.outcome = None
         self.stopped = False
@@ -94,16 +97,17 @@ class OpenAttempt:
     def held_micro_usd(self, now_us: int) -> int:
         """Return the micro-dollars of its leases until their ends, or until now: the sum of those of its row."""
         ends = zip(self.leases.items(), self._ends_us(now_us), strict=True)
-        cost = sum((end_us - self.placed_us) * each.gpu_milli * self.prices[name] for (name, each), end_us in ends)
+        rates = ((self.job.nano_usd_per_hour(each, self.prices[name]), end_us) for (name, each), end_us in ends)
+        cost = sum((end_us - self.placed_us) * rate for rate, end_us in rates)
         return cost // (MILLI * US_PER_HOUR)
 
     def row(self, now_us: int, jobs: Mapping[JobId, Job]) -> AttemptRow:
         """Return the account until its GPUs were free, or until now; `jobs` are those that may be charged."""
-        held: dict[int, list[int]] = {}  # end: thousandths of GPUs, and the same times their price
+        held: dict[int, list[int]] = {}  # end: thousandths of GPUs, and nano-dollars an hour
         for (name, lease), end_us in zip(self.leases.items(), self._ends_us(now_us), strict=True):
             sums = held.setdefault(end_us, [0, 0])
             sums[0] += lease.gpu_milli
-            sums[1] += lease.gpu_milli * self.prices[name]
+            sums[1] += self.job.nano_usd_per_hour(lease, self.prices[name])
         concluded = self._concluded()
         gpu_us: dict[Class, int] = {}
         cost: dict[Class, int] = {}

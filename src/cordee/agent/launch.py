@@ -74,8 +74,13 @@ class Assignment:
 
     @property
     def world_size(self) -> int:
-        """Number of GPUs of the whole gang."""
-        return sum(len(lease.gpus) for lease in self.leases)
+        """Number of ranks of the whole gang: its GPUs, or one without GPUs."""
+        return max(1, sum(len(lease.gpus) for lease in self.leases))
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this node."""
+        return max(1, len(self.gpus))
 
     @property
     def grace_s(self) -> float:
@@ -135,16 +140,20 @@ def prepare(
     per_rank = wanted == "rank" or (wanted == "auto" and launcher is None)
     cwd = str(Path(order.spec.get("cwd") or "~").expanduser())
     spec_env = {str(name): str(value) for name, value in (order.spec.get("env") or {}).items()}
-    omp = int(spec_env.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // max(1, gpus)))
+    omp = int(spec_env.get("OMP_NUM_THREADS") or _threads(order, gpus))
     env = {name: value for name, value in base_env.items() if not _NOT_INHERITED.fullmatch(name)}
     env.setdefault("PYTHONUNBUFFERED", "1")  # keeps the last lines of a killed rank
     env |= _gpu_env(order.gpus, real_gpus) | {"OMP_NUM_THREADS": str(omp)} | spec_env | secrets
     env |= _group_env(order, folder, cwd)
     argv = ("/bin/sh", "-c", run) if isinstance(run, str) else tuple(str(word) for word in run)
     _check(run, cwd, env)
-    n_local = len(order.gpus)
+    n_local = order.local_size
     device = "GPU" if real_gpus else "slot"
-    if per_rank:
+    if not order.gpus:
+        says = "one process, without a GPU" if per_rank else f"{launcher or 'the command'} on this node, without a GPU"
+        start = _launcher(order, argv, env) if not per_rank else _rank(order, argv, env, 0)
+        processes: tuple[RankLaunch, ...] = (start,)
+    elif per_rank:
         says = f"one process per {device}: {n_local} on this node, {order.world_size} in the gang"
         processes = tuple(_rank(order, argv, env, local) for local in range(n_local))
     else:
@@ -153,6 +162,13 @@ def prepare(
         processes = (_launcher(order, argv, env),)
     says += f" (launch: {wanted})"
     return RankGroupLaunch(cwd=cwd, per_rank=per_rank, says=says, omp_num_threads=omp, processes=processes)
+
+
+def _threads(order: Assignment, gpus: int) -> int:
+    """Return the threads of a process: its part of the node's cores; without a GPU the cores that its job asks for."""
+    if not order.gpus:
+        return max(1, math.floor(order.spec.get("cpus") or 1))
+    return max(1, (os.cpu_count() or 1) // max(1, gpus))
 
 
 def _check(run: str | Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
@@ -222,7 +238,7 @@ def _rank(order: Assignment, argv: tuple[str, ...], env: Mapping[str, str], loca
         "RANK": str(rank),
         "WORLD_SIZE": str(order.world_size),
         "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(len(order.gpus)),
+        "LOCAL_WORLD_SIZE": str(order.local_size),
     }
     return RankLaunch(rank=rank, log_name=f"rank{rank}.log", argv=argv, env={**env, **own})
 
@@ -232,7 +248,7 @@ def _launcher(order: Assignment, argv: tuple[str, ...], env: Mapping[str, str]) 
     own = {
         "PET_NNODES": str(len(order.leases)),
         "PET_NODE_RANK": str(order.node_rank),
-        "PET_NPROC_PER_NODE": str(len(order.gpus)),
+        "PET_NPROC_PER_NODE": str(order.local_size),
         "PET_MASTER_ADDR": order.master_addr,
         "PET_MASTER_PORT": str(order.master_port),
     }

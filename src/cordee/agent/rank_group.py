@@ -268,7 +268,7 @@ class RankGroup:
         if self._ranks[0].exit_code == EXIT_CHECKPOINTED:
             return True
         # The launcher's number of ranks is not known here; of a killed launcher the records of all GPUs are needed.
-        expected = len(self.order.gpus) if self._verdict is not None else 1
+        expected = self.order.local_size if self._verdict is not None else 1
         return len(left) >= expected and all(how == "checkpointed" for how in left.values())
 
     def _result_without_failure(self, codes: list[int | None], left: Mapping[int, str]) -> RankGroupResult:

@@ -196,7 +196,7 @@ def _model(answer: DryRunView) -> str:
 
 
 def _where(answer: DryRunView) -> str:
-    names = [f"{node}:{terminal.ranges(gpus)}" for node, gpus in sorted(answer.nodes.items())]
+    names = [f"{node}:{terminal.ranges(gpus)}" if gpus else node for node, gpus in sorted(answer.nodes.items())]
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     racks = "" if answer.racks is None or len(names) == 1 else f", {plural(answer.racks, 'rack')}"
     return f"{shown} ({plural(len(names), 'node')}{racks})"

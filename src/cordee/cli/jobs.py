@@ -223,7 +223,8 @@ def _show(job: JobDetailView, as_json: bool) -> None:
     facts.add_row("job", job.job_id)
     facts.add_row("state", terminal.state(job.state))
     facts.add_row("why", job.why or "–")
-    facts.add_row("gpus", f"{job.gpus} x {job.gpu_name}" if job.gpu_name else str(job.gpus))
+    cores = "" if job.gpus else f", on {job.spec.get('cpus') or 1:g} CPU cores"
+    facts.add_row("gpus", f"{job.gpus} x {job.gpu_name}" if job.gpu_name else f"{job.gpus}{cores}")
     facts.add_row("tier, queue", f"{job.tier}, {job.queue}")
     facts.add_row("owner", job.owner)
     facts.add_row("run", command if isinstance(command, str) else " ".join(command))
@@ -263,7 +264,7 @@ def _show(job: JobDetailView, as_json: bool) -> None:
 
 
 def _where(attempt: AttemptView) -> str:
-    return ", ".join(f"{node}:{terminal.ranges(gpus)}" for node, gpus in attempt.leases.items())
+    return ", ".join(f"{node}:{terminal.ranges(gpus)}" if gpus else node for node, gpus in attempt.leases.items())
 
 
 def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:

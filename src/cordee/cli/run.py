@@ -26,13 +26,25 @@ from cordee.workload.spec import JobSpec
 from cordee.workload.sweep import named_values
 
 ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
-_GOES_ON = ("starts-now", "starting", "running", "held-up", "leaving", "ended")  # reasons that are no wait
+_GOES_ON = (
+    "starts-now",
+    "starting",
+    "running",
+    "held-up",
+    "leaving",
+    "ended",
+    "unknown-job",
+)  # reasons that are no wait
 _VARIED = ("tier", "queue")  # with the GPUs: what a dry run compares
 
 Command = Annotated[
     list[str], typer.Argument(metavar="job.yaml | -- COMMAND...", help="A job's YAML, or its command after `--`.")
 ]
-Gpus = Annotated[str | None, typer.Option(help="GPUs of the job: 4, 64xH100 or H100:64.")]
+Gpus = Annotated[str | None, typer.Option(help="GPUs of the job: 4, 64xH100 or H100:64; 0 for CPU cores only.")]
+Cpus = Annotated[
+    float | None, typer.Option(help="CPU cores of the whole job.", show_default="not counted; 1 without GPUs")
+]
+Memory = Annotated[str | None, typer.Option(help="Host memory of the whole job: 256GiB.", show_default="not counted")]
 Name = Annotated[str | None, typer.Option(help="Name of the job.", show_default="job")]
 Tier = Annotated[str | None, typer.Option(help="Tier: production, standard or preemptible.", show_default="standard")]
 Queue = Annotated[str | None, typer.Option(help="Queue of the job.", show_default="default")]
@@ -146,6 +158,8 @@ def run(
     what: Command,
     *,
     gpus: Gpus = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
     name: Name = None,
     tier: Tier = None,
     queue: Queue = None,
@@ -183,7 +197,8 @@ def run(
 ) -> None:
     """Queue a job, or a sweep of jobs, and start a server if none runs."""
     flags: dict[str, Any] = {
-        "name": name, "tier": tier, "queue": queue, "priority": priority, "capacity": capacity, "launch": launch,
+        "cpus": cpus, "memory": memory, "name": name,
+        "tier": tier, "queue": queue, "priority": priority, "capacity": capacity, "launch": launch,
         "checkpoint_to": checkpoint_to, "checkpoint_every": every, "grace": grace, "limit_time": limit_time,
         "limit_cost": limit_cost, "retries": retries, "model": model, "notify_to": notify,
         "plan": None if plan is None else plan_of(plan, layout),
@@ -319,7 +334,17 @@ def _submitted(spec: JobSpec, made: Submitted) -> str:
     """Return GPUs, processes, tier, queue and price of a job, as its first line shows them."""
     job = made.job
     price = f", {format_micro_usd(made.micro_usd_per_hour)} an hour" if made.micro_usd_per_hour else ""
-    return f"{plural(job.gpus, 'GPU')}{_processes(spec)}, {job.tier}, queue {job.queue}{price}"
+    return f"{_held(spec)}{_processes(spec)}, {job.tier}, queue {job.queue}{price}"
+
+
+def _held(spec: JobSpec) -> str:
+    """Return what a job asks for.
+
+    >>> _held(JobSpec(run="python train.py", gpus=2)), _held(JobSpec(run="python prepare.py", gpus=0, cpus=2))
+    ('2 GPUs', '2 CPU cores')
+    """
+    cores = spec.cpus or 1
+    return plural(spec.gpus, "GPU") if spec.gpus else f"{cores:g} CPU core{'' if cores == 1 else 's'}"
 
 
 def _processes(spec: JobSpec) -> str:
@@ -335,7 +360,7 @@ def _processes(spec: JobSpec) -> str:
 def _say_what_it_waits_for(console: Console, client: Client, job_id: str) -> None:
     """Say why a job that was just queued does not start at once, and when it is expected to, if it does not."""
     answer = client.why(job_id)
-    if not answer.gpus_needed or answer.reason in _GOES_ON:
+    if answer.reason in _GOES_ON:
         return
     ahead = client.why(job_id, draws=DRAWS).forecast
     starts = "" if ahead is None else f"; {times(ahead.start, ahead, 'starts')}"
@@ -352,7 +377,7 @@ def _consent(spec: JobSpec, seen: DryRunView) -> None:
         facts.append(f"it preempts {victim.job_id} of {victim.owner}, which is expected to lose {loss}")
     if facts:
         starts = "it starts now" if seen.starts_now else f"it starts later: {seen.text}"
-        facts.append(f"{plural(spec.gpus, 'GPU')}{_processes(spec)}; {starts}")
+        facts.append(f"{_held(spec)}{_processes(spec)}; {starts}")
         terminal.ask(facts, "queue it?")
 
 

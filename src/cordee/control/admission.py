@@ -21,7 +21,7 @@ from cordee.schedule.quota.queues import DEFAULT, near
 from cordee.schedule.quota.quotas import Quotas
 from cordee.schedule.state.retries import INFRASTRUCTURE, SCRIPT, exit_cause
 from cordee.storage.destination import check_destination
-from cordee.units import US_PER_S, format_bytes, format_micro_usd, plural
+from cordee.units import MICRO_USD, US_PER_S, format_bytes, format_micro_usd, plural
 from cordee.workload.spec import Elastic, JobSpec, Retries
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
@@ -101,6 +101,8 @@ def admit(
         if expected.estimates[0].gpu_memory_bytes:
             sizes = tuple(each.gpus for each in expected.estimates[1:])
     risk = unprotected_risk(spec, eligible)
+    if not spec.gpus and spec.cpus is None:
+        notes.append("it counts as one CPU core: --cpus says how many it needs, --memory how much host memory")
     if risk is not None:
         if not unprotected and Tier(spec.tier) is Tier.PREEMPTIBLE:
             raise UnprotectedError(
@@ -113,10 +115,12 @@ def admit(
         smaller = ", ".join(map(str, sizes)) or "no fewer"
         notes.append(f"it is elastic: {spec.gpus} GPUs, or {smaller}")
     job = replace(_job(spec, job_id, owner, kind, expected), sizes=sizes, unit_gpus=_unit_gpus(spec, eligible))
+    if not spec.gpus and catalogue.cpu is not None:
+        job = replace(job, micro_usd_per_cpu_hour=round(catalogue.cpu.usd_per_core_hour * MICRO_USD))
     never = quotas.never(job, min((job.gpus, *sizes)))
     if never is not None:
         raise TooLargeError(never, hint="ask for less, or for another queue: `cordee queues` shows them")
-    return Admitted(job, hourly_price(spec, eligible), tuple(notes))
+    return Admitted(job, hourly_price(spec, eligible, job.micro_usd_per_cpu_hour), tuple(notes))
 
 
 _LEAVES_WHEN = {
@@ -127,10 +131,10 @@ _LEAVES_WHEN = {
 
 
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
-    """Describe what a job without checkpoints can lose; return None for jobs with them, and for services."""
-    if spec.checkpoint.to is not None or spec.service is not None:
+    """Describe what a job without checkpoints can lose; None for those with them, without GPUs, and for services."""
+    if spec.checkpoint.to is not None or spec.service is not None or not spec.gpus:
         return None
-    tier, hourly = Tier(spec.tier), hourly_price(spec, eligible)
+    tier, hourly = Tier(spec.tier), hourly_price(spec, eligible, 0)
     at_risk = f"up to {format_micro_usd(hourly)} an hour at risk: " if hourly else ""
     price = f" (price: {dearest(eligible).price_source})" if hourly else ""
     return (
@@ -212,10 +216,10 @@ def _check_size(spec: JobSpec, kind: str | None, eligible: Sequence[Node], nodes
     kinds = {(node.gpu_name, node.capacity) for node in eligible}
     most = max((sum(n.gpus for n in eligible if (n.gpu_name, n.capacity) == each) for each in kinds), default=0)
     least = min((spec.gpus, *spec.sizes))
-    if most >= least:
+    if most >= least and eligible:
         _check_host(spec, least, eligible)
         return
-    wanted = f"{least} x {kind}" if kind else f"{least} GPUs"
+    wanted = f"{least} x {kind}" if kind else f"{least} GPUs" if least else "a node"
     if spec.capacity != "any":
         wanted += f" ({spec.capacity})"
     have = ", ".join(f"{node.name} with {node.gpus} x {node.gpu_name} ({node.capacity})" for node in nodes)
@@ -231,6 +235,14 @@ def _check_host(spec: JobSpec, gpus: int, eligible: Sequence[Node]) -> None:
         (_cpu_milli(spec), [node.cpu_milli for node in eligible], "CPU cores", lambda amount: f"{amount / 1000:g}"),
         (spec.memory_bytes or 0, [node.memory_bytes for node in eligible], "of host memory", format_bytes),
     ):
+        if not spec.gpus:  # it takes all of them on one node
+            most = max((each for each in has if each is not None), default=0)
+            if None not in has and asked > most:
+                raise TooLargeError(
+                    f"the job needs {show(asked)} {what} on one node, and the largest has {show(most)}",
+                    hint="ask for less: `cordee nodes` shows what the nodes have",
+                )
+            continue
         there = sum(each or 0 for each in has)
         if None not in has and asked * gpus > there * spec.gpus:
             raise TooLargeError(
@@ -241,7 +253,8 @@ def _check_host(spec: JobSpec, gpus: int, eligible: Sequence[Node]) -> None:
 
 
 def _cpu_milli(spec: JobSpec) -> int:
-    return round((spec.cpus or 0) * 1000)
+    """Return the thousandths of CPU cores of a job; one without GPUs that does not say has one core."""
+    return round((spec.cpus if spec.cpus is not None else 0 if spec.gpus else 1) * 1000)
 
 
 def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: Expected | None) -> Job:

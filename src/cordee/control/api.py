@@ -280,8 +280,8 @@ def _check_rank(job: JobDetailView, epoch: int | None, rank: int | None) -> None
         raise NotFoundError(
             f"{job.job_id} has no attempt {epoch}", hint=f"it has {len(job.attempts)}: see `cordee jobs {job.job_id}`"
         )
-    if rank is not None and rank >= job.gpus:
-        raise NotFoundError(f"{job.job_id} has no rank {rank}", hint=f"its ranks are 0 to {job.gpus - 1}")
+    if rank is not None and rank >= max(1, job.gpus):
+        raise NotFoundError(f"{job.job_id} has no rank {rank}", hint=f"its ranks are 0 to {max(1, job.gpus) - 1}")
 
 
 async def _events(operations: Operations, after: int, follow: bool) -> AsyncIterator[str]:

@@ -31,7 +31,7 @@ def dry_run(
     ahead = forecast_of(state, now_us, job.job_id, draws, steps_left)
     placed = next((each for each in events if isinstance(each, AttemptPlaced) and each.job_id == job.job_id), None)
     leases = placed.leases if placed is not None else ahead.leases if ahead is not None else ()
-    rate = _rate(state, leases) if leases else admitted.micro_usd_per_hour
+    rate = _rate(state, admitted.job, leases) if leases else admitted.micro_usd_per_hour
     return DryRunView.of(
         explanation,
         gpus=job.gpus,
@@ -65,9 +65,9 @@ def forecast_of(
     return forecast(Snapshot(state), now_us, [job_id], steps_left, draws=draws)[job_id]
 
 
-def _rate(state: State, leases: tuple[Lease, ...]) -> int:
+def _rate(state: State, job: Job, leases: tuple[Lease, ...]) -> int:
     nodes = state.nodes.records
-    return micro_usd_per_hour(leases, tuple(nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases))
+    return micro_usd_per_hour(job, leases, tuple(nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases))
 
 
 def _racks(state: State, leases: Iterable[Lease]) -> int | None:

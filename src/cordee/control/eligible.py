@@ -13,7 +13,7 @@ def micro_usd_per_hour(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogu
     """Return the price of a job on the most expensive GPUs that it may get; 0: no node has any, or no price."""
     kind = kind_of(spec, nodes, catalogue)
     eligible = [node for node in nodes if may_get(node, kind, spec)]
-    return hourly_price(spec, eligible) if eligible else 0
+    return hourly_price(spec, eligible, 0) if eligible else 0
 
 
 def kind_of(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogue) -> str | None:
@@ -35,8 +35,10 @@ def may_get(node: Node, kind: str | None, spec: JobSpec) -> bool:
     return kind in (None, node.gpu_name) and Capacity(spec.capacity) in (Capacity.ANY, node.capacity)
 
 
-def hourly_price(spec: JobSpec, eligible: Sequence[Node]) -> int:
-    """Return the micro-dollars an hour of a job on the dearest of these nodes."""
+def hourly_price(spec: JobSpec, eligible: Sequence[Node], micro_usd_per_cpu_hour: int) -> int:
+    """Return the micro-dollars an hour of a job on the dearest of these nodes; without GPUs, of its CPU cores."""
+    if not spec.gpus:
+        return round((spec.cpus or 1) * micro_usd_per_cpu_hour)
     return dearest(eligible).micro_usd_per_gpu_hour * spec.gpus * spec.gpu_milli // 1000
 
 

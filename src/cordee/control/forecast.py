@@ -135,7 +135,7 @@ def _steps_us(left: StepsLeft, gpus: int, u: float) -> int:
     deviations = _NORMAL.inv_cdf(max(u, 1e-9)) / _NINE_OF_TEN
     bound_us = left.high_us if deviations > 0 else left.low_us
     step_us: float = left.step_us * (bound_us / left.step_us) ** abs(deviations)
-    return max(1, min(_LONGEST_US, round(left.steps * step_us * left.gpus / gpus)))
+    return max(1, min(_LONGEST_US, round(left.steps * step_us * max(1, left.gpus) / max(1, gpus))))
 
 
 def _source(left: StepsLeft | None) -> RunTimeSource:

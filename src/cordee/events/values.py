@@ -143,7 +143,7 @@ class Job:
     job_id: JobId
     name: str
     owner: str
-    gpus: int  # the total of the job
+    gpus: int  # the total of the job; 0: it needs CPU and host memory only
     queue: str = "default"
     tier: Tier = Tier.STANDARD
     priority: int = 0
@@ -160,6 +160,7 @@ class Job:
     min_run_us: int = 0  # it is not preempted before it has run this long
     gpu_milli: int = 1000  # of each GPU; below 1000 the job has a part of one GPU
     cpu_milli: int = 0  # of the whole job, spread over its nodes like its GPUs
+    micro_usd_per_cpu_hour: int = 0  # the price of a core when it was submitted; only a job without GPUs pays it
     memory_bytes: int = 0  # of host memory, of the whole job, spread like its GPUs
     unit_gpus: int | None = None  # GPUs that lie in one island, else node; None: as much of the gang as a node holds
     within: str | None = None  # the whole gang lies in one island, node, rack or block; None: as close as possible
@@ -179,10 +180,20 @@ class Job:
         """Return the estimate for this number of GPUs; None if there is none."""
         return next((each for each in self.estimates if each.gpus == gpus), None)
 
+    def nano_usd_per_hour(self, lease: "Lease", micro_usd_per_gpu_hour: int) -> int:
+        """Return the price of one of its leases: of the GPUs, or of the CPU cores if it has none.
+
+        >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=0, cpu_milli=500, micro_usd_per_cpu_hour=40_000)
+        >>> job.nano_usd_per_hour(Lease(node="n", gpus=()), 2_000_000)
+        20000000
+        """
+        gpus = lease.gpu_milli * micro_usd_per_gpu_hour
+        return gpus if lease.gpus else self.cpu_milli * self.micro_usd_per_cpu_hour
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """GPUs of one node, by index."""
+    """GPUs of one node, by index; none: only CPU and host memory of it."""
 
     node: str
     gpus: tuple[int, ...]

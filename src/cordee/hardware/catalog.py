@@ -121,11 +121,20 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuPrice:
+    """The dollars of one CPU core for an hour, with their source. Only jobs without GPUs pay for cores."""
+
+    usd_per_core_hour: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All GPUs and prices that are known."""
+    """All GPUs and prices that are known; a core has the price of the user's own file, if any."""
 
     gpus: tuple[Gpu, ...]
     prices: tuple[Price, ...]
+    cpu: CpuPrice | None = None
 
     def find_gpu(self, name: str) -> Gpu:
         """Return the GPU that a person means by `H100`, `h100-80gb` or `NVIDIA H100 80GB HBM3`.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import CatalogueError
-from cordee.hardware.catalog import PRICED, Capacity, Catalogue, ChipEfficiency, Gpu, Price, Source
+from cordee.hardware.catalog import PRICED, Capacity, Catalogue, ChipEfficiency, CpuPrice, Gpu, Price, Source
 from cordee.hardware.kernels import Grid, Kernels
 from cordee.hardware.speedups import Speedups
 from cordee.units import parse_bytes, parse_bytes_per_s
@@ -25,10 +25,12 @@ def load_catalogue(prices_path: Path | None = None) -> Catalogue:
     shipped = _shipped()
     if prices_path is None:
         return shipped
-    own = _read_prices(_read_toml(prices_path), shipped, str(prices_path))
+    table = _read_toml(prices_path)
+    cpu = _cpu_price(table.pop("cpu"), str(prices_path)) if "cpu" in table else None
+    own = _read_prices(table, shipped, str(prices_path))
     replaced = {(price.gpu, price.capacity) for price in own}
     kept = tuple(p for p in shipped.prices if (p.gpu, p.capacity) not in replaced)
-    return Catalogue(gpus=shipped.gpus, prices=kept + own)
+    return Catalogue(gpus=shipped.gpus, prices=kept + own, cpu=cpu)
 
 
 @cache
@@ -155,6 +157,17 @@ def _read_prices(table: dict[str, Any], catalogue: Catalogue, where: str) -> tup
             raise CatalogueError(f"{where}: {written} is {by_capacity!r}, not a table", hint=f"write {_example(name)}")
         prices += [_price(name, capacity, facts, where) for capacity, facts in by_capacity.items()]
     return tuple(prices)
+
+
+def _cpu_price(facts: Any, where: str) -> CpuPrice:
+    example = '[cpu] usd_per_core_hour = 0.04, source = "our contract", as_of = "2026-03"'
+    try:
+        usd, source = facts["usd_per_core_hour"], _source(facts)
+    except (KeyError, TypeError) as error:
+        raise CatalogueError(f"{where}: cpu lacks {error}", hint=f"write {example}") from None
+    if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 <= usd < 10_000:
+        raise CatalogueError(f"{where}: a CPU core costs {usd!r} dollars an hour", hint=f"write {example}")
+    return CpuPrice(float(usd), source)
 
 
 def _example(gpu_name: str) -> str:

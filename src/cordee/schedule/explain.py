@@ -13,8 +13,9 @@ from cordee.schedule.cycle.cycle import run
 from cordee.schedule.cycle.draft import Draft
 from cordee.schedule.cycle.heads import turn_of, turns
 from cordee.schedule.cycle.settle import ATTEMPTS_WITHOUT_COMMIT
-from cordee.schedule.placement.entry import mask_of
-from cordee.schedule.placement.place import fits, need_of, pools
+from cordee.schedule.host_room import lacks_host, most_of_host, needs_of_host
+from cordee.schedule.placement.entry import Entry, mask_of
+from cordee.schedule.placement.place import fits, lacks, pools
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.quota.bounds import Bound, Refusal
 from cordee.schedule.state.failed_searches import FailedSearches
@@ -49,6 +50,7 @@ class Reason(StrEnum):
     SPLIT = "split"  # enough are free, but not of one kind
     FRAGMENTED = "fragmented"  # enough are free, but not in its shape
     NOT_ENOUGH_FREE = "not-enough-free"
+    NOT_ENOUGH_HOST = "not-enough-host"  # CPU cores or host memory
     QUEUE_LIMIT = "queue-limit"  # its queue holds its limit
     USER_LIMIT = "user-limit"  # its owner holds the limit of a user in its queue
     DAY_GPU_TIME = "day-gpu-time"  # its queue used its GPU time of a day
@@ -112,7 +114,8 @@ def _why(record: JobRecord, reason: Reason, text: str, **more: object) -> Explan
 
 def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:
     name = attempt_name(record.job.job_id, attempt.epoch)
-    where = f"{plural(attempt.gpus, 'GPU')} on {', '.join(lease.node for lease in attempt.leases)}"
+    where = ", ".join(lease.node for lease in attempt.leases)
+    where = f"{plural(attempt.gpus, 'GPU')} on {where}" if attempt.gpus else where
     held = ", ".join(lease.node for lease in attempt.held)
     if attempt.kill is not None:
         return _why(record, Reason.LEAVING, f"{name} is being killed: {attempt.kill.why}; it still holds {held}")
@@ -165,8 +168,11 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
     if not candidates:
         return _nowhere(state, record, now_us)
     usable = max(sum(state.nodes.free.usable(kind) for kind in pool) for pool in candidates)
-    if all(need_of(state.nodes.free, job, pool) is None for pool in candidates):
+    if all(lacks(state.nodes.free, job, pool) is None for pool in candidates):
         text = f"it needs {job.gpus} {_asked(job)}{_shape(job)}; the nodes that are up have {usable}"
+        if job.gpus <= usable and (job.cpu_milli or job.memory_bytes):
+            most = most_of_host(_entries(state, candidates), job, free=False)
+            text = f"it needs {needs_of_host(job)}{_shape(job)}; {most}"
         return _why(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
     refusal = state.quotas.admits(job, now_us)
     with state.journal.what_if():
@@ -175,7 +181,8 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
             if failed == job.job_id:
                 return _why(record, Reason.ERROR, f"the scheduler failed on it: {type(error).__name__}: {error}")
         if any(isinstance(event, AttemptPlaced) and event.job_id == job.job_id for event in draft.events):
-            return _why(record, Reason.STARTS_NOW, f"the next cycle places it on {job.gpus} {_asked(job)}")
+            where = f"{job.gpus} {_asked(job)}" if job.gpus else "the CPU cores of a node"
+            return _why(record, Reason.STARTS_NOW, f"the next cycle places it on {where}")
         leaving = _leaving_of(state, draft.assumed.get(job.job_id, ()))
     if leaving:
         return _for_victims(state, record, leaving, now_us)
@@ -184,6 +191,8 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
         return _for_checkpoint(state, record, kept, now_us)
     if refusal is not None:
         return _refused(state, record, refusal)
+    if lacks_host(state.nodes.free, job, candidates):
+        return _for_host(state, record, candidates)
     return _for_gpus(state, record, candidates, draft, now_us)
 
 
@@ -268,6 +277,26 @@ def _for_checkpoint(state: State, record: JobRecord, kept: list[tuple[int, JobId
     text += f" durable, for at most {format_duration((until_us - now_us) / US_PER_S)} more"
     more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
     return _why(record, Reason.WAITS_FOR_CHECKPOINT, text, **more)
+
+
+def _for_host(state: State, record: JobRecord, candidates: tuple[Pool, ...]) -> Explanation:
+    """Explain the wait of a job for CPU cores or host memory; jobs that hold some of them block it."""
+    job, kinds = record.job, {kind for pool in candidates for kind in pool}
+    holders = _oldest_first(
+        attempt
+        for attempt in state.attempts.values()
+        if (attempt.job.cpu_milli or attempt.job.memory_bytes)
+        and any(_is_of(state, lease.node, tuple(kinds)) for lease in attempt.held)
+    )
+    text = f"it needs {needs_of_host(job)}; {most_of_host(_entries(state, candidates), job, free=True)}"
+    text += f", and {_jobs(len(holders), 'holds', 'hold')} the rest" if holders else ""
+    more = {"gpus_free": _most_free(state, job), "blocking": holders[:10]}
+    return _why(record, Reason.NOT_ENOUGH_HOST, text, **more)
+
+
+def _entries(state: State, candidates: tuple[Pool, ...]) -> list[Entry]:
+    kinds = {kind for pool in candidates for kind in pool}
+    return [entry for entry in state.nodes.free.entries.values() if entry.kind in kinds]
 
 
 def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], draft: Draft, now_us: int) -> Explanation:

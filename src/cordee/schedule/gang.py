@@ -58,7 +58,7 @@ class Work:
 
     def step_us_on(self, gpus: int) -> int:
         """Return the time of a step on this number of GPUs."""
-        return self.step_us if self.gpus is None else max(1, self.step_us * self.gpus // gpus)
+        return self.step_us if not self.gpus else max(1, self.step_us * self.gpus // gpus)
 
 
 @dataclass(slots=True)

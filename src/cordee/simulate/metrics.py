@@ -58,7 +58,7 @@ class _Job:
     placed_us: int = 0
     leases: dict[str, int] = field(default_factory=dict)  # node: thousandths
     milli_held: int = 0  # of the attempt
-    rate: int = 0  # micro-dollars an hour of the attempt, times 1000
+    rate: int = 0  # nano-dollars an hour of the attempt
     notice: NoticeGiven | None = None
 
 
@@ -280,7 +280,7 @@ class Metrics:
             milli = len(lease.gpus) * lease.milli
             job.leases[lease.node] = milli
             job.milli_held += milli
-            job.rate += milli * self.occupancy.prices.get(lease.node, 0)
+            job.rate += milli * self.occupancy.prices.get(lease.node, 0)  # traces have no price of CPU cores
         self.occupancy.held_milli += job.milli_held
 
     def _reported(self, event: Reported) -> None:

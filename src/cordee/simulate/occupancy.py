@@ -72,8 +72,8 @@ class Occupancy:
         if not left:
             del waiting[milli]
             if milli == self._smallest:
-                self._smallest = min(waiting, default=0)
-        elif not self._smallest or milli < self._smallest:
+                self._smallest = min((each for each in waiting if each), default=0)
+        elif milli and (not self._smallest or milli < self._smallest):  # a job without GPUs waits for none
             self._smallest = milli
 
 

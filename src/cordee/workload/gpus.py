@@ -31,14 +31,16 @@ def parse_gpus(text: str | int) -> tuple[int, str | None]:
 def parse_wanted(text: str | int | float) -> tuple[int, int, str | None]:
     """Return GPUs, thousandths of each, and the kind: as `parse_gpus`, or a part of a GPU such as `0.5xH100`.
 
-    >>> parse_wanted("64xH100"), parse_wanted(0.5), parse_wanted("A100:0.25")
-    ((64, 1000, 'H100'), (1, 500, None), (1, 250, 'A100'))
+    >>> parse_wanted("64xH100"), parse_wanted(0.5), parse_wanted("A100:0.25"), parse_wanted(0)
+    ((64, 1000, 'H100'), (1, 500, None), (1, 250, 'A100'), (0, 1000, None))
 
     Raises:
         SpecError: not such a text, or a part that is not in whole thousandths.
     """
     written = str(text).strip()
     found = re.fullmatch(r"0(\.\d+)(?:\s*[x*]\s*(.+))?|(.+):0(\.\d+)", written)
+    if written == "0":  # CPU cores and host memory only
+        return 0, 1000, None
     if found is None:
         count, kind = parse_gpus(written)
         return count, 1000, kind

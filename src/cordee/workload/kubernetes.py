@@ -81,6 +81,9 @@ def job_objects(spec: JobSpec, cluster: Cluster) -> list[Manifest]:
 
 def _misfits(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Yield what Kubernetes cannot express, each with a hint."""
+    if not spec.gpus:
+        yield "a job without GPUs is a plain Job, of which Cordee adds nothing", "write its manifest"
+        return
     yield from _shape_misfits(spec, cluster)
     launcher = launcher_of(spec.run)
     if launcher is not None or spec.launch == "node":

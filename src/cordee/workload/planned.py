@@ -44,7 +44,7 @@ class PlannedJob:
         Raises:
             SpecError: the job contradicts the plan.
         """
-        if written.get("gpus"):
+        if written.get("gpus") is not None:
             count, milli, kind = parse_wanted(written["gpus"])
             if count != self.gpus or milli != 1000 or (kind or self.gpu).casefold() != self.gpu.casefold():
                 raise SpecError(

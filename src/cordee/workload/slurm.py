@@ -95,6 +95,9 @@ def _misfits(spec: JobSpec, cluster: SlurmCluster) -> Iterator[tuple[str, str]]:
     per_node, within = cluster.gpus_per_node, spec.place.within
     if spec.service is not None:
         yield "a service has replicas and a gateway, which a batch job has not", "run it with `cordee serve`"
+    if not spec.gpus:
+        yield "a job without GPUs belongs to another partition, of which nothing is known here", "write its script"
+        return
     if spec.gpu_milli < 1000:
         yield f"--gpus-per-node counts whole GPUs, not {spec.gpu_milli / 1000:g} of one", "write gpus: 1"
     if spec.gpus > per_node and spec.gpus % per_node:

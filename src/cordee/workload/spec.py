@@ -144,12 +144,12 @@ class ModelSpec(_Section):
 class JobSpec(_Section):
     """One job; or a service or a sweep, then each of its replicas or trials is such a job.
 
-    `gpus` is its total, `gpu_milli` thousandths of each, `gpu` the kind it needs (None: any). `run` is empty where a
-    service's engine is none of its own.
+    `gpus` is its total (0: CPU cores and host memory only), `gpu_milli` thousandths of each, `gpu` the kind it needs
+    (None: any). `run` is empty where a service's engine is none of its own.
     """
 
     run: str | tuple[str, ...] = ()
-    gpus: Positive
+    gpus: Annotated[int, Field(ge=0)]
     gpu: str | None = None
     gpu_milli: Annotated[int, Field(ge=1, le=1000)] = 1000
     version: Literal[1] = 1
@@ -233,7 +233,23 @@ class JobSpec(_Section):
             if has:
                 raise ValueError(f"{section} is for a job that trains: a service has service.replicas, service.model")
 
+    def _check_without_gpus(self) -> None:
+        for section, has in (
+            ("elastic", self.elastic != Elastic()),
+            ("model", self.model is not None),
+            ("service", self.service is not None),
+            ("place", self.place != Place()),
+            ("gpus: 0x" + (self.gpu or ""), self.gpu is not None),
+        ):
+            if has:
+                raise ValueError(
+                    f"{section} is for a job that has GPUs, and gpus is 0: it runs on CPU cores of one node"
+                )
+
     def _check_shape(self) -> None:
+        if not self.gpus:
+            self._check_without_gpus()
+            return
         for size in self.elastic.sizes:
             if size >= self.gpus:
                 raise ValueError(f"elastic.sizes has {size}, which is not below gpus = {self.gpus}")
@@ -262,7 +278,7 @@ class JobSpec(_Section):
         plan: PlannedJob | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Sequence[str] = (),
-        **flags: str | int | None,
+        **flags: str | float | None,
     ) -> "JobSpec":
         """Make a job from the command line's flags: `tier="standard"`, `checkpoint_to="..."`, `limit_time="47h"`.
 

@@ -21,9 +21,12 @@ from cordee.schedule.state.waiting import Line
 def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
     """Reserve the GPUs that a gang will get first, if it is the first one that waits for them and can ever fit.
 
-    Where overdue jobs go first (`Policy.guards`, the default), only an overdue gang reserves.
+    Where overdue jobs go first (`Policy.guards`, the default), only an overdue gang reserves. A job without GPUs
+    reserves nothing: reservations are of GPUs.
     """
     policy, job = state.policy, nominee.record.job
+    if not job.gpus:
+        return
     if policy.backfill == "none":
         possible = (pool for pool in nominee.pools if need_of(state.nodes.free, job, pool) is not None)
         draft.closed.update(kind for pool in possible for kind in pool)

@@ -119,6 +119,8 @@ def _still_held(state: State, leases: Leases) -> Iterator[tuple[str, int]]:
 
 def _could_hold(state: State, job: Job, candidates: tuple[Pool, ...]) -> bool:
     """Return whether the nodes would be enough with all GPUs that are being vacated; a cheap first test."""
+    if not job.gpus:
+        return True
     columns = state.nodes.columns
     for pool in candidates:
         need = need_of(state.nodes.free, job, pool)

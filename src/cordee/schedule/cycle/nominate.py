@@ -86,9 +86,12 @@ def start_smaller(state: State, draft: Draft, nominee: Nominee) -> bool:
 
 
 def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | None) -> bool:
-    """Preempt or move other jobs and assume the job on the room that they make; return whether they make any."""
+    """Preempt or move other jobs and assume the job on the room that they make; return whether they make any.
+
+    A job that needs only a part of a GPU, or no GPU, waits for room: it preempts no job.
+    """
     job = nominee.record.job
-    if state.policy.victims == "none" or job.gpu_milli < 1000:
+    if state.policy.victims == "none" or job.gpu_milli < 1000 or not job.gpus:
         return False
     scope = draft.preemption.scope(nominee.record)
     # The victims depend on the job's queue as well, and on its owner where the owner's limit refuses the job.

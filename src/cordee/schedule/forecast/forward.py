@@ -226,7 +226,7 @@ class _Run:
         if left_us is None:
             left_us = self.draw.left_us[job.job_id]
         work = Work(
-            steps=max(1, from_us - train_us + left_us * job.gpus // max(1, attempt.gpus)),
+            steps=max(1, from_us - train_us + left_us * max(1, job.gpus) // max(1, attempt.gpus)),
             step_us=1,
             start_us=train_us - attempt.placed_us,
             every_us=job.checkpoint_every_us if job.protected and job.checkpoint_every_us > 0 else None,
@@ -338,7 +338,7 @@ class _Run:
     def _keep(self, attempt: Attempt, live: _Live, trained_us: int) -> None:
         """Reduce what the job still has to do by the training time of this attempt that a checkpoint holds."""
         gained_us = trained_us - max(0, live.from_us - live.gang.train_us)
-        left_us = live.left_us - gained_us * attempt.gpus // max(1, attempt.job.gpus)
+        left_us = live.left_us - gained_us * max(1, attempt.gpus) // max(1, attempt.job.gpus)
         self._left_us[attempt.job.job_id] = max(1, left_us)
 
     def _end_at(self, job_id: JobId, live: _Live, at_us: int, outcome: Outcome) -> None:

@@ -48,7 +48,7 @@ def held_by(job: Job, leases: Sequence[Lease], micro_usd_per_gpu_hour: Sequence[
         gpu_milli=sum(len(lease.gpus) * lease.milli for lease in leases),
         cpu_milli=sum(cpu_milli for cpu_milli, _ in requests),
         memory_bytes=sum(memory_bytes for _, memory_bytes in requests),
-        nano_usd_per_hour=sum(len(lease.gpus) * lease.milli * price for lease, price in prices),
+        nano_usd_per_hour=sum(job.nano_usd_per_hour(lease, price) for lease, price in prices),
     )
 
 

@@ -102,13 +102,14 @@ class Attempt(NamedTuple):
     @property
     def micro_usd_per_hour(self) -> int:
         """The price of the whole gang."""
-        return micro_usd_per_hour(self.leases, self.prices)
+        return micro_usd_per_hour(self.job, self.leases, self.prices)
 
     def used_since(self, since_us: int) -> Pair:
         """Return the GPU time and the money that its ended leases used since then, in the units of a queue's day."""
-        price_of = {lease.node: (lease.gpu_milli, price) for lease, price in zip(self.leases, self.prices, strict=True)}
-        spans = [(*price_of[each.node], max(0, each.at_us - max(since_us, self.placed_us))) for each in self.ended]
-        return sum(milli * us for milli, _, us in spans), sum(milli * price * us for milli, price, us in spans)
+        priced = zip(self.leases, self.prices, strict=True)
+        rate_of = {each.node: (each.gpu_milli, self.job.nano_usd_per_hour(each, price)) for each, price in priced}
+        spans = [(*rate_of[each.node], max(0, each.at_us - max(since_us, self.placed_us))) for each in self.ended]
+        return sum(milli * us for milli, _, us in spans), sum(nano * us for _, nano, us in spans)
 
     def holds(self, leases: tuple[Lease, ...]) -> Held:
         """Return the holdings that some of its leases amount to."""
@@ -116,9 +117,9 @@ class Attempt(NamedTuple):
         return held_by(self.job, leases, [price_of[lease.node] for lease in leases])
 
 
-def micro_usd_per_hour(leases: tuple[Lease, ...], prices: tuple[int, ...]) -> int:
-    """Return the price per hour of leases on nodes of these prices per GPU-hour."""
-    return sum(lease.gpu_milli * price for lease, price in zip(leases, prices, strict=True)) // 1000
+def micro_usd_per_hour(job: Job, leases: tuple[Lease, ...], prices: tuple[int, ...]) -> int:
+    """Return the price per hour of a job's leases on nodes of these prices per GPU-hour."""
+    return sum(job.nano_usd_per_hour(lease, price) for lease, price in zip(leases, prices, strict=True)) // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,7 +155,7 @@ def _placed(state: State, event: AttemptPlaced) -> None:
         placed_us=event.at_us,
         used_us=record.used_us,
         used_cost=record.used_cost,
-        micro_usd_per_hour=micro_usd_per_hour(event.leases, prices),
+        micro_usd_per_hour=micro_usd_per_hour(record.job, event.leases, prices),
     )
     attempt = Attempt(
         job=record.job,
@@ -252,9 +252,10 @@ def _ranks_ended(state: State, event: RanksEnded) -> None:
         state.journal.note(state.quotas.leave, attempt.job, freed.gpu_milli)
     state.nodes.free_lease(lease, attempt.job, was_leaving=attempt.leaving)
     record = state.jobs[event.job_id]
-    price = attempt.prices[attempt.leases.index(lease)]
-    gpu_us = lease.gpu_milli * (event.at_us - attempt.placed_us) // 1000
-    used_cost, served_gpu_us = record.used_cost + gpu_us * price, record.served_gpu_us + gpu_us
+    nano = attempt.job.nano_usd_per_hour(lease, attempt.prices[attempt.leases.index(lease)])
+    held_us = event.at_us - attempt.placed_us
+    used_cost, served_gpu_us = record.used_cost + nano * held_us // 1000, record.served_gpu_us
+    served_gpu_us += lease.gpu_milli * held_us // 1000
     state.journal.put(state.jobs, event.job_id, record._replace(used_cost=used_cost, served_gpu_us=served_gpu_us))
     state.journal.put(state.agenda.unsettled, event.job_id, None)
     state.changes.count()

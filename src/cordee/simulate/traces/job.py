@@ -85,8 +85,12 @@ def open_text(path: Path) -> TextIO:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}", hint="check the path") from error
 
 
-def checked(job: TraceJob) -> TraceJob:
+def checked(job: TraceJob, *, cpu_jobs: bool = False) -> TraceJob:
     """Return the job, if it is one.
+
+    Args:
+        job: as its row says.
+        cpu_jobs: take jobs without GPUs that say how many CPU cores they need, too.
 
     Raises:
         BadRow: a time is negative, the job never ran, or it needs no GPU.
@@ -97,7 +101,7 @@ def checked(job: TraceJob) -> TraceJob:
         raise BadRow("negative run time")
     if job.gpus < 0:
         raise BadRow("negative number of GPUs")
-    if job.gpus == 0:
+    if job.gpus == 0 and not (cpu_jobs and job.cpu_milli):
         raise BadRow("asks for no GPU")
     if job.duration_us == 0:
         raise BadRow("never ran")

@@ -60,7 +60,7 @@ def table(path: Path, form: Format, tally: Tally) -> Iterator[TraceJob]:
                     raise BadRow(f"{len(cells)} columns in place of {len(header)}")
                 job = form.read(dict(zip(header, cells, strict=True)), line)
                 if job is not None:
-                    yield checked(job)
+                    yield checked(job, cpu_jobs=form.name == "common")  # others' CPU jobs ran on nodes without GPUs
             except BadRow as bad:
                 tally.bad(str(bad), line)
 
