@@ -1,4 +1,4 @@
-"""Jobs without GPUs: placed by CPU cores and host memory of one node, accounted by cores, explained by what is lacking."""
+"""Jobs without GPUs: placed by CPU cores and host memory of one node, accounted by cores, and explained."""
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_one_that_no_node_can_hold_waits_and_says_why() -> None:
 def test_it_preempts_no_job_and_none_preempts_it() -> None:
     world = World(a_node(cores=2), job("train", 2, "preemptible", cpu_milli=2000))
     world.cycle()
-    assert not [event for event in world.tell(job("eval", 0, "production", cpu_milli=1000)).cycle()]
+    assert not world.tell(job("eval", 0, "production", cpu_milli=1000)).cycle()
     noticed = world.tell(job("urgent", 2, "production")).cycle()
     assert [(event.job_id, event.for_job) for event in noticed if isinstance(event, NoticeGiven)] == [
         ("train", "urgent")
