@@ -41,7 +41,7 @@ def most_of_host(entries: Iterable[Entry], job: Job, *, free: bool) -> str:
         free: describe what is free, not the whole node.
     """
     found = [(_has(each, free=free), each.node.name) for each in entries]
-    (cpu_milli, memory_bytes), name = max(found, key=lambda each: (_share(each[0], job), each[1]))
+    (cpu_milli, memory_bytes), name = max(found, key=lambda each: (_fraction(each[0], job), each[1]))
     amounts = _amounts(cpu_milli if job.cpu_milli else None, memory_bytes if job.memory_bytes else None)
     return f"the most on one node is {amounts}{' free' if free else ''}, on {name}"
 
@@ -51,7 +51,7 @@ def _has(entry: Entry, *, free: bool) -> tuple[int | None, int | None]:
     return (entry.cpu_milli, entry.memory_bytes) if free else (node.cpu_milli, node.memory_bytes)
 
 
-def _share(has: tuple[int | None, int | None], job: Job) -> float:
+def _fraction(has: tuple[int | None, int | None], job: Job) -> float:
     """Return the smaller of the fractions of the job's cores and memory that a node has; a node that counts none: 1."""
     wanted = host_request(job, 1)
     parts = (have / want for have, want in zip(has, wanted, strict=True) if want and have is not None)
