@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -58,6 +59,7 @@ class Churn:
     name: str
     streams: int = 0
     broken: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
     wrong: int = 0
     clean_end_of_broken: int = 0
     tokens: int = 0
@@ -237,12 +239,13 @@ class Stream:
     at_s: float = 0.0
     gap_s: float = 0.0
     cut: bool = False
+    error: str = ""
 
     async def read(self, session: aiohttp.ClientSession, url: str) -> None:
         try:
             async with session.post(url + CHAT, json=body(self.prompt, self.limit, stream=True)) as response:
                 if response.status != 200:
-                    self.cut = True
+                    self.cut, self.error = True, f"status {response.status}: {(await response.text())[:300]}"
                     return
                 async for data in response.content.iter_any():
                     now = time.monotonic()
@@ -250,8 +253,8 @@ class Stream:
                         self.gap_s = max(self.gap_s, now - self.at_s)
                     self.at_s = now
                     self.data += data
-        except (aiohttp.ClientError, TimeoutError):
-            self.cut = True
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self.cut, self.error = True, f"the client says: {error!r}"
 
     def verdict(self) -> tuple[bool, bool, bool, int]:
         """Return whether it broke off, is wrong, and broke off with a clean end; and its tokens."""
@@ -264,6 +267,7 @@ class Stream:
                 continue
             chunk = json.loads(line[5:])
             if "error" in chunk:
+                self.error = str(chunk["error"].get("message", chunk["error"]))
                 return True, False, done or b"[DONE]" in self.data, text.count(" w")
             ids.add(chunk["id"])
             for choice in chunk["choices"]:
@@ -333,6 +337,9 @@ def churn(name: str, start: Callable[..., Any], quick: bool) -> Churn:
         for each in done:
             broken, wrong, clean, got = each.verdict()
             found.broken += broken
+            if broken:
+                error = re.sub(r"[0-9]+(\.[0-9]+)?", "N", each.error or "it ended without [DONE]")
+                found.errors[error] = found.errors.get(error, 0) + 1
             found.wrong += wrong
             found.clean_end_of_broken += broken and clean
             found.tokens += got

@@ -180,6 +180,17 @@ def test_keys(two: Rig) -> None:
         found["again"] = await ask("sk-slow")
         async with session.get(two.url + "/v1/models/chat", headers={"Authorization": "Bearer sk-else"}) as response:
             found["model"] = (response.status, None, (await response.json()).get("error", {}).get("type", ""))
+        for secret in ("sk-open", "sk-else"):
+            headers = {"Authorization": f"Bearer {secret}"}
+            async with session.post(two.url + CHAT, json=chat("hi") | {"model": "no"}, headers=headers) as response:
+                found[f"{secret} no"] = (response.status, None, (await response.json())["error"]["message"])
+        two.routes.more["keys"] = keys[1:]
+        two.routes.write()
+
+        async def revoked() -> bool:
+            return (await ask("sk-open"))[1:] == (None, "invalid_api_key")
+
+        await until(revoked, "the end of a key")
         return found
 
     found = run(work)
@@ -190,6 +201,8 @@ def test_keys(two: Rig) -> None:
     assert found["sk-slow"][0] == 200
     assert found["again"] == (429, "2", "rate_limit_exceeded")
     assert found["sk-poor"] == (429, None, "insufficient_quota")
+    assert found["sk-open no"] == (404, None, "there is no model 'no'; services: chat")
+    assert found["sk-else no"] == (404, None, "there is no model 'no'; services: none of this key")
     tenants = {(row["tenant"], row["key"]) for row in two.usage() if row["requests"]}
     assert {("red", "k1"), ("slow", "k3")} <= tenants
     assert "sk-" not in two.log() and "sk-" not in json.dumps(two.usage())

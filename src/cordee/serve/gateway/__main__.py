@@ -36,7 +36,7 @@ class GatewayArguments:
         name: unique among the gateways of a server; None: the host's and the port.
         spool: folder of usage that is not reported yet; None: in the home.
         hold: seconds that a request waits for a first replica.
-        resume: seconds that a stream waits for another replica.
+        resume: seconds without any replica after which a stream is given up.
         report_every: seconds between two reports of usage.
         idle: seconds after which a client's connection without a request is closed.
         client_connections: open ones of one address; None: half of what the system allows.
@@ -157,7 +157,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     link = ServerLink(gateway, find) if find is not None else None
-    work: list[Callable[[], Awaitable[None]]] = [gateway.health.watch, gateway.tick]
+    work: list[Callable[[], Awaitable[None]]] = [gateway.attention.measure, gateway.health.watch, gateway.tick]
     work.append(link.run if link is not None else lambda: follow_file(gateway, routes or Path()))
     tasks = [asyncio.create_task(_keep(each)) for each in work]
     protocol = App(gateway).server()

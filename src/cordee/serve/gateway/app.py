@@ -114,7 +114,7 @@ class App:
         self._held_bytes += len(raw) - room.bytes_
         room.bytes_ = len(raw)
         call = read_call(request.path, raw, request.headers)
-        service = gateway.directory.find(call.model)
+        service = gateway.directory.find(call.model, key)
         gateway.directory.keys.check_model(key, call.model, service.name)
         kind = StreamExchange if call.stream and call.path != "/v1/embeddings" else WholeExchange
         exchange = kind(gateway, gateway.desk(service), call, key)
@@ -177,12 +177,12 @@ class App:
                 | ({"max_model_len": service.context} if service.context else {})
                 | ({"resident": any(each.usable for each in service.endpoints.values())} if service.model else {})
                 for name, service in gateway.directory.model_names()
-                if not key.models or {name, service.name} & set(key.models)
+                if key.is_good_for(name, service.name)
             ]
             if path == "/v1/models":
                 return _json({"object": "list", "data": models})
             name = path.removeprefix("/v1/models/")
-            gateway.directory.keys.check_model(key, name, gateway.directory.find(name).name)
+            gateway.directory.keys.check_model(key, name, gateway.directory.find(name, key).name)
             return _json(next((each for each in models if each["id"] == name), {}))
         raise ApiError(404, f"there is no {request.path}; there are {', '.join(PATHS)}, /v1/models, /health, /metrics")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cordee.serve.gateway.keys import Key, KeyRing
+from cordee.serve.gateway.keys import ANYBODY, Key, KeyRing
 from cordee.serve.gateway.replies import ApiError
 from cordee.serve.policy.dispatch import Tenant
 
@@ -27,8 +27,8 @@ class Open(Protocol):
     def drain(self) -> None:
         """Go on elsewhere as soon as there is room, if that loses no work."""
 
-    def silent_since(self, late_s: float) -> float:
-        """Return when the last byte came; `late_s`: the gateway itself did not look before."""
+    def silent_since(self) -> float:
+        """Return when the last byte came, or now if none is due."""
 
 
 @dataclass(slots=True)
@@ -145,6 +145,7 @@ class Service:
     """A service: its name, the names of its model, and its replicas.
 
     Of a service whose replicas swap models each `model` is one, with the replicas that hold it; else it is "".
+    `usable_s` is when a replica was last seen that takes requests.
     """
 
     name: str
@@ -154,6 +155,7 @@ class Service:
     ttft_s: float | None = None
     tpot_s: float | None = None
     drain_s: float = 30.0
+    usable_s: float = 0.0
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -187,18 +189,20 @@ class Directory:
             for endpoint in list(service.endpoints.values()):
                 yield service, endpoint
 
-    def find(self, model: str) -> Service:
+    def find(self, model: str, key: Key = ANYBODY) -> Service:
         """Return the service of a model.
 
         Raises:
-            ApiError: there is none.
+            ApiError: there is none; the answer names those that the key is good for.
         """
         found = self._names.get(model)
         if found is None:
-            names = ", ".join(sorted(each.models[0] if each.model else each.name for each in self.services.values()))
+            services = [each for each in self.services.values() if key.is_good_for(each.name, *each.models)]
+            names = ", ".join(sorted(each.models[0] if each.model else each.name for each in services))
+            nothing = "none of this key" if self.services else "none yet"
             raise ApiError(
                 404,
-                f"there is no model {model[:200]!r}; services: {names or 'none yet'}",
+                f"there is no model {model[:200]!r}; services: {names or nothing}",
                 code="model_not_found",
                 param="model",
             )

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from cordee.serve.engines.port import Dialect, Stream, Upstream, Usage
+from cordee.serve.gateway.attention import Attention
 from cordee.serve.gateway.calls import Call
 from cordee.serve.gateway.desk import Desk
 from cordee.serve.gateway.directory import Endpoint, Service
@@ -57,6 +58,7 @@ class House(Protocol):
     """The gateway, as its requests see it."""
 
     pool: Pool
+    attention: Attention
     health: Health
     hold_s: float
     resume_s: float
@@ -153,8 +155,8 @@ class Exchange(ABC):
         """Cut the connection to the replica, and go on elsewhere."""
 
     @abstractmethod
-    def silent_since(self, late_s: float) -> float:
-        """Return when the last byte came."""
+    def silent_since(self) -> float:
+        """Return when the last byte came, or now if none is due."""
 
     @abstractmethod
     def drain(self) -> None:
@@ -190,7 +192,7 @@ class Exchange(ABC):
             return
         self._choice = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with self.house.attention.timeout(deadline_s):
                 await self._choice
         except TimeoutError:
             raise ApiError(
@@ -200,11 +202,30 @@ class Exchange(ABC):
         finally:
             self._choice = None
 
+    async def _wait_for_another(self) -> None:
+        """Wait for a replica in the place of one that failed, as long as there are any that take requests.
+
+        Raises:
+            ApiError: there was none for `resume_s`, or none had room for `hold_s`.
+        """
+        house, began_s = self.house, self.house.clock()
+        while True:
+            alone_s = house.attention.since(max(began_s, self.service.usable_s))
+            left_s = min(house.resume_s - alone_s, house.hold_s - house.attention.since(began_s))
+            try:
+                await self._wait_for_choice(max(left_s, 0.0))
+                return
+            except ApiError:
+                waited_s = house.attention.since(began_s)
+                alone_s = house.attention.since(max(began_s, self.service.usable_s))
+                if alone_s >= house.resume_s or waited_s >= house.hold_s:
+                    raise
+
     async def _enter(self) -> Endpoint:
         assert self.ticket is not None and self.ticket.choice is not None, "it has a choice"
         while (endpoint := self.service.endpoints.get(self.ticket.choice.replica)) is None or not endpoint.usable:
             self.desk.again(self.ticket, self.progress())  # It left between the choice and now.
-            await self._wait_for_choice(self.house.resume_s)
+            await self._wait_for_another()
         self.endpoint = endpoint
         now = self.house.clock()
         endpoint.enter(self, now)
@@ -235,7 +256,7 @@ class Exchange(ABC):
                 self.desk.again(self.ticket, self.progress())
             waiting = asyncio.create_task(self._idle(request))
             try:
-                await self._wait_for_choice(self.house.resume_s)
+                await self._wait_for_another()
             except ApiError as refusal:
                 raise self._broken(f"{error.for_client}, and {refusal}") from None
             finally:
@@ -456,9 +477,9 @@ class StreamExchange(Exchange):
         self.draining = True
         self.desk.again(self.ticket, self.progress(), frozenset(others))
 
-    def silent_since(self, late_s: float) -> float:
+    def silent_since(self) -> float:
         """Return when the last byte came, or now if none is due."""
-        return self.relay.silent_since(late_s)
+        return self.relay.silent_since()
 
 
 class WholeExchange(Exchange):
@@ -513,6 +534,6 @@ class WholeExchange(Exchange):
     def drain(self) -> None:
         """Stay: the answer would be computed again from its start."""
 
-    def silent_since(self, late_s: float) -> float:
+    def silent_since(self) -> float:
         """Return now: no byte is due before the whole answer."""
         return self.house.clock()

@@ -11,6 +11,7 @@ from typing import Any
 
 from cordee.serve.engines.known import DIALECTS
 from cordee.serve.engines.port import Dialect
+from cordee.serve.gateway.attention import TICK_S, Attention
 from cordee.serve.gateway.desk import Desk
 from cordee.serve.gateway.directory import Directory, Endpoint, Service
 from cordee.serve.gateway.exchange import Exchange, Outcome, StreamExchange
@@ -21,8 +22,6 @@ from cordee.serve.gateway.usage import UsageSpool
 from cordee.serve.gateway.wire import Pool
 from cordee.serve.policy.dispatch import Tenants
 from cordee.serve.policy.limits import Prices
-
-TICK_S = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class Settings:
         name: of the gateway; unique for a server.
         spool: folder of the usage that the server has not acknowledged.
         hold_s: time that a request waits for its first replica, such as of a service that starts from zero.
-        resume_s: time that a request whose replica failed waits for another one.
+        resume_s: time without any replica after which a request whose replica failed is given up.
         report_s: time between two reports of usage.
         body_bytes: of the largest request.
         open_bytes: of the bodies of all open requests.
@@ -72,11 +71,12 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.pool = Pool()
+        self.attention = Attention(self.clock)
+        self.pool = Pool(self.attention)
         self.directory = Directory()
         self.directory.on_change.append(self._changed)
         self.directory.on_leave.append(self._note_busy)
-        self.health = Health(self.directory, self.pool, self.clock, self._refresh)
+        self.health = Health(self.directory, self.pool, self.clock, self.attention, self._refresh)
         self.desks: dict[tuple[str, str], Desk] = {}
         self.tenants = Tenants()
         self.usage = UsageSpool(settings.spool)

@@ -8,10 +8,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
+from cordee.serve.gateway.attention import TICK_S, Attention
 from cordee.serve.gateway.directory import Directory, Endpoint, Service
 from cordee.serve.gateway.wire import Pool, UpstreamError
 
-TICK_S = 0.1
 PROBE_S = 0.5
 """Time between two probes of a replica that fails."""
 ANSWER_S = 1.0
@@ -33,12 +33,16 @@ class Health:
     """Watches all replicas of a directory. `changed` is called with a service whose usable replicas changed."""
 
     def __init__(
-        self, directory: Directory, pool: Pool, clock: Callable[[], float], changed: Callable[[Service], None]
+        self,
+        directory: Directory,
+        pool: Pool,
+        clock: Callable[[], float],
+        attention: Attention,
+        changed: Callable[[Service], None],
     ) -> None:
         self._directory, self._pool, self._clock, self._changed = directory, pool, clock, changed
+        self._attention = attention
         self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
-        self._late_s = 0.0
-        """When the gateway itself was last held up, so that silence proves nothing."""
 
     def silence_s(self, endpoint: Endpoint) -> float:
         """Return the silence of a replica that is normal."""
@@ -55,31 +59,28 @@ class Health:
 
     async def watch(self) -> None:
         """Look at all replicas, for ever."""
-        expected = self._clock() + TICK_S
         while True:
             await asyncio.sleep(TICK_S)
-            now = self._clock()
-            if now - expected > 2 * TICK_S:
-                self._late_s = now
-            expected = now + TICK_S
             for service, endpoint in self._directory.endpoints():
+                if endpoint.usable:
+                    service.usable_s = self._clock()
                 if endpoint.open and endpoint not in self._tasks:
-                    self._look(service, endpoint, now)
+                    self._look(service, endpoint)
 
-    def _look(self, service: Service, endpoint: Endpoint, now: float) -> None:
+    def _look(self, service: Service, endpoint: Endpoint) -> None:
         silence = self.silence_s(endpoint)
-        endpoint.heard_s = max(endpoint.heard_s, self._late_s)
-        if now - endpoint.heard_s > silence:
+        if self._attention.since(endpoint.heard_s) > silence:
             self._start(service, endpoint, self._check(service, endpoint))
         for request in list(endpoint.open):
-            if now - request.silent_since(self._late_s) > STUCK * silence * request.patience:
-                request.leave(f"sent nothing for {now - request.silent_since(0.0):.1f} s")
+            silent_s = self._attention.since(request.silent_since())
+            if silent_s > STUCK * silence * request.patience:
+                request.leave(f"sent nothing for {silent_s:.1f} s")
 
     async def _check(self, service: Service, endpoint: Endpoint) -> None:
         """Probe a silent replica once; one that does not answer loses its requests."""
         began = self._clock()
         error = await self._probe(endpoint)
-        if error is None or self._late_s > began or endpoint.heard_s > began:
+        if error is None or endpoint.heard_s > began:
             endpoint.heard_s = max(endpoint.heard_s, self._clock())
             if endpoint.failing is not None:  # A request failed during the probe, and left the way back to it.
                 await self._until_it_answers(service, endpoint)

@@ -23,6 +23,10 @@ class Key:
     tenant: str
     models: tuple[str, ...] = ()
 
+    def is_good_for(self, *names: str) -> bool:
+        """Return whether it may use what has one of these names, of a model or its service."""
+        return not self.models or not set(self.models).isdisjoint(names)
+
 
 ANYBODY = Key("", "", "default")
 """Stands for every client of a gateway without keys."""
@@ -63,6 +67,6 @@ class KeyRing:
 
     def check_model(self, key: Key, model: str, service: str) -> None:
         """Raise ApiError if a key may not use a model."""
-        if key.models and not {model, service} & set(key.models):
+        if not key.is_good_for(model, service):
             text = f"the key {key.id} may not use {model!r}: it is for {', '.join(key.models)}"
             raise ApiError(403, f"{text}; hint: ask for a key of this model")

@@ -90,11 +90,9 @@ class Relay:
         """Return the body of an answer that is an error, once it is there."""
         return self.error_body if self.status not in (0, 200) and self.failure is not None else None
 
-    def silent_since(self, late_s: float) -> float:
+    def silent_since(self) -> float:
         """Return when the last byte came, or now if none is due."""
-        if self._paused_s is not None or not self.first_s:
-            return self._clock()
-        return max(self.last_s, late_s)
+        return self._clock() if self._paused_s is not None or not self.first_s else self.last_s
 
     def fail(self, error: UpstreamError) -> None:
         """End the answer of this replica."""

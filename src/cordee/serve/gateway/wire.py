@@ -5,6 +5,7 @@ of uvicorn.
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
+
+from cordee.serve.gateway.attention import Attention
 
 IDLE_S = 3.0
 """Engines close idle connections after 5 s; one that is closed while a request goes out costs a retry."""
@@ -223,8 +226,9 @@ class Connection(asyncio.Protocol):
 class Pool:
     """Connections to replicas, open ones kept for the next request."""
 
-    def __init__(self) -> None:
+    def __init__(self, attention: Attention | None = None) -> None:
         self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
+        self._attention = attention or Attention(time.monotonic)
 
     async def connect(self, address: str, *, fresh: bool = False) -> Connection:
         """Return a connection to an address, an idle one unless it has to be fresh.
@@ -241,7 +245,7 @@ class Pool:
             found.close()
         parts = urlsplit(address)
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with self._attention.timeout(CONNECT_S):
                 _, made = await loop.create_connection(
                     lambda: Connection(self, address), parts.hostname or "", parts.port or 80
                 )
@@ -262,7 +266,7 @@ class Pool:
             UpstreamError: no whole answer came within `deadline_s` seconds.
         """
         try:
-            async with asyncio.timeout(deadline_s):
+            async with self._attention.timeout(deadline_s):
                 connection = await self.connect(address)
                 try:
                     return await self._fetch_once(connection, method, path, body, limit_bytes)
