@@ -338,7 +338,8 @@ def churn(name: str, start: Callable[..., Any], quick: bool) -> Churn:
             broken, wrong, clean, got = each.verdict()
             found.broken += broken
             if broken:
-                error = re.sub(r"[0-9]+(\.[0-9]+)?", "N", each.error or "it ended without [DONE]")
+                when = "in the middle" if got else "before its first token"
+                error = f"{when}: {re.sub(r'[0-9]+([.][0-9]+)?', 'N', each.error or 'it ended without [DONE]')}"
                 found.errors[error] = found.errors.get(error, 0) + 1
             found.wrong += wrong
             found.clean_end_of_broken += broken and clean

@@ -21,8 +21,8 @@ class Open(Protocol):
     patience: float
     """Times the usual silence that it bears."""
 
-    def leave(self, why: str) -> None:
-        """Cut the connection, and go on elsewhere."""
+    def leave(self, why: str, *, hung: bool = False) -> None:
+        """Cut the connection, and go on elsewhere; `hung`: the replica was silent, and answered no probe."""
 
     def drain(self) -> None:
         """Go on elsewhere as soon as there is room, if that loses no work."""

@@ -93,7 +93,8 @@ class Exchange(ABC):
         self.draining = False
         self._choice: asyncio.Future[None] | None = None
         self._outcome: Outcome | None = None
-        self._fruitless = self._reached = 0
+        self._fruitless: list[tuple[Endpoint, bool]] = []  # Replicas since the last token, and whether they hung.
+        self._reached = 0
 
     @property
     def service(self) -> Service:
@@ -151,7 +152,7 @@ class Exchange(ABC):
         """Keep the client's connection open while the request waits for another replica."""
 
     @abstractmethod
-    def leave(self, why: str) -> None:
+    def leave(self, why: str, *, hung: bool = False) -> None:
         """Cut the connection to the replica, and go on elsewhere."""
 
     @abstractmethod
@@ -246,10 +247,14 @@ class Exchange(ABC):
         chosen = isinstance(error, Moved)
         if not chosen:
             self.house.health.failed(self.service, endpoint, str(error))
-            self._fruitless = self._fruitless + error.answered if self.progress() == self._reached else 0
-            self._reached = self.progress()
-            if self._fruitless >= FRUITLESS_MAX:
-                raise self._broken(f"{self._fruitless} replicas failed with it in a row, at last {error.for_client}")
+            if self.progress() != self._reached:
+                self._reached, self._fruitless = self.progress(), []
+            elif error.answered:
+                self._fruitless.append((endpoint, error.hung))
+            # One that hung and is back was only slow.
+            failures = sum(not hung or each.failing is not None for each, hung in self._fruitless)
+            if failures >= FRUITLESS_MAX:
+                raise self._broken(f"{failures} replicas failed with it in a row, at last {error.for_client}")
         self.house.moved(self, "drain" if chosen else "failure")
         if self.ticket.choice is None or self.ticket.choice.replica == endpoint.id:
             if self.ticket.choice is not None:
@@ -454,14 +459,14 @@ class StreamExchange(Exchange):
     def progress(self) -> int:
         return self._total if self._total is not None else count(self.stream)
 
-    def leave(self, why: str) -> None:
+    def leave(self, why: str, *, hung: bool = False) -> None:
         """Cut the connection to the replica, and go on elsewhere."""
         if self.endpoint is None:
             return
         kind = Moved if self.draining else UpstreamError
         if not self.draining:
             self.patience *= 2
-        self.relay.fail(kind(f"{self.endpoint.address} {why}", answered=True))
+        self.relay.fail(kind(f"{self.endpoint.address} {why}", answered=True, hung=hung))
         if self._step is not None:
             self._step.cancel()
 
@@ -526,10 +531,10 @@ class WholeExchange(Exchange):
     async def _idle(self, request: web.BaseRequest) -> None:
         return
 
-    def leave(self, why: str) -> None:
+    def leave(self, why: str, *, hung: bool = False) -> None:
         """Cut the connection to the replica, and start again elsewhere."""
         if self._sink is not None and self.endpoint is not None:
-            self._sink.lost(UpstreamError(f"{self.endpoint.address} {why}", answered=True))
+            self._sink.lost(UpstreamError(f"{self.endpoint.address} {why}", answered=True, hung=hung))
 
     def drain(self) -> None:
         """Stay: the answer would be computed again from its start."""

@@ -14,8 +14,10 @@ from cordee.serve.gateway.wire import Pool, UpstreamError
 
 PROBE_S = 0.5
 """Time between two probes of a replica that fails."""
-ANSWER_S = 1.0
-"""Time within which a probe has to be answered."""
+ANSWER_S, ANSWER_S_MAX = 1.0, 10.0
+"""Time within which a probe has to be answered; each further one of a replica that failed has twice the time."""
+ALONE_S = 60.0
+"""Silence for which the last replica that takes requests keeps them, although it answers no probe."""
 INTERVALS = 5.0
 """Times the usual interval between two tokens, after which silence is looked into."""
 SILENCE_S = (0.5, 5.0)
@@ -85,10 +87,13 @@ class Health:
             if endpoint.failing is not None:  # A request failed during the probe, and left the way back to it.
                 await self._until_it_answers(service, endpoint)
             return
+        others = (each for each in service.endpoints.values() if each is not endpoint)
+        if self._attention.since(endpoint.heard_s) < ALONE_S and not any(each.usable for each in others):
+            return  # There is nowhere to go: a slow replica is better than none.
         self._tasks.pop(endpoint, None)
         self._suspect(service, endpoint, f"it sends nothing, and a probe says: {error}")
         for request in list(endpoint.open):
-            request.leave("sends nothing and answers no probe")
+            request.leave("sends nothing and answers no probe", hung=True)
 
     def _suspect(self, service: Service, endpoint: Endpoint, why: str) -> None:
         if endpoint.failing is None:
@@ -100,9 +105,12 @@ class Health:
             self._start(service, endpoint, self._until_it_answers(service, endpoint))
 
     async def _until_it_answers(self, service: Service, endpoint: Endpoint) -> None:
+        limit_s = ANSWER_S
         while service.endpoints.get(endpoint.id) is endpoint and self._directory.services.get(service.key) is service:
             began = self._clock()
-            if await self._probe(endpoint) is None:
+            error = await self._probe(endpoint, limit_s)
+            limit_s = min(ANSWER_S_MAX, 2 * limit_s)  # It may be slow, and answer the one probe that waits for it.
+            if error is None:
                 over = endpoint.strikes - STRIKES
                 if over >= 0:
                     await asyncio.sleep(min(BACKOFF_S, PROBE_S * 2 ** min(over, 10)))
@@ -112,10 +120,10 @@ class Health:
                 return
             await asyncio.sleep(max(0.0, PROBE_S - (self._clock() - began)))
 
-    async def _probe(self, endpoint: Endpoint) -> str | None:
+    async def _probe(self, endpoint: Endpoint, limit_s: float = ANSWER_S) -> str | None:
         """Return why a replica is not well; None: it answers."""
         try:
-            answer = await self._pool.fetch(endpoint.address, "GET", "/health", deadline_s=ANSWER_S)
+            answer = await self._pool.fetch(endpoint.address, "GET", "/health", deadline_s=limit_s)
         except UpstreamError as error:
             return str(error)
         return None if answer.status < 500 else f"/health says {answer.status}"

@@ -28,8 +28,10 @@ LET_GO_S = 1.0
 class UpstreamError(Exception):
     """A replica that could not be reached, cut the connection, or did not speak HTTP."""
 
-    def __init__(self, message: str, *, answered: bool = False, detail: str = "") -> None:
+    def __init__(self, message: str, *, answered: bool = False, hung: bool = False, detail: str = "") -> None:
         super().__init__(message)
+        self.hung = hung
+        """Whether it was only silent, and a probe too: it may be back in a moment."""
         self.answered = answered
         """Whether a byte of an answer had come."""
         self.for_client = f"{message}: {detail}" if detail else message
