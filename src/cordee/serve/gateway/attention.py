@@ -56,6 +56,7 @@ class Attention:
             TimeoutError: it took longer.
         """
         loop, began_s = asyncio.get_running_loop(), self._clock()
+        handle: asyncio.TimerHandle
         async with asyncio.timeout(None) as timeout:
 
             def look() -> None:
