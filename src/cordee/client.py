@@ -264,6 +264,26 @@ class Client:
         """Ask a job to end after a checkpoint, or `now`."""
         return self._ask(JobView, "POST", f"/v1/jobs/{job_id}/stop", params={"now": now})
 
+    def pause(self, job_id: str) -> JobView:
+        """Pause a job: it saves, gives its GPUs back, and waits until `resume`."""
+        return self._ask(JobView, "POST", f"/v1/jobs/{job_id}/pause")
+
+    def hold(self, job_id: str) -> JobView:
+        """Keep a job from starting until `resume`; one that runs goes on."""
+        return self._ask(JobView, "POST", f"/v1/jobs/{job_id}/hold")
+
+    def resume(self, job_id: str) -> JobView:
+        """Let a held or paused job start again."""
+        return self._ask(JobView, "POST", f"/v1/jobs/{job_id}/resume")
+
+    def requeue(self, job_id: str) -> JobView:
+        """Send a job to the end of its queue, after it has saved; one that has ended runs again."""
+        return self._ask(JobView, "POST", f"/v1/jobs/{job_id}/requeue")
+
+    def prioritize(self, job_id: str) -> JobView:
+        """Send a waiting job to the top of its queue; for its owner, of the owner's own jobs."""
+        return self._ask(JobView, "POST", f"/v1/jobs/{job_id}/prioritize")
+
     def why(self, job_id: str, *, draws: int = 0) -> WhyView:
         """Explain the state of a job; with draws, also forecast when it starts and ends."""
         return self._ask(WhyView, "GET", f"/v1/jobs/{job_id}/why", params={"draws": draws})
@@ -333,6 +353,14 @@ class Client:
     def end_sweep(self, ref: str) -> SweepView:
         """End a sweep: its trials save and leave."""
         return self._ask(SweepView, "DELETE", f"/v1/sweeps/{quote(ref, safe='')}")
+
+    def pause_sweep(self, ref: str) -> SweepView:
+        """Pause a sweep: its trials save and leave, and none starts until `resume_sweep`."""
+        return self._ask(SweepView, "POST", f"/v1/sweeps/{quote(ref, safe='')}/pause")
+
+    def resume_sweep(self, ref: str) -> SweepView:
+        """Resume a paused sweep."""
+        return self._ask(SweepView, "POST", f"/v1/sweeps/{quote(ref, safe='')}/resume")
 
     def routes(self, *, after: int = 0, wait_s: float = 0.0) -> RoutesView:
         """Return what a gateway needs to know, when its version is above `after`, or after the wait."""

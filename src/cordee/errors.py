@@ -14,6 +14,7 @@
     ├── AdmissionError             20   a job that was refused; nothing was queued
     │   ├── DoesNotFitError        21     its model does not fit its GPUs
     │   ├── UnprotectedError       22     preemptible without a checkpoint
+    │   ├── DependencyError        24     it starts after a job that has ended otherwise, or after itself
     │   └── TooLargeError          23     a gang larger than the cluster, or than its queue allows
     ├── ServerError                30   between a client and its server
     │   ├── NoServerError          31     none is running, or it does not answer
@@ -143,6 +144,12 @@ class TooLargeError(AdmissionError):
     """The gang is larger than the cluster, or than its queue ever allows."""
 
     exit_code = 23
+
+
+class DependencyError(AdmissionError):
+    """A job is to start after one that has ended otherwise, or after itself: it would never start."""
+
+    exit_code = 24
 
 
 class ServerError(CordeeError):

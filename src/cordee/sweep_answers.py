@@ -43,7 +43,7 @@ class SweepView(View):
     sweep_id: str
     name: str
     owner: str
-    state: Literal["running", "stopping", "ended"]
+    state: Literal["running", "paused", "stopping", "ended"]
     search: Literal["grid", "random", "bayes"]
     metric: str
     goal: Literal["min", "max"]

@@ -10,13 +10,16 @@ from typing import Any
 
 from cordee.account.ledger import Ledger
 from cordee.events import (
+    AfterEnd,
     AttemptEnded,
     AttemptPlaced,
     Capacity,
     CheckpointCommitted,
     Event,
+    HoldReleased,
     Job,
     JobEnded,
+    JobHeld,
     JobSubmitted,
     KillOrdered,
     Lease,
@@ -34,6 +37,7 @@ from cordee.events import (
     RanksEnded,
     RanksStarted,
     Reported,
+    RequeueRequested,
     Restored,
     ServerShuttingDown,
     ServerUp,
@@ -90,6 +94,8 @@ class Invariants:
         self._preemptions: dict[JobId, int] = {}
         self._leased: dict[tuple[str, int], int] = {}  # thousandths of each GPU
         self._held: dict[Key, int] = {}  # thousandths of a GPU x time, of attempts that ended
+        self._paused: dict[JobId, JobHeld] = {}
+        self._first_ends: dict[JobId, set[str]] = {}
         self._shutting_down = False
         self.at_us: int | None = None
         self._idle_milli_us = 0
@@ -98,6 +104,9 @@ class Invariants:
             ServerShuttingDown: lambda event: self._shut_down(True),
             JobSubmitted: self._submitted,
             JobEnded: self._job_ended,
+            JobHeld: lambda event: self._paused.setdefault(event.job_id, event),
+            HoldReleased: lambda event: self._paused.pop(event.job_id, None),
+            RequeueRequested: self._requeued,
             NodeUp: self._node_up,
             NodeDown: self._node_down,
             NodeReclaimed: self._node_reclaimed,
@@ -145,6 +154,20 @@ class Invariants:
         assert job_id in self.jobs and job_id not in self.ended, f"{job_id} ended twice, or never was"
         assert job_id not in self.live, f"{job_id} ended while {self._epochs[job_id]} lives"
         self.ended[job_id] = event
+        self._first_ends.setdefault(job_id, set()).add(event.state)
+
+    def _requeued(self, event: RequeueRequested) -> None:
+        self.ended.pop(event.job_id, None)
+
+    def _check_may_start(self, name: str, job: Job) -> None:
+        """Check that nobody holds the job, and that those that it starts after have ended so, or run again."""
+        assert job.job_id not in self._paused, f"{name} was placed, and {self._paused[job.job_id]} holds it"
+        for after in job.after:
+            end = self._first_ends.get(JobId(after.of))
+            assert end is not None, f"{name} was placed before {after.of} had ended"
+            done = "done" in end
+            right = after.end is AfterEnd.ANY or (done if after.end is AfterEnd.OK else len(end - {"done"}) > 0)
+            assert right, f"{name} was placed, and {after.of} has ended {end}"
 
     def _node_up(self, event: NodeUp) -> None:
         known = self.nodes.get(event.node.name)
@@ -184,6 +207,7 @@ class Invariants:
         assert job_id not in self.live, f"{name} was placed while {self._epochs[job_id]} lives"
         assert job_id not in self.ended, f"{name} was placed, and the job has ended"
         assert event.epoch == self._epochs.get(job_id, 0) + 1, f"{name} follows {self._epochs.get(job_id, 0)}"
+        self._check_may_start(name, job)
         self._check_gang(name, job, event.leases)
         for lease in event.leases:
             node = self.nodes[lease.node]
@@ -403,7 +427,7 @@ class Invariants:
         waiting = set(state.waiting.job_ids())
         assert state.jobs.keys() == self.jobs.keys(), "a job is lost"
         for job_id, record in state.jobs.items():
-            places = (job_id in waiting) + (job_id in state.attempts) + record.phase.ended
+            places = (job_id in waiting) + (job_id in state.attempts) + record.phase.ended + record.phase.deferred
             assert places == 1, f"{job_id} ({record.phase}) is in {places} places"
             assert record.phase.ended == (job_id in self.ended), f"{job_id} is {record.phase}"
         known = {name: (record.node.epoch, record.up) for name, record in state.nodes.records.items()}

@@ -8,7 +8,7 @@ network.py, machines.py, ranks.py). Then the faults stop, and everything that ca
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from cordee.simulate.engine import Engine
 from cordee.simulate.store import MemoryStore
 from cordee.units import US_PER_S
 from faults_world import inputs
+from faults_world.chains import chained, chains_rng, plan, release
 from faults_world.cluster import Cluster, CommittedEvents
 from faults_world.invariants import Invariants
 from faults_world.network import MessageFaults
@@ -172,6 +173,10 @@ class FaultWorld:
         self.store: Store = store or MemoryStore()
         self.policy_name, self.policy = inputs.policy(rng)
         self.nodes, self.jobs = inputs.nodes(rng), inputs.jobs(rng)
+        chains = chains_rng(seed)
+        if chains is not None:
+            scripts = [script for _, script in self.jobs]
+            self.jobs = list(zip(chained([job for job, _ in self.jobs], chains), scripts, strict=True))
         self.queues = inputs.queues(rng, sum(node.gpus for node in self.nodes))
         self._rng = random.Random(rng.randrange(2**32))  # of faults
         rates = CHANCES | {kind: fault.rates for kind, fault in faults.items()}
@@ -201,6 +206,8 @@ class FaultWorld:
         self._away_until_us = 0
         self._changed_us = BEGIN_US
         self._plan(faults, chance, rng)
+        if chains is not None:
+            plan(self, chains, BEGIN_US, self.faults_end_us - BEGIN_US)
 
     # -- faults ----------------------------------------------------------------------------------------------
 
@@ -226,7 +233,8 @@ class FaultWorld:
     def _submit(self, job: Job) -> Callable[[Control], None]:
         def submit(control: Control) -> None:
             if job.job_id not in control.state.jobs:
-                control.submit(job, inputs.spec(job))
+                known = tuple(each for each in job.after if JobId(each.of) in control.state.jobs)  # as admission does
+                control.submit(replace(job, after=known), inputs.spec(job))
             self.accepted.add(job.job_id)
 
         return submit
@@ -245,6 +253,8 @@ class FaultWorld:
         for name in self.cluster.machines:
             self.uncordon(name)
         self._requests.append(lambda control: control.up())
+        for job, _ in self.jobs:
+            release(self, job.job_id)
         raise ServerCrashed("once more", 0)
 
     @property
@@ -450,6 +460,8 @@ class FaultWorld:
 
     def _could_run(self, state: State, job_id: JobId) -> bool:
         """Return whether the job would be placed if it were alone on the nodes as they are."""
+        if any(JobId(each.of) not in self.invariants.ended for each in state.jobs[job_id].job.after):
+            return False  # it waits for one that cannot run
         alone, at_us = State(self.policy), self.engine.now_us()
         for each in self.invariants.nodes.values():
             if each.up and not each.reclaimed and not each.cordoned:

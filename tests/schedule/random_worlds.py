@@ -5,10 +5,15 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from cordee.events import (
+    After,
+    AfterEnd,
     AttemptEnded,
     AttemptPlaced,
     Capacity,
     Event,
+    HoldReleased,
+    JobHeld,
+    JobPrioritized,
     JobSubmitted,
     KillOrdered,
     NodeDown,
@@ -18,6 +23,7 @@ from cordee.events import (
     Queue,
     QueuesSet,
     RanksEnded,
+    RequeueRequested,
     ServerShuttingDown,
     ServerUp,
     StopRequested,
@@ -30,6 +36,7 @@ from world import S, World, job, node
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
 NEVER_RUN = {Reason.TOO_LARGE, Reason.NO_SUCH_GPU, Reason.NO_NODES}
+NOT_NOW = {Reason.HELD, Reason.PAUSED, Reason.WAITS_FOR_JOBS}
 
 nodes = st.lists(
     st.tuples(
@@ -71,14 +78,41 @@ def jobs(draw):
             sizes=draw(st.sampled_from([(), (), (2,), (1,)])) if gpus else (),
             cpu_milli=0 if gpus else draw(st.sampled_from([2000, 3000])),
             preemptions_max=draw(st.sampled_from([None, None, 1])),
+            after=draw(_after(names[:number])),
         )
-        for name in names
+        for number, name in enumerate(names)
     ]
 
 
+def _after(names):
+    """One of the jobs before, seldom."""
+    if not names:
+        return st.just(())
+    one = st.builds(After, of=st.sampled_from(names), end=st.sampled_from(AfterEnd)).map(lambda each: (each,))
+    return st.one_of(st.just(()), st.just(()), st.just(()), one)
+
+
 faults = st.lists(
-    st.tuples(st.sampled_from(["down", "rank", "stop", "stop now", "drain"]), st.integers(1, 400), st.integers(0, 6)),
-    max_size=4,
+    st.tuples(
+        st.sampled_from(
+            [
+                "down",
+                "rank",
+                "stop",
+                "stop now",
+                "drain",
+                "hold",
+                "pause",
+                "release",
+                "release",
+                "requeue",
+                "prioritize",
+            ]
+        ),
+        st.integers(1, 400),
+        st.integers(0, 6),
+    ),
+    max_size=5,
 )
 
 
@@ -133,7 +167,16 @@ FAULTS = {
         StopRequested(at_us=world.now_us, job_id=JobId(NAMES[which]), by="ann", now=True)
     ],
     "drain": _drain,
+    "hold": lambda world, which: _asked(world, JobHeld, which),
+    "pause": lambda world, which: _asked(world, JobHeld, which, leave=True),
+    "release": lambda world, which: _asked(world, HoldReleased, which),
+    "requeue": lambda world, which: _asked(world, RequeueRequested, which),
+    "prioritize": lambda world, which: _asked(world, JobPrioritized, which),
 }
+
+
+def _asked(world: World, kind, which: int, **more):
+    yield kind(at_us=world.now_us, job_id=JobId(NAMES[which]), by="ann", **more)
 
 
 def check_log(log: list[Event]) -> None:
@@ -198,7 +241,7 @@ def check_now(world: World) -> None:
     assert all(left >= 0 for left in cores.values()), "no core is leased twice"
     waiting = state.waiting.job_ids()
     for job_id, record in state.jobs.items():
-        places = (job_id in waiting) + (job_id in state.attempts) + record.phase.ended
+        places = (job_id in waiting) + (job_id in state.attempts) + record.phase.ended + record.phase.deferred
         assert places == 1, f"{job_id} is in {places} places"
     before = state.snapshot()
     decision = decide(state, world.now_us)
@@ -239,7 +282,7 @@ def comes_to_its_end_and_keeps_its_promises(up, submitted, broken, deaf, breaks)
     assert len(world.state.jobs) == len(submitted), "no job is lost"
     for job_id, record in world.state.jobs.items():
         if not record.phase.ended:
-            assert explain(world.state, job_id, world.now_us).reason in NEVER_RUN, "a job that can run has run"
+            assert explain(world.state, job_id, world.now_us).reason in NEVER_RUN | NOT_NOW, "a job that can has run"
     again = State()
     for event in world.log:
         apply(again, event)
@@ -248,6 +291,7 @@ def comes_to_its_end_and_keeps_its_promises(up, submitted, broken, deaf, breaks)
 
 def does_not_depend_on_the_order_of_reports(up, submitted, later, data):
     """Apply the same nodes, jobs and ends of rank groups in another order within the same moment."""
+    submitted = [replace(each, job=replace(each.job, after=())) for each in submitted]  # it names earlier jobs only
     first = World(*up, *submitted)
     first.play(until_s=250)
     second = World(*data.draw(st.permutations(up)), *data.draw(st.permutations(submitted)))
@@ -309,7 +353,7 @@ def keeps_the_rules_of_queues(up, submitted, broken, deaf, breaks, tree, which):
     for job_id, record in world.state.jobs.items():
         if not record.phase.ended and world.state.quotas.never(record.job) is None:
             reason = explain(world.state, job_id, world.now_us).reason
-            assert reason in {*NEVER_RUN, Reason.KEPT}, f"{job_id} could run, and waits: {reason}"
+            assert reason in {*NEVER_RUN, *NOT_NOW, Reason.KEPT}, f"{job_id} could run, and waits: {reason}"
 
 
 def limits_hold(world: World) -> None:

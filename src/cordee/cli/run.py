@@ -73,6 +73,13 @@ Retries = Annotated[
         show_default="three attempts in a row without a checkpoint end the job",
     ),
 ]
+After = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Start after this job or sweep has ended well: JOB; or JOB:any, JOB:failed. May be given again.",
+        metavar="JOB[:ok|any|failed]",
+    ),
+]
 Model = Annotated[str | None, typer.Option(help="Model that the job trains; admission checks whether it fits.")]
 Plan = Annotated[
     Path | None, typer.Option(help="File of `cordee plan --json`: sets GPUs, model, layout and checkpoint interval.")
@@ -172,6 +179,7 @@ def run(
     limit_time: LimitTime = None,
     limit_cost: LimitCost = None,
     retries: Retries = None,
+    after: After = None,
     model: Model = None,
     plan: Plan = None,
     layout: LayoutText = None,
@@ -200,7 +208,7 @@ def run(
         "cpus": cpus, "memory": memory, "name": name,
         "tier": tier, "queue": queue, "priority": priority, "capacity": capacity, "launch": launch,
         "checkpoint_to": checkpoint_to, "checkpoint_every": every, "grace": grace, "limit_time": limit_time,
-        "limit_cost": limit_cost, "retries": retries, "model": model, "notify_to": notify,
+        "limit_cost": limit_cost, "retries": retries, "after": after, "model": model, "notify_to": notify,
         "plan": None if plan is None else plan_of(plan, layout),
     }  # fmt: skip
     more = {"search": search, "trials": trials, "max_running": max_running, "metric": metric, "goal": goal}

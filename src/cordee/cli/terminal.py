@@ -51,6 +51,8 @@ _COLOURS = {
     "placed": "yellow",
     "stopping": "yellow",
     "paused": "cyan",
+    "held": "cyan",
+    "waiting": "yellow",
     "stopped": "dim",
     "killed": "magenta",
     "failed": "bold red",

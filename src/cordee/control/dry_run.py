@@ -60,7 +60,9 @@ def forecast_of(
 ) -> Forecast | None:
     """Forecast a job; None without draws, for a job that has ended or is paused, and while the server shuts down."""
     record = state.jobs.get(job_id)
-    if not draws or record is None or record.phase.ended or record.phase is Phase.PAUSED or state.shutting_down:
+    if not draws or record is None or record.phase.ended or state.shutting_down:
+        return None
+    if record.phase in (Phase.PAUSED, Phase.HELD):  # for as long as a person or a sweep likes
         return None
     return forecast(Snapshot(state), now_us, [job_id], steps_left, draws=draws)[job_id]
 

@@ -120,7 +120,9 @@ class Fold:
         notices = (attempt.notice for attempt in self.state.attempts.values())
         needed = {event.job_id for event in self.measurements.due()}
         needed |= {notice.for_job for notice in notices if notice is not None and notice.for_job is not None}
-        ended = (job_id for job_id, record in self.state.jobs.items() if record.phase.ended and job_id not in needed)
+        records = self.state.jobs.items()
+        needed |= {JobId(each.of) for _, record in records if not record.phase.ended for each in record.job.after}
+        ended = (job_id for job_id, record in records if record.phase.ended and job_id not in needed)
         return [job_id for job_id in ended if not self.ledger.settles(job_id)]
 
     def known(self, job_id: JobId) -> EndedJob:

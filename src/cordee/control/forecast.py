@@ -190,6 +190,6 @@ def _arrivals(snapshot: Snapshot, now_us: int, rng: random.Random) -> Iterator[A
     past.sort(key=lambda each: (each[0], each[1].job_id))
     while past:
         for at_us, job in past:
-            again = replace(job, job_id=JobId(f"{job.job_id}+{now_us + at_us}"))
+            again = replace(job, job_id=JobId(f"{job.job_id}+{now_us + at_us}"), after=())
             yield Arrival(at_us=now_us + at_us, job=again, left_us=drawn_us(snapshot, job, 0, rng.random()))
         now_us += past_us

@@ -47,8 +47,8 @@ from cordee.control.snapshot import decoded_jobs
 from cordee.control.standby import Standby
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
-from cordee.errors import ForbiddenError, NotFoundError, SpecError, StoreError
-from cordee.events import Lease, Node, Queue
+from cordee.errors import DependencyError, ForbiddenError, NotFoundError, SpecError, StoreError
+from cordee.events import After, AfterEnd, Lease, Node, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId, attempt_name
 from cordee.schedule.explain import explain
@@ -236,7 +236,7 @@ class Operations:
     ) -> Admitted:
         """Return the job of a spec, or refuse it with the numbers; hold the control's `changed`, or pass a state."""
         state = self.control.state if state is None else state
-        return admit(
+        admitted = admit(
             spec,
             job_id=job_id,
             owner=owner,
@@ -244,6 +244,43 @@ class Operations:
             catalogue=self.catalogue,
             quotas=state.quotas,
             unprotected=unprotected,
+        )
+        after = tuple(each for text in spec.after if (each := self._after(text, job_id, spec.name)) is not None)
+        return replace(admitted, job=replace(admitted.job, after=after)) if after else admitted
+
+    def _after(self, text: str, job_id: JobId, name: str) -> After | None:
+        """Return a dependency that a spec names; None if it has come true already.
+
+        Raises:
+            DependencyError: it can never come true.
+            NotFoundError: there is no such job or sweep, or there are several jobs of that name.
+        """
+        of, _, written = text.partition(":")
+        end = AfterEnd(written or "ok")
+        try:
+            row = self._row(of)
+        except NotFoundError:
+            sweep = self.control.fold.sweeps.find(of)
+            if sweep is None:
+                if of in (job_id, name):
+                    raise DependencyError(f"{name} would start after itself", hint="name another job") from None
+                raise
+            found, done, how = (
+                sweep.sweep_id,
+                sweep.done if sweep.is_over else None,
+                "ended without a trial that is done",
+            )
+        else:
+            found, how = row["job_id"], {"failed": "failed", "stopped": "was stopped"}.get(row["state"], "ended well")
+            done = None if row["ended_us"] is None else row["state"] == "done"
+        if done is None:
+            return After(of=found, end=end)
+        if end is AfterEnd.ANY or done == (end is AfterEnd.OK):
+            return None
+        wanted = "ended well" if end is AfterEnd.OK else "failed"
+        raise DependencyError(
+            f"{found} {'ended well' if done else how}, and {name} was to start after it {wanted}",
+            hint=f"cordee requeue {found}, or write after: [{of}:any]",
         )
 
     def stop(self, ref: str, *, by: str, now: bool) -> JobView:
@@ -417,7 +454,7 @@ class Operations:
             quotas = self.control.state.quotas
             standings = quotas.standings(now_us)
             records = self.control.state.jobs.values()
-            jobs = [each for each in records if not each.phase.ended and each.phase is not Phase.PAUSED]
+            jobs = [each for each in records if not each.phase.ended and not each.phase.deferred]
         above = {each.queue.name: each.queue.parent for each in standings}
         running, waiting = dict[str, int](), dict[str, list[int]]()
         for record in jobs:

@@ -15,7 +15,10 @@ from cordee.errors import StoreError
 from cordee.events import (
     AttemptPlaced,
     Event,
+    HoldReleased,
     Job,
+    JobHeld,
+    JobPrioritized,
     JobResumed,
     JobSubmitted,
     KeyCreated,
@@ -27,6 +30,7 @@ from cordee.events import (
     QueuesSet,
     RankEvent,
     ReportsRefused,
+    RequeueRequested,
     ServerShuttingDown,
     ServerUp,
     ServiceDeclared,
@@ -35,6 +39,7 @@ from cordee.events import (
     StopRequested,
     SweepDeclared,
     SweepEnded,
+    SweepHeld,
     TenantSet,
 )
 from cordee.ids import JobId
@@ -43,6 +48,8 @@ from cordee.reports import RANK_REPORTS, ReportError, check_report, parse_stream
 from cordee.schedule import enact
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
+
+Asked = JobHeld | HoldReleased | RequeueRequested | JobPrioritized | SweepHeld
 
 
 class _Fresh(NamedTuple):
@@ -172,8 +179,8 @@ class Control:
         """Order a replica of several models to hold this one."""
         self._append(ModelOrdered(at_us=self._clock.now_us(), job_id=job_id, epoch=epoch, model=model, why=why))
 
-    def note(self, event: TenantSet | KeyCreated | KeyRevoked) -> None:
-        """Note a change of tenants or keys, which have tables of their own."""
+    def note(self, event: TenantSet | KeyCreated | KeyRevoked | Asked) -> None:
+        """Note a change of tenants or keys, which have tables of their own, or a request of a person about a job."""
         self._append(event)
 
     def take_in(self, source: str, seq: int, events: Sequence[Event]) -> int:

@@ -20,6 +20,7 @@ from cordee.events import (
     RankLeft,
     SweepDeclared,
     SweepEnded,
+    SweepHeld,
 )
 from cordee.ids import JobId
 from cordee.workload.spec import JobSpec
@@ -90,6 +91,7 @@ class Sweep:
         ended_us: when its end was decided; None: it goes on.
         why: the reason for its end.
         logged: names of all metrics that a trial has logged.
+        held_by: the user that paused it; "": it goes on.
         trials: by number.
     """
 
@@ -101,6 +103,7 @@ class Sweep:
     why: str = ""
     logged: list[str] = field(default_factory=list)
     trials: dict[int, Trial] = field(default_factory=dict)
+    held_by: str = ""
 
     @property
     def section(self) -> SweepSpec:
@@ -113,6 +116,11 @@ class Sweep:
     def is_over(self) -> bool:
         """Return whether it has ended, and so have its trials."""
         return self.ended_us is not None and all(each.has_ended for each in self.trials.values())
+
+    @property
+    def done(self) -> bool:
+        """Return whether at least one trial is done."""
+        return any(each.state is TrialState.DONE for each in self.trials.values())
 
     @property
     def best(self) -> Trial | None:
@@ -150,6 +158,7 @@ class Sweeps:
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             SweepDeclared: self._declared,
             SweepEnded: self._ended,
+            SweepHeld: self._held,
             JobSubmitted: self._submitted,
         }
         self._of_trials: dict[type[Any], Callable[[Sweep, Trial, Any], None]] = {
@@ -176,6 +185,11 @@ class Sweeps:
             new._trials.update({each.job_id: (sweep, each) for each in sweep.trials.values()})
         return new
 
+    def find(self, ref: str) -> Sweep | None:
+        """Return a sweep by its id, or the newest one of a name."""
+        named = [each for name, each in self.sweeps.items() if name.rpartition("-")[0] == ref]
+        return self.sweeps.get(ref) or (named[-1] if named else None)
+
     def of(self, job_id: JobId) -> tuple[Sweep, Trial] | None:
         """Return the sweep and the trial that a job is; None: it is none."""
         return self._trials.get(job_id)
@@ -200,6 +214,12 @@ class Sweeps:
         sweep = self.sweeps.get(event.sweep)
         if sweep is not None and sweep.ended_us is None:
             sweep.ended_us, sweep.why = event.at_us, event.why
+            self.version += 1
+
+    def _held(self, event: SweepHeld) -> None:
+        sweep = self.sweeps.get(event.sweep)
+        if sweep is not None:
+            sweep.held_by = "" if event.over else event.by
             self.version += 1
 
     def _submitted(self, event: JobSubmitted) -> None:

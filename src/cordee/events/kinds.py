@@ -2,6 +2,14 @@
 
 from dataclasses import dataclass
 
+from cordee.events.requests import (
+    HoldReleased,
+    JobDeferred,
+    JobHeld,
+    JobPrioritized,
+    JobReleased,
+    RequeueRequested,
+)
 from cordee.events.values import (
     Behind,
     Failure,
@@ -94,6 +102,16 @@ class SweepDeclared:
     sweep: str  # its id
     by: str
     spec: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepHeld:
+    """A sweep is paused, or with `over` resumed: its trials are held, and none starts or is promoted meanwhile."""
+
+    at_us: int
+    sweep: str
+    by: str
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,7 +522,14 @@ Event = (
     | JobEnded
     | JobPaused
     | JobResumed
+    | JobHeld
+    | HoldReleased
+    | RequeueRequested
+    | JobPrioritized
+    | JobDeferred
+    | JobReleased
     | SweepDeclared
+    | SweepHeld
     | SweepEnded
     | NodeUp
     | NodeDown

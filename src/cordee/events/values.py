@@ -36,6 +36,8 @@ class NoticeReason(StrEnum):
     RESIZE = "resize"  # it starts again at once on fewer or more GPUs
     MOVE = "move"  # it starts again at once elsewhere, so that a shape becomes free for `for_job`
     DRAIN = "drain"  # an operator drains the node
+    PAUSE = "pause"  # its owner or an operator pauses the job
+    REQUEUE = "requeue"  # its owner or an operator sends the job to the end of its queue
 
 
 class Outcome(StrEnum):
@@ -136,6 +138,22 @@ class Estimate:
         return tokens_per_s * self.flop_per_token / peak_flop_per_s if peak_flop_per_s and self.flop_per_token else None
 
 
+class AfterEnd(StrEnum):
+    """The end of a job that another one waits for."""
+
+    OK = "ok"  # done; of a sweep: at least one trial is done
+    ANY = "any"
+    FAILED = "failed"  # failed or stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """A dependency of a job: it starts after this job, or sweep, has ended so."""
+
+    of: str  # the id
+    end: AfterEnd = AfterEnd.OK
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The part of a job that the scheduler reads."""
@@ -175,6 +193,7 @@ class Job:
     sweep: str | None = None  # the id of the sweep of which it is a trial; None: it is no trial
     trial: int = 0  # its number in the sweep, counted from 1
     pauses: bool = False  # once an attempt left with a checkpoint by itself, until a JobResumed
+    after: tuple[After, ...] = ()  # it starts after all of these
 
     def estimate_on(self, gpus: int) -> Estimate | None:
         """Return the estimate for this number of GPUs; None if there is none."""

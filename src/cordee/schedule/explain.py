@@ -18,6 +18,7 @@ from cordee.schedule.placement.entry import Entry, mask_of
 from cordee.schedule.placement.place import fits, lacks, pools
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.quota.bounds import Bound, Refusal
+from cordee.schedule.state.chains import deferral, waits_for
 from cordee.schedule.state.failed_searches import FailedSearches
 from cordee.schedule.state.order import is_below
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
@@ -38,6 +39,8 @@ class Reason(StrEnum):
     STARTING = "starting"  # placed; its ranks have not started
     LEAVING = "leaving"  # has notice, or is being killed
     PAUSED = "paused"  # holds no GPU until it is resumed
+    HELD = "held"  # a person holds it
+    WAITS_FOR_JOBS = "waits-for-jobs"  # it starts after others
     SERVER_SHUTTING_DOWN = "server-shutting-down"
     STARTS_NOW = "starts-now"  # the next cycle places it
     NO_NODES = "no-nodes"
@@ -90,8 +93,8 @@ def explain(state: State, job_id: JobId, now_us: int) -> Explanation:
     attempt = state.attempts.get(job_id)
     if attempt is not None:
         return _live(record, attempt, now_us)
-    if record.phase is Phase.PAUSED:
-        return _why(record, Reason.PAUSED, "it left with a checkpoint, and holds no GPU until it is resumed")
+    if record.phase.deferred:
+        return _deferred(state, record, now_us)
     if state.shutting_down:
         return _why(
             record,
@@ -110,6 +113,23 @@ def _why(record: JobRecord, reason: Reason, text: str, **more: object) -> Explan
         gpus_needed=record.job.gpus,
         **more,  # type: ignore[arg-type]
     )
+
+
+def _deferred(state: State, record: JobRecord, now_us: int) -> Explanation:
+    """Explain a job that is in no line: it is paused or held, or waits for other jobs."""
+    event = record.gate.deferred
+    if event is None and record.phase is Phase.PAUSED:
+        return _why(record, Reason.PAUSED, "it left with a checkpoint, and holds no GPU until it is resumed")
+    found = event or deferral(state, record, now_us)
+    if found is None:
+        return _why(record, Reason.STARTS_NOW, "nothing keeps it from starting: the next cycle queues it")
+    ago = format_duration(max(0, now_us - record.waits_since_us) / US_PER_S)
+    text, blocking = found.why, waits_for(state, record)
+    if record.gate.held is not None:
+        text += f", {ago} ago: `cordee resume {record.job.job_id}` lets it start again"
+        reason = Reason.PAUSED if record.phase is Phase.PAUSED else Reason.HELD
+        return _why(record, reason, text, blocking=blocking)
+    return _why(record, Reason.WAITS_FOR_JOBS, text, blocking=blocking, until_us=found.until_us)
 
 
 def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:

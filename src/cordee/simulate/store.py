@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import get_args
 
 from cordee.control.ports import Command, Pending
-from cordee.events import AttemptEnded, Event, JobEnded, JobSubmitted
+from cordee.events import AttemptEnded, Event, JobEnded, JobSubmitted, RequeueRequested
 from cordee.ids import JobId
 
 _COMMANDS = frozenset(get_args(Command))
-_KEPT = _COMMANDS | {AttemptEnded, JobSubmitted, JobEnded}
+_KEPT = _COMMANDS | {AttemptEnded, JobSubmitted, JobEnded, RequeueRequested}
 
 
 class MemoryStore:
@@ -21,11 +21,12 @@ class MemoryStore:
         self._marks: dict[str, int] = {}
         self._pending: dict[int, Pending] = {}
         self._specs: dict[JobId, str] = {}
+        self._open: set[JobId] = set()
 
     @property
     def open_jobs(self) -> int:
         """Return the number of jobs that have not ended."""
-        return len(self._specs)
+        return len(self._open)
 
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
         """Append events, enqueue their commands and move the marks; nothing here can fail half-way."""
@@ -45,8 +46,11 @@ class MemoryStore:
                 self._forget(event)  # type: ignore[arg-type]
             elif kind is JobSubmitted:
                 self._specs[event.job.job_id] = event.spec  # type: ignore[union-attr]
+                self._open.add(event.job.job_id)  # type: ignore[union-attr]
             elif kind is JobEnded:
-                self._specs.pop(event.job_id, None)  # type: ignore[union-attr]
+                self._open.discard(event.job_id)  # type: ignore[union-attr]
+            elif kind is RequeueRequested:
+                self._open.add(event.job_id)  # type: ignore[union-attr]
         self._number += len(events)
         marks = self._marks
         for source, seq in seen:

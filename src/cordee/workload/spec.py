@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cordee.errors import InputError, SpecError
 from cordee.units import parse_bytes, parse_duration_s, parse_micro_usd
@@ -24,6 +24,7 @@ Launch = Literal["auto", "rank", "node"]
 Tier = Literal["production", "standard", "preemptible"]
 CapacityWanted = Literal["any", "on-demand", "spot"]
 Positive = Annotated[int, Field(ge=1)]
+AfterText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,80}(:(ok|any|failed))?$")]
 SWEEP_NAME_CHARS_MAX = 34  # so that a trial's name has room for its number
 
 
@@ -141,6 +142,11 @@ class ModelSpec(_Section):
         return self
 
 
+def _listed(value: Any) -> Any:
+    """Accept one text in the place of a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
 class JobSpec(_Section):
     """One job; or a service or a sweep, then each of its replicas or trials is such a job.
 
@@ -159,6 +165,7 @@ class JobSpec(_Section):
     capacity: CapacityWanted = "any"
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")] = "default"
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    after: Annotated[tuple[AfterText, ...], BeforeValidator(_listed)] = ()  # jobs or sweeps: `prep`, `prep:any`
     estimate_s: Annotated[float, Field(gt=0)] | None = None
     cpus: Annotated[float, Field(gt=0)] | None = None
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -229,6 +236,7 @@ class JobSpec(_Section):
             ("elastic", self.elastic != Elastic()),
             ("model", self.model is not None),
             ("checkpoint", self.checkpoint.to is not None),
+            ("after", self.after != ()),
         ):
             if has:
                 raise ValueError(f"{section} is for a job that trains: a service has service.replicas, service.model")
@@ -464,6 +472,7 @@ _HINTS = {
     "run": "write a command (run: python train.py) or a list of words (run: [python, train.py])",
     "secrets": "write a list of names: secrets: [HF_TOKEN]",
     "elastic.sizes": "write a list of sizes: sizes: [48, 32]",
+    "after": "write jobs or sweeps, and how they have to end: after: [prep, data-x7f2qk:any, train:failed]",
     "retries.exit": "write exit codes and numbers: exit: {17: 2}",
     "checkpoint.keep": "two generations at least are kept, so that one may be damaged",
 }

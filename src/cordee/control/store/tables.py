@@ -22,8 +22,10 @@ from cordee.events import (
     CheckpointCommitted,
     EstimateMissed,
     Event,
+    JobDeferred,
     JobEnded,
     JobPaused,
+    JobReleased,
     JobResumed,
     JobSubmitted,
     KillOrdered,
@@ -33,6 +35,7 @@ from cordee.events import (
     RanksStarted,
     Reported,
     ReportsRefused,
+    RequeueRequested,
     Restored,
 )
 from cordee.schedule.explain import held_up
@@ -182,6 +185,14 @@ def _follow_job(connection: sa.Connection, event: Event) -> None:
             _set_job(connection, event.job_id, state="paused", why=event.why)
         case JobResumed():
             _set_job(connection, event.job_id, state="queued", why=event.why)
+        case JobDeferred():
+            _set_job(connection, event.job_id, state=event.state, why=event.why)
+        case JobReleased():
+            _set_job(connection, event.job_id, state="queued", why="")
+        case RequeueRequested():
+            ended = (jobs.c.job_id == event.job_id) & jobs.c.ended_us.is_not(None)
+            again = {"state": "queued", "why": f"requeued by {event.by}", "ended_us": None}
+            connection.execute(jobs.update().where(ended).values(again))
         case JobEnded():
             connection.execute(secrets.delete().where(secrets.c.job_id == event.job_id))
             _set_job(connection, event.job_id, state=event.state, why=event.why, ended_us=event.at_us)

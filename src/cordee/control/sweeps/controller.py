@@ -14,7 +14,8 @@ from cordee.control.sweeps.bayes import propose
 from cordee.control.sweeps.policy import decide
 from cordee.control.sweeps.trial_spec import trial_id, trial_spec
 from cordee.control.trials import Sweep, declared_spec
-from cordee.errors import CordeeError, StoreError
+from cordee.errors import CordeeError, DependencyError, StoreError
+from cordee.events import HoldReleased, JobHeld
 from cordee.units import US_PER_S
 from cordee.workload.sweep import Value
 
@@ -57,7 +58,9 @@ class SweepController:
         control = self.operations.control
         before = control.number
         if sweep.ended_us is None:
-            self._follow(sweep, now_us)
+            self._hold(sweep, now_us)
+            if not sweep.held_by:
+                self._follow(sweep, now_us)
         if sweep.ended_us is not None:
             for trial in sweep.trials.values():
                 record = control.state.jobs.get(trial.job_id)
@@ -65,6 +68,19 @@ class SweepController:
                     control.stop(trial.job_id, by=BY)
         if control.number != before:
             self.operations.wake()
+
+    def _hold(self, sweep: Sweep, now_us: int) -> None:
+        """Hold the trials of a paused sweep, and release those that it held before it was resumed."""
+        control = self.operations.control
+        for trial in sweep.trials.values():
+            record = control.state.jobs.get(trial.job_id)
+            if record is None or record.phase.ended:
+                continue
+            held = record.gate.held
+            if sweep.held_by and held is None and trial.is_live:
+                control.note(JobHeld(at_us=now_us, job_id=trial.job_id, by=BY, leave=True))
+            elif not sweep.held_by and held is not None and held.by == BY:
+                control.note(HoldReleased(at_us=now_us, job_id=trial.job_id, by=BY))
 
     def _follow(self, sweep: Sweep, now_us: int) -> None:
         """Do what the policy decides; after each change it is asked again at the next step."""
@@ -95,6 +111,8 @@ class SweepController:
                 operations.control.submit(trial, made.model_dump_json())
         except StoreError:
             raise
+        except DependencyError as error:  # what the sweep starts after has ended otherwise
+            self.end(sweep, by=BY, why=error.message)
         except CordeeError as error:
             if str(self.problems.get(sweep_id)) != str(error):
                 structlog.get_logger().warning("a trial was refused", sweep=sweep_id, error=str(error))

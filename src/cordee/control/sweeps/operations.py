@@ -10,7 +10,8 @@ from cordee.control.sweeps.controller import SweepController, secrets_of
 from cordee.control.sweeps.trial_spec import trial_id, trial_spec, unused_parameters
 from cordee.control.sweeps.views import Spent, sweep_detail, sweep_view
 from cordee.control.trials import Sweep
-from cordee.errors import NotFoundError, SpecError
+from cordee.errors import InputError, NotFoundError, SpecError
+from cordee.events import SweepHeld
 from cordee.ids import ALPHABET, JobId
 from cordee.sweep_answers import SweepDetailView, SweepSubmission, SweepView
 from cordee.workload.spec import JobSpec
@@ -83,17 +84,34 @@ class SweepOperations:
         self.operations.wake()
         return view
 
+    def hold(self, ref: str, owner: str, *, over: bool = False) -> SweepView:
+        """Pause a sweep, or with `over` resume it: its trials save and leave; none starts or is promoted meanwhile.
+
+        Raises:
+            InputError: it has ended, or nobody has paused it.
+        """
+        with self.operations.control.changed:
+            found = self._find(ref)
+            if found.ended_us is not None:
+                raise InputError(f"{found.sweep_id} has ended: {found.why}", hint="start it again: cordee run")
+            if over and not found.held_by:
+                raise InputError(f"{found.sweep_id} is not paused", hint=f"cordee sweep show {found.sweep_id}")
+            if over or not found.held_by:
+                now_us = self.operations.clock.now_us()
+                self.operations.control.note(SweepHeld(at_us=now_us, sweep=found.sweep_id, by=owner, over=over))
+            view = sweep_view(found)
+        self.operations.wake()
+        return view
+
     def _problem(self, sweep: Sweep) -> str:
         problem = self.controller.problems.get(sweep.sweep_id)
         return "" if problem is None else problem.message
 
     def _find(self, ref: str) -> Sweep:
+        found = self.operations.control.fold.sweeps.find(ref)
+        if found is not None:
+            return found
         sweeps = self.operations.control.fold.sweeps.sweeps
-        if ref in sweeps:
-            return sweeps[ref]
-        named = [each for name, each in sweeps.items() if _name_of(name) == ref]
-        if named:
-            return named[-1]
         near = difflib.get_close_matches(ref, [*sweeps, *map(_name_of, sweeps)], n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise NotFoundError(f"there is no sweep {ref!r}", hint=hint + "`cordee sweep list` shows them")

@@ -50,3 +50,15 @@ def sweep(ref: str, sweeps: Sweeps) -> SweepDetailView:
 def end(ref: str, sweeps: Sweeps, owner: Owner) -> SweepView:
     """End a sweep: its trials save and leave."""
     return sweeps.end(ref, owner)
+
+
+@router.post("/sweeps/{ref}/pause")
+def pause(ref: str, sweeps: Sweeps, owner: Owner) -> SweepView:
+    """Pause a sweep: its trials save and leave, and none starts until it is resumed."""
+    return sweeps.hold(ref, owner)
+
+
+@router.post("/sweeps/{ref}/resume")
+def resume(ref: str, sweeps: Sweeps, owner: Owner) -> SweepView:
+    """Resume a paused sweep."""
+    return sweeps.hold(ref, owner, over=True)

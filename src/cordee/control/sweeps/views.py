@@ -77,15 +77,15 @@ def _fields(sweep: Sweep, problem: str, notes: tuple[str, ...]) -> dict[str, Any
         "best": None if best is None else trial_view(best),
         "declared_us": sweep.declared_us,
         "ended_us": sweep.ended_us,
-        "why": sweep.why or problem,
+        "why": sweep.why or (f"paused by {sweep.held_by}" if sweep.held_by else problem),
         "note": _unlogged(sweep),
         "notes": list(notes),
     }
 
 
-def _state(sweep: Sweep) -> Literal["running", "stopping", "ended"]:
+def _state(sweep: Sweep) -> Literal["running", "paused", "stopping", "ended"]:
     if sweep.ended_us is None:
-        return "running"
+        return "paused" if sweep.held_by else "running"
     return "ended" if sweep.is_over else "stopping"
 
 

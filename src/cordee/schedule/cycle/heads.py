@@ -29,6 +29,7 @@ class Turn(NamedTuple):
         urgency: 0 if the job is overdue, 1 if it restarts, 2 for all others.
         precedence: minus its priority; the time since which it is overdue; of jobs that take back, their submission.
         fair_share: the key of its queue.
+        rank: the one that people gave it, before and behind the others of its queue.
         standing: in its line.
     """
 
@@ -36,6 +37,7 @@ class Turn(NamedTuple):
     urgency: int
     precedence: int
     fair_share: tuple[int, ...]
+    rank: int
     standing: int
     submitted_us: int
     job_id: JobId
@@ -67,7 +69,7 @@ def order(state: State, draft: Draft) -> list[Head]:
         if turn is not None:
             heads.append(Head(turn, key, draft.turns.version))
     for job_id in state.agenda.restarting:
-        turn = Turn(level(state.jobs[job_id].job.tier), _RESTARTS, 0, (), 0, 0, job_id)
+        turn = Turn(level(state.jobs[job_id].job.tier), _RESTARTS, 0, (), 0, 0, 0, job_id)
         heads.append(Head(turn, None, 0))
         preemptor = shrinks_for(state, job_id)
         if preemptor is not None:
@@ -122,15 +124,15 @@ def _entitled(state: State, job_id: JobId) -> Turn | None:
     record = state.jobs.get(job_id)
     if record is None or record.phase is not Phase.QUEUED or not state.quotas.entitled(record.job):
         return None
-    return Turn(_TAKES_BACK, 0, record.submitted_us, (), 0, 0, job_id)
+    return Turn(_TAKES_BACK, 0, record.submitted_us, (), 0, 0, 0, job_id)
 
 
 def _turn_in_line(state: State, draft: Draft, job_id: JobId, line: Line) -> Turn:
     waiting = state.waiting
     if job_id in draft.turns.overdue:
-        return Turn(line.tier, _OVERDUE, waiting.due_us(job_id), (), 0, 0, job_id)
-    fair_share, standing = _fair_share(state, draft, line.queue), waiting.standing(job_id)
-    return Turn(line.tier, _OTHER, -line.priority, fair_share, standing, state.jobs[job_id].submitted_us, job_id)
+        return Turn(line.tier, _OVERDUE, waiting.due_us(job_id), (), 0, 0, 0, job_id)
+    fair_share, place = _fair_share(state, draft, line.queue), waiting.place(job_id)
+    return Turn(line.tier, _OTHER, -line.priority, fair_share, *place)
 
 
 def _fair_share(state: State, draft: Draft, queue: str) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ A job:
                      │  │                                      ▼
                      ├──│───────────── again ◀───────── AttemptEnded ──JobEnded──▶ done | failed | stopped
                         ├──StopRequested, JobEnded──▶ stopped
-                        └──JobPaused──▶ paused ──JobResumed──▶ queued
+                        ├──JobPaused──▶ paused ──JobResumed──▶ queued
+                        └──JobDeferred──▶ paused | held | waiting ──JobReleased──▶ queued
 
 An attempt ends with the worst outcome of its rank groups, when none of its leases is held any more:
 
@@ -31,11 +32,21 @@ reports that when the lease of the node's agent has run out.
 from bisect import bisect_right
 from operator import itemgetter
 
-from cordee.events import AttemptEnded, JobEnded, JobPaused, KillOrdered, NoticeReason, Outcome, RanksEnded
+from cordee.events import (
+    AttemptEnded,
+    JobEnded,
+    JobPaused,
+    JobReleased,
+    KillOrdered,
+    NoticeReason,
+    Outcome,
+    RanksEnded,
+)
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle.draft import Draft, emit, guarded
 from cordee.schedule.preemption.notice import notice
 from cordee.schedule.quota.limits import is_used_up
+from cordee.schedule.state.chains import deferral, never
 from cordee.schedule.state.records import Attempt, JobRecord, Phase
 from cordee.schedule.state.retries import exceeded
 from cordee.schedule.state.state import State
@@ -53,6 +64,11 @@ def settle(state: State, draft: Draft) -> None:
     """Settle all jobs that need a decision: ranks ended, deadlines, limits, stops, the server's shutdown."""
     for job_id in sorted(_due(state, draft.now_us)):
         guarded(state, draft, job_id, settle_job)
+    decided = -1
+    while decided < len(draft.events):  # The end of a job is the start, or the end, of those that wait for it.
+        decided = len(draft.events)
+        for job_id in sorted(state.agenda.unsettled.keys() - state.attempts.keys()):
+            guarded(state, draft, job_id, settle_job)
 
 
 def wake(state: State, draft: Draft) -> None:
@@ -63,6 +79,7 @@ def wake(state: State, draft: Draft) -> None:
             draft.wake_by(_wake_us(state.attempts[job_id]))
     seen = state.agenda.unsettled.keys() | failed
     draft.wake_by(next((at_us for at_us, job_id in state.agenda.limits if job_id not in seen), None))
+    draft.wake_by(next((at_us for at_us, job_id in state.agenda.times if job_id not in failed), None))
     draft.wake_by(next((until_us for until_us, _ in state.nodes.quarantines), None))
     if state.quotas.has_days:
         draft.wake_by(state.quotas.wake_us(draft.now_us))
@@ -73,6 +90,9 @@ def _due(state: State, now_us: int) -> set[JobId]:
     due = set(state.attempts) if state.shutting_down else set()
     over = bisect_right(state.agenda.limits, now_us, key=itemgetter(0))
     due.update(job_id for _, job_id in state.agenda.limits[:over])
+    due.update(
+        job_id for _, job_id in state.agenda.times[: bisect_right(state.agenda.times, now_us, key=itemgetter(0))]
+    )
     if state.quotas.has_days:
         jobs = {(each.job.queue, each.job.grace_us): each.job for each in state.attempts.values()}
         used_up = {key for key, job in jobs.items() if state.quotas.spent(job, now_us)}
@@ -85,9 +105,7 @@ def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
     """Decide on everything that follows for one job from its reports."""
     record, attempt, now_us = state.jobs[job_id], state.attempts.get(job_id), draft.now_us
     if attempt is None:
-        if record.stop is not None and not record.phase.ended:
-            why = f"stopped by {record.stop.by}"
-            emit(state, draft, JobEnded(at_us=now_us, job_id=job_id, state="stopped", why=why))
+        _settle_waiting(state, draft, record)
         return True
     if not attempt.held:
         _end(state, draft, attempt)
@@ -100,6 +118,23 @@ def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
     if reason is not None:
         emit(state, draft, notice(attempt, reason, now_us, gone_us=_reclaimed_us(state, attempt)))
     return True
+
+
+def _settle_waiting(state: State, draft: Draft, record: JobRecord) -> None:
+    """Decide whether a job without an attempt ends, may start, or may not start now."""
+    job_id, now_us = record.job.job_id, draft.now_us
+    if record.phase.ended:
+        return
+    why = f"stopped by {record.stop.by}" if record.stop is not None else never(state, record)
+    if why is not None:
+        emit(state, draft, JobEnded(at_us=now_us, job_id=job_id, state="stopped", why=why))
+        return
+    found, known = deferral(state, record, now_us), record.gate.deferred
+    if found is None:
+        if record.phase.deferred and not (record.phase is Phase.PAUSED and known is None):
+            emit(state, draft, JobReleased(at_us=now_us, job_id=job_id, why="nothing keeps it from starting"))
+    elif known is None or (found.state, found.why, found.until_us) != (known.state, known.why, known.until_us):
+        emit(state, draft, found)
 
 
 def _wake_us(attempt: Attempt) -> int | None:
@@ -140,6 +175,10 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
         return None
     if record.stop is not None:
         return NoticeReason.STOP
+    if record.gate.held is not None and record.gate.held.leave:
+        return NoticeReason.PAUSE
+    if record.gate.requeue is not None:
+        return NoticeReason.REQUEUE
     if state.shutting_down:
         return NoticeReason.DOWN
     if _reclaimed_us(state, attempt) is not None:
@@ -173,6 +212,8 @@ def _end(state: State, draft: Draft, attempt: Attempt) -> None:
         emit(state, draft, JobEnded(at_us=now_us, job_id=job_id, state=verdict[0].value, why=verdict[1]))
     elif attempt.job.pauses and outcome is Outcome.CHECKPOINTED and not attempt.leaving:
         emit(state, draft, JobPaused(at_us=now_us, job_id=job_id, why="it left with a checkpoint by itself"))
+    else:
+        _settle_waiting(state, draft, state.jobs[job_id])
 
 
 def _why_ended(attempt: Attempt, outcome: Outcome) -> str:

@@ -1,8 +1,17 @@
 """The agenda of a cycle: jobs that it looks at besides the lines of waiting jobs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from cordee.ids import JobId
+
+
+class SweepCount(NamedTuple):
+    """A sweep as the jobs that wait for its end see it."""
+
+    ended: bool = False  # no further trial starts
+    live: int = 0  # trials that have not ended
+    done: int = 0  # trials that are done
 
 
 @dataclass(slots=True)
@@ -15,6 +24,9 @@ class Agenda:
         restarting: jobs that leave, or have left, for no other job's turn: they restart before others of their tier.
         entitled: jobs that wait for their queue's quota while borrowers give it back.
         shrunk: live attempts on fewer GPUs than their jobs asked for.
+        times: (time at which a deferred job is looked at again, job), ascending.
+        dependents: by a job or sweep that has not ended, the jobs that start after it.
+        sweeps: sweeps that have not ended, and those for which a job waits.
     """
 
     unsettled: dict[JobId, None] = field(default_factory=dict)
@@ -22,14 +34,16 @@ class Agenda:
     restarting: dict[JobId, None] = field(default_factory=dict)
     entitled: dict[JobId, None] = field(default_factory=dict)
     shrunk: dict[JobId, None] = field(default_factory=dict)
+    times: list[tuple[int, JobId]] = field(default_factory=list)
+    dependents: dict[str, tuple[JobId, ...]] = field(default_factory=dict)
+    sweeps: dict[str, SweepCount] = field(default_factory=dict)
 
     def copied(self) -> "Agenda":
         """Return a copy for a second owner."""
-        return Agenda(
-            self.unsettled.copy(), self.limits.copy(), self.restarting.copy(), self.entitled.copy(), self.shrunk.copy()
-        )
+        return Agenda(**{each.name: getattr(self, each.name).copy() for each in fields(self)})
 
     def value(self) -> object:
         """Return a deep copy, to compare."""
         sets = (self.unsettled, self.restarting, self.entitled, self.shrunk)
-        return (*(frozenset(each) for each in sets), tuple(self.limits))
+        chains = (tuple(self.times), dict(self.dependents), dict(self.sweeps))
+        return (*(frozenset(each) for each in sets), tuple(self.limits), *chains)

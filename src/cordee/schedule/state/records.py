@@ -7,13 +7,16 @@ from typing import NamedTuple
 from cordee.events import (
     AttemptEnded,
     Job,
+    JobDeferred,
     JobEnded,
+    JobHeld,
     KillOrdered,
     Lease,
     Node,
     NoticeGiven,
     RankBehind,
     RanksEnded,
+    RequeueRequested,
     StopRequested,
 )
 from cordee.schedule.quota.day import Pair
@@ -31,6 +34,8 @@ class Phase(StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
     PAUSED = "paused"  # holds no GPU, and waits for none
+    HELD = "held"  # likewise, because a person holds it
+    WAITING = "waiting"  # likewise, until other jobs have ended or a time has come
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -39,6 +44,44 @@ class Phase(StrEnum):
     def ended(self) -> bool:
         """Return whether the job will not run again."""
         return self in (Phase.DONE, Phase.FAILED, Phase.STOPPED)
+
+    @property
+    def deferred(self) -> bool:
+        """Return whether the job is in no line and holds no GPU, and may run later."""
+        return self in (Phase.PAUSED, Phase.HELD, Phase.WAITING)
+
+
+class Order(NamedTuple):
+    """The place that people gave a waiting job; it holds until the job's next start.
+
+    Attributes:
+        priority: in place of the job's own.
+        rank: negative: before all others of that priority in its queue; positive: behind them.
+        standing, submitted_us: as of another job, whose place it has; None: its own.
+    """
+
+    priority: int
+    rank: int = 0
+    standing: int | None = None
+    submitted_us: int | None = None
+
+
+class Gate(NamedTuple):
+    """The reasons why a job may not run now, or not on.
+
+    Attributes:
+        stop: the request to end it.
+        held: the request to hold or pause it.
+        requeue: the request to send its live attempt to the end of its queue.
+        deferred: the decision that took it out of its line; None: it is in one, or runs.
+        order: the place that people gave it.
+    """
+
+    stop: StopRequested | None = None
+    held: JobHeld | None = None
+    requeue: RequeueRequested | None = None
+    deferred: JobDeferred | None = None
+    order: Order | None = None
 
 
 class JobRecord(NamedTuple):
@@ -55,10 +98,20 @@ class JobRecord(NamedTuple):
     served_gpu_us: int = 0  # GPUs x time of leases that ended
     used_cost: int = 0  # cost of those leases in micro-dollars x microseconds per hour
     size: int | None = None  # GPUs that its resized attempt is to start again on
-    stop: StopRequested | None = None
+    gate: Gate = Gate()
     last: AttemptEnded | None = None
     ended: JobEnded | None = None
-    paused_us: int = 0  # between a JobPaused and its JobResumed
+    paused_us: int = 0  # paused or deferred
+
+    @property
+    def stop(self) -> StopRequested | None:
+        """The request to end the job."""
+        return self.gate.stop
+
+    @property
+    def priority(self) -> int:
+        """The priority by which it waits."""
+        return self.job.priority if self.gate.order is None else self.gate.order.priority
 
     @property
     def attempts_without_commit(self) -> int:

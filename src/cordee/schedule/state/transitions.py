@@ -15,8 +15,13 @@ from cordee.events import (
     Behind,
     CheckpointCommitted,
     Event,
+    HoldReleased,
+    JobDeferred,
     JobEnded,
+    JobHeld,
     JobPaused,
+    JobPrioritized,
+    JobReleased,
     JobResumed,
     JobSubmitted,
     KillOrdered,
@@ -34,15 +39,18 @@ from cordee.events import (
     RankBehind,
     RanksEnded,
     RanksStarted,
+    RequeueRequested,
     ServerShuttingDown,
     ServerUp,
     StopRequested,
+    SweepDeclared,
+    SweepEnded,
 )
 from cordee.ids import JobId
 from cordee.schedule.quota.day import DAY_US
 from cordee.schedule.quota.held import held_by
 from cordee.schedule.quota.limits import notice_at_us
-from cordee.schedule.state import retries
+from cordee.schedule.state import chains, retries
 from cordee.schedule.state.records import Attempt, JobRecord, Phase, micro_usd_per_hour
 from cordee.schedule.state.running import is_exempt, min_run_ends_us, min_run_us
 from cordee.schedule.state.state import State
@@ -85,9 +93,9 @@ def _node_cordoned(state: State, event: NodeCordoned) -> None:
 def _submitted(state: State, event: JobSubmitted) -> None:
     job = event.job
     if job.job_id not in state.jobs:
-        record = JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us)
-        state.journal.put(state.jobs, job.job_id, record)
-        state.enqueue(record)
+        chains.queue(state, JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us))
+        if job.sweep is not None:
+            chains.trial_submitted(state, job.sweep)
         state.journal.note(state.nodes.free.mix.unseen, state.nodes.free.mix.seen(job, event.at_us))
 
 
@@ -95,7 +103,7 @@ def _stop_requested(state: State, event: StopRequested) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or record.phase.ended or (record.stop and (record.stop.now or not event.now)):
         return
-    state.journal.put(state.jobs, event.job_id, record._replace(stop=event))
+    state.journal.put(state.jobs, event.job_id, record._replace(gate=record.gate._replace(stop=event)))
     state.journal.put(state.agenda.unsettled, event.job_id, None)
     state.changes.count()
 
@@ -104,14 +112,16 @@ def _job_ended(state: State, event: JobEnded) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or record.phase.ended or event.job_id in state.attempts:
         return
-    if record.phase is Phase.QUEUED:
-        state.waiting.remove(record)
+    chains.leave_lines(state, record)
     state.journal.drop(state.agenda.unsettled, event.job_id)
     state.journal.drop(state.agenda.restarting, event.job_id)
     if event.state != Phase.STOPPED and record.used_us:
         state.journal.note(state.history.forget, state.history.add(record.job, record.used_us))
     state.journal.drop(state.agenda.entitled, event.job_id)
     state.journal.put(state.jobs, event.job_id, record._replace(phase=Phase(event.state), ended=event))
+    if record.job.sweep is not None:
+        chains.trial_ended(state, record.job.sweep, done=event.state == Phase.DONE)
+    chains.ended(state, event.job_id)
     state.changes.count()
 
 
@@ -128,11 +138,13 @@ def _job_paused(state: State, event: JobPaused) -> None:
 
 def _job_resumed(state: State, event: JobResumed) -> None:
     record = state.jobs.get(event.job_id)
-    if record is not None and record.phase is Phase.PAUSED:
+    if record is not None and record.phase is Phase.PAUSED and record.gate.deferred is None:
         paused_us = record.paused_us + event.at_us - record.waits_since_us
         queued = record._replace(phase=Phase.QUEUED, waits_since_us=event.at_us, paused_us=paused_us)
         state.journal.put(state.jobs, event.job_id, queued)
         state.enqueue(queued)
+        if record.gate.held is not None:
+            state.journal.put(state.agenda.unsettled, event.job_id, None)
 
 
 def _queues_set(state: State, event: QueuesSet) -> None:
@@ -177,7 +189,8 @@ def _placed(state: State, event: AttemptPlaced) -> None:
     state.journal.drop(state.agenda.entitled, event.job_id)
     if attempt.gpus < record.job.gpus:
         state.journal.put(state.agenda.shrunk, event.job_id, None)
-    record = record._replace(phase=Phase.RUNNING, epoch=event.epoch, size=None)
+    gate = record.gate._replace(order=None, requeue=None)
+    record = record._replace(phase=Phase.RUNNING, epoch=event.epoch, size=None, gate=gate)
     state.journal.put(state.jobs, event.job_id, record)
     if limit_at_us is not None:
         state.journal.insert(state.agenda.limits, (limit_at_us, event.job_id))
@@ -278,6 +291,7 @@ def _attempt_ended(state: State, event: AttemptEnded) -> None:
         used_us=record.used_us + max(each.at_us for each in attempt.ended) - attempt.placed_us,
         size=notice.gpus if notice is not None and restarts else None,
         last=event,
+        gate=record.gate._replace(requeue=None),
     )
     state.journal.drop(state.attempts, event.job_id)
     state.journal.drop(state.agenda.shrunk, event.job_id)
@@ -339,6 +353,14 @@ _HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
     JobEnded: _job_ended,
     JobPaused: _job_paused,
     JobResumed: _job_resumed,
+    JobHeld: chains.held,
+    HoldReleased: chains.hold_released,
+    RequeueRequested: chains.requeue_requested,
+    JobPrioritized: chains.prioritized,
+    JobDeferred: chains.deferred,
+    JobReleased: chains.released,
+    SweepDeclared: chains.sweep_declared,
+    SweepEnded: chains.sweep_ended,
     NodeUp: lambda state, event: state.nodes.up(event),
     NodeDown: lambda state, event: state.nodes.down(event),
     NodeUnreachable: lambda state, event: state.nodes.heard(event),

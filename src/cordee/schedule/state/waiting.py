@@ -18,9 +18,20 @@ from cordee.schedule.state.records import NEVER, JobRecord
 class Place(NamedTuple):
     """The place of a waiting job in its line; places compare field by field, and the smallest goes first."""
 
+    rank: int  # given by people (`records.Order`)
     standing: int
     submitted_us: int
     job_id: JobId
+
+
+def place_of(record: JobRecord, standing: int) -> Place:
+    """Return the place of a job of this standing, or the one that people gave it."""
+    order = record.gate.order
+    if order is None:
+        return Place(0, standing, record.submitted_us, record.job.job_id)
+    standing = standing if order.standing is None else order.standing
+    submitted_us = record.submitted_us if order.submitted_us is None else order.submitted_us
+    return Place(order.rank, standing, submitted_us, record.job.job_id)
 
 
 Shape = tuple[object, ...]
@@ -67,6 +78,7 @@ class _Entry(NamedTuple):
     """A waiting job as its line holds it."""
 
     key: LineKey
+    place: Place
     standing: int
     due_us: int
     length_us: int
@@ -98,6 +110,10 @@ class Waiting:
     def standing(self, job_id: JobId) -> int:
         """Return the standing of a waiting job."""
         return self._entries[job_id].standing
+
+    def place(self, job_id: JobId) -> Place:
+        """Return the place of a waiting job in its line."""
+        return self._entries[job_id].place
 
     def key(self, job_id: JobId) -> LineKey:
         """Return the key of the line of a waiting job."""
@@ -136,17 +152,18 @@ class Waiting:
             owner: its owner if the GPUs of one user are limited there, else empty.
         """
         job, journal = record.job, self._journal
-        key = (level(job.tier), -job.priority, queue, owner, shape_of(job))
+        key = (level(job.tier), -record.priority, queue, owner, shape_of(job))
         line = self.lines.get(key)
         if line is None:
-            line = Line(level(job.tier), job.priority, queue, owner, key[-1])
+            line = Line(level(job.tier), record.priority, queue, owner, key[-1])
             journal.put(self.lines, key, line)
         due_us = NEVER if patience_us is None else record.waits_since_us + patience_us - record.waited_us
-        journal.insert(line.places, Place(standing, record.submitted_us, job.job_id))
+        place = place_of(record, standing)
+        journal.insert(line.places, place)
         journal.insert(line.ages, (due_us, job.job_id))
         journal.insert(line.lengths, (length_us, job.job_id))
         journal.insert(self.since, (record.waits_since_us, job.job_id))
-        journal.put(self._entries, job.job_id, _Entry(key, standing, due_us, length_us))
+        journal.put(self._entries, job.job_id, _Entry(key, place, standing, due_us, length_us))
         self._count(+1)
 
     def remove(self, record: JobRecord) -> None:
@@ -154,7 +171,7 @@ class Waiting:
         job_id, journal = record.job.job_id, self._journal
         entry = self._entries[job_id]
         line = self.lines[entry.key]
-        journal.remove(line.places, Place(entry.standing, record.submitted_us, job_id))
+        journal.remove(line.places, entry.place)
         journal.remove(line.ages, (entry.due_us, job_id))
         journal.remove(line.lengths, (entry.length_us, job_id))
         journal.remove(self.since, (record.waits_since_us, job_id))

@@ -1,0 +1,48 @@
+"""The HTTP face of chains: hold, pause, resume, requeue and prioritize a job."""
+
+from typing import Annotated
+
+from fastapi import Depends
+
+from cordee.answers import JobView
+from cordee.control.chains import ChainOperations
+from cordee.control.dependencies import Asked, Owner, user_router
+
+router = user_router("/v1/jobs")
+
+
+async def _chains(operations: Asked) -> ChainOperations:
+    return ChainOperations(operations)
+
+
+Chains = Annotated[ChainOperations, Depends(_chains)]
+
+
+@router.post("/{ref}/pause")
+def pause(ref: str, chains: Chains, owner: Owner) -> JobView:
+    """Pause a job: it saves, gives its GPUs back, and waits until it is resumed."""
+    return chains.hold(ref, by=owner, leave=True)
+
+
+@router.post("/{ref}/hold")
+def hold(ref: str, chains: Chains, owner: Owner) -> JobView:
+    """Keep a job from starting until it is resumed; one that runs goes on."""
+    return chains.hold(ref, by=owner)
+
+
+@router.post("/{ref}/resume")
+def resume(ref: str, chains: Chains, owner: Owner) -> JobView:
+    """Let a held or paused job start again."""
+    return chains.resume(ref, by=owner)
+
+
+@router.post("/{ref}/requeue")
+def requeue(ref: str, chains: Chains, owner: Owner) -> JobView:
+    """Send a job to the end of its queue, after it has saved; one that has ended runs again."""
+    return chains.requeue(ref, by=owner)
+
+
+@router.post("/{ref}/prioritize")
+def prioritize(ref: str, chains: Chains, owner: Owner) -> JobView:
+    """Send a waiting job to the top of its queue; for its owner, of the owner's own jobs."""
+    return chains.prioritize(ref, by=owner)

@@ -1,0 +1,176 @@
+"""Requests of people about when a job runs: pause, resume, hold, requeue, prioritize."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cordee.answers import JobView
+from cordee.control.operations import Operations
+from cordee.errors import ForbiddenError, InputError
+from cordee.events import HoldReleased, JobHeld, JobPrioritized, RequeueRequested
+from cordee.ids import JobId
+from cordee.schedule.quota.limits import is_used_up
+from cordee.schedule.state.chains import never
+from cordee.schedule.state.records import JobRecord, Phase
+from cordee.workload.spec import JobSpec
+
+
+@dataclass(slots=True)
+class ChainOperations:
+    """The requests of people about when a job runs; each is one event, and repeating it changes nothing.
+
+    Attributes:
+        operations: those on jobs, which share the log.
+    """
+
+    operations: Operations
+
+    def hold(self, ref: str, *, by: str, leave: bool = False) -> JobView:
+        """Keep a job from starting; with `leave`, pause it: while it runs it saves first and leaves its GPUs.
+
+        Raises:
+            InputError: it has ended, is asked to stop, or is a replica of a service.
+        """
+
+        def change(record: JobRecord) -> None:
+            self._check_live(record, "paused" if leave else "held")
+            held = record.gate.held
+            if held is None or (leave and not held.leave):
+                control, job_id = self.operations.control, record.job.job_id
+                control.note(JobHeld(at_us=self._now_us(), job_id=job_id, by=by, leave=leave))
+
+        return self._changed(ref, change)
+
+    def resume(self, ref: str, *, by: str) -> JobView:
+        """Let a held or paused job start again.
+
+        Raises:
+            InputError: nobody holds it.
+        """
+
+        def change(record: JobRecord) -> None:
+            job = record.job
+            if record.gate.held is not None and not record.phase.ended:
+                self.operations.control.note(HoldReleased(at_us=self._now_us(), job_id=job.job_id, by=by))
+                return
+            if record.phase is Phase.PAUSED:
+                raise InputError(
+                    f"{job.job_id} waits at a rung of its sweep, which promotes the best trials",
+                    hint=f"cordee sweep show {job.sweep}",
+                )
+            hint = f"cordee requeue {job.job_id}" if record.phase.ended else f"cordee why {job.job_id}"
+            raise InputError(f"{job.job_id} is {record.phase.value}: nobody holds or pauses it", hint=hint)
+
+        return self._changed(ref, change)
+
+    def requeue(self, ref: str, *, by: str) -> JobView:
+        """Send a job to the end of its queue: a running one saves and leaves first, one that has ended runs again.
+
+        Raises:
+            InputError: it cannot run again.
+        """
+
+        def change(record: JobRecord) -> None:
+            self._check_requeue(record)
+            if record.gate.requeue is None:
+                asked = RequeueRequested(at_us=self._now_us(), job_id=record.job.job_id, by=by)
+                self.operations.control.note(asked)
+
+        return self._changed(ref, change)
+
+    def prioritize(self, ref: str, *, by: str) -> JobView:
+        """Send a waiting job to the top of its queue; for its owner, to the best place of the owner's jobs there.
+
+        Raises:
+            ForbiddenError: it is another user's, and `by` is not the operator.
+            InputError: it does not wait in a line.
+        """
+
+        def change(record: JobRecord) -> None:
+            job, control = record.job, self.operations.control
+            operator = by == self.operations.members.operator
+            if job.owner != by and not operator:
+                raise ForbiddenError(
+                    f"{job.job_id} is {job.owner}'s: only {job.owner} and the operator may prioritize it",
+                    hint=f"ask {self.operations.members.operator}",
+                )
+            if record.phase is not Phase.QUEUED:
+                raise InputError(
+                    f"{job.job_id} is {record.phase.value}: only a job that waits for GPUs has a place in its queue",
+                    hint=f"cordee why {job.job_id}",
+                )
+            place_of = None if operator else self._best_of_owner(record)
+            if operator or place_of is not None:
+                asked = JobPrioritized(at_us=self._now_us(), job_id=job.job_id, by=by, place_of=place_of)
+                control.note(asked)
+
+        return self._changed(ref, change)
+
+    def _best_of_owner(self, record: JobRecord) -> JobId | None:
+        """Return the first waiting job of the owner in the queue and tier of this one; None if it is this one."""
+        state, job = self.operations.control.state, record.job
+        own = [
+            (-state.jobs[each].priority, state.waiting.place(each))
+            for each in state.waiting.job_ids()
+            if (state.jobs[each].job.owner, state.jobs[each].job.queue) == (job.owner, job.queue)
+            and state.jobs[each].job.tier is job.tier
+        ]
+        first = min(own)[1].job_id
+        return None if first == job.job_id else first
+
+    def _changed(self, ref: str, change: Callable[[JobRecord], None]) -> JobView:
+        operations = self.operations
+        job_id = JobId(operations.job(ref).job_id)
+        with operations.control.changed:
+            record = operations.control.state.jobs.get(job_id)
+            if record is None:
+                raise InputError(
+                    f"{job_id} ended long ago, and the scheduler has forgotten it",
+                    hint="submit it again: its checkpoints are where they were",
+                )
+            change(record)
+        operations.wake()
+        return operations.job(job_id)
+
+    def _check_live(self, record: JobRecord, done: str) -> None:
+        """Check that a request can have an effect on a job.
+
+        Raises:
+            InputError: it cannot.
+        """
+        job = record.job
+        if job.service is not None:
+            raise InputError(
+                f"{job.job_id} is a replica of the service {job.service}, which would start another one in its place",
+                hint=f"cordee serve scale {job.service} 0",
+            )
+        if record.phase.ended:
+            raise InputError(
+                f"{job.job_id} has ended ({record.phase.value}): it cannot be {done}",
+                hint=f"cordee requeue {job.job_id} lets it run again",
+            )
+        if record.stop is not None:
+            raise InputError(f"{job.job_id} was asked to stop by {record.stop.by}: it cannot be {done}")
+
+    def _check_requeue(self, record: JobRecord) -> None:
+        job = record.job
+        if not record.phase.ended:
+            self._check_live(record, "requeued")
+            return
+        if job.service is not None or job.sweep is not None:
+            of = f"trial of the sweep {job.sweep}" if job.sweep else f"replica of the service {job.service}"
+            raise InputError(f"{job.job_id} has ended, and is a {of}, which has gone on without it")
+        if is_used_up(job, record.used_us, record.used_cost):
+            raise InputError(
+                f"{job.job_id} has used up its limit of time or cost: it would end at once",
+                hint="submit it with a larger limit; with the same checkpoint.to and name it is still another job",
+            )
+        why = never(self.operations.control.state, record)
+        if why is not None:
+            raise InputError(why, hint="requeue that one first")
+        [row] = self.operations.store.jobs(job.job_id)
+        spec = JobSpec.model_validate_json(row["spec"])
+        self.operations.check_secrets(spec, {})
+        self.operations.files.check(spec)
+
+    def _now_us(self) -> int:
+        return self.operations.clock.now_us()

@@ -1,0 +1,69 @@
+"""Events of chains: people hold, release, requeue and prioritize jobs; jobs leave the lines for a while, and return."""
+
+from dataclasses import dataclass
+
+from cordee.ids import JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHeld:
+    """The owner or an operator holds a job: it does not start until a `HoldReleased`.
+
+    With `leave` the job is paused: while it runs it gets notice, saves, and gives its GPUs back.
+    """
+
+    at_us: int
+    job_id: JobId
+    by: str
+    leave: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldReleased:
+    """The owner or an operator resumes a held or paused job: it may start again."""
+
+    at_us: int
+    job_id: JobId
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueRequested:
+    """The owner or an operator sends a job to the end of its queue.
+
+    A running one gets notice and saves first; one that has ended runs again.
+    """
+
+    at_us: int
+    job_id: JobId
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPrioritized:
+    """A waiting job goes to the top of its queue (by an operator), or takes the place of another job of its owner."""
+
+    at_us: int
+    job_id: JobId
+    by: str
+    place_of: JobId | None = None  # the job that gets its place in turn; None: to the top
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDeferred:
+    """The scheduler takes a job out of its line: it may not start now."""
+
+    at_us: int
+    job_id: JobId
+    state: str  # held, paused, or waiting: for other jobs or for a time
+    why: str
+    until_us: int | None = None  # when it is looked at again; None: only after a change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReleased:
+    """The scheduler puts a job that was deferred into its line."""
+
+    at_us: int
+    job_id: JobId
+    why: str

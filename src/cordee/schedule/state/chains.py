@@ -1,0 +1,312 @@
+"""Chains: the reasons why a job may not start yet, and the changes that requests of people make.
+
+A job that may not start is *deferred*: it is in no line and costs a cycle nothing. It is looked at again when one of
+its reasons has changed: a request of a person, the end of a job that it waits for, a time.
+"""
+
+from cordee.events import (
+    AfterEnd,
+    HoldReleased,
+    JobDeferred,
+    JobHeld,
+    JobPrioritized,
+    JobReleased,
+    RequeueRequested,
+    SweepDeclared,
+    SweepEnded,
+)
+from cordee.ids import JobId
+from cordee.schedule.state.agenda import SweepCount
+from cordee.schedule.state.records import Gate, JobRecord, Order, Phase
+from cordee.schedule.state.state import State
+
+_ENDS = {AfterEnd.OK: "ended well", AfterEnd.ANY: "ended", AfterEnd.FAILED: "failed"}
+_NAMED = 3
+
+# -- what the state says ---------------------------------------------------------------------------------------
+
+
+def never(state: State, record: JobRecord) -> str | None:
+    """Return why a job will never start: one that it waits for has ended otherwise; None if it may."""
+    for after in record.job.after:
+        ended_well = _ended_well(state, after.of)
+        if ended_well is None or after.end is AfterEnd.ANY or not _is_known(state, after.of):
+            continue
+        if ended_well != (after.end is AfterEnd.OK):
+            how = "ended well" if ended_well else _how_it_failed(state, after.of)
+            return f"{after.of} {how}, and this one was to start after it {_ENDS[after.end]}"
+    return None
+
+
+def deferral(state: State, record: JobRecord, now_us: int) -> JobDeferred | None:
+    """Return the decision that a job may not start now, with all reasons; None if it may."""
+    phase, reasons = Phase.WAITING, list[str]()
+    held = record.gate.held
+    if held is not None:
+        phase = Phase.PAUSED if held.leave else Phase.HELD
+        reasons.append(f"{phase.value} by {held.by}")
+    waits = [each for each in record.job.after if _ended_well(state, each.of) is None]
+    for end, done in _ENDS.items():
+        names = [each.of for each in waits if each.end is end]
+        if names:
+            reasons.append(f"waits until {_and(names)} {'has' if len(names) == 1 else 'have'} {done}")
+    if not reasons:
+        return None
+    why = "; ".join(reasons)
+    return JobDeferred(at_us=now_us, job_id=record.job.job_id, state=phase.value, why=why)
+
+
+def waits_for(state: State, record: JobRecord) -> tuple[JobId, ...]:
+    """Return the jobs and sweeps that a job waits for."""
+    return tuple(JobId(each.of) for each in record.job.after if _ended_well(state, each.of) is None)
+
+
+def _ended_well(state: State, of: str) -> bool | None:
+    """Return whether a job or sweep has ended well; None: it has not ended.
+
+    One that is not known any more ended long ago; jobs that wait keep the others known (`Fold.ended_jobs`).
+    """
+    sweep = state.agenda.sweeps.get(of)
+    if sweep is not None:
+        return sweep.done > 0 if sweep.ended and not sweep.live else None
+    record = state.jobs.get(JobId(of))
+    if record is None:
+        return True
+    return record.phase is Phase.DONE if record.phase.ended else None
+
+
+def _is_known(state: State, of: str) -> bool:
+    return of in state.jobs or of in state.agenda.sweeps
+
+
+def _how_it_failed(state: State, of: str) -> str:
+    record = state.jobs.get(JobId(of))
+    if record is None:
+        return "ended without a trial that is done"
+    return "was stopped" if record.phase is Phase.STOPPED else "failed"
+
+
+def _and(names: list[str]) -> str:
+    """Return names as a list in a sentence.
+
+    >>> _and(["a"]), _and(["a", "b"]), _and(["a", "b", "c", "d", "e"])
+    ('a', 'a and b', 'a, b, c and 2 more')
+    """
+    if len(names) > _NAMED:
+        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+# -- the lines -------------------------------------------------------------------------------------------------
+
+
+def queue(state: State, record: JobRecord) -> None:
+    """Put a job that may have to wait into no line yet, and any other one into its line; `record` is new."""
+    job_id = record.job.job_id
+    if not record.job.after:
+        state.journal.put(state.jobs, job_id, record)
+        state.enqueue(record)
+        return
+    state.journal.put(state.jobs, job_id, record._replace(phase=Phase.WAITING))
+    for after in record.job.after:
+        if _ended_well(state, after.of) is None:
+            dependents = state.agenda.dependents.get(after.of, ())
+            state.journal.put(state.agenda.dependents, after.of, (*dependents, job_id))
+    _look_at(state, job_id)
+
+
+def ended(state: State, of: str) -> None:
+    """Look at the jobs that wait for a job or sweep that has ended."""
+    for job_id in state.agenda.dependents.get(of, ()):
+        record = state.jobs.get(job_id)
+        if record is not None and record.phase.deferred:
+            _look_at(state, job_id)
+    state.journal.drop(state.agenda.dependents, of)
+
+
+def _look_at(state: State, job_id: JobId) -> None:
+    state.journal.put(state.agenda.unsettled, job_id, None)
+    state.changes.count()
+
+
+def deferred(state: State, event: JobDeferred) -> None:
+    """Take a job out of its line, or note why it still may not start."""
+    record = state.jobs.get(event.job_id)
+    if record is None or not (record.phase is Phase.QUEUED or _is_deferred(record)):
+        return
+    if record.phase is Phase.QUEUED:
+        state.waiting.remove(record)
+        state.journal.drop(state.agenda.restarting, event.job_id)
+        state.journal.drop(state.agenda.entitled, event.job_id)
+    _forget_time(state, record)
+    after = record._replace(
+        phase=Phase(event.state),
+        waits_since_us=event.at_us,
+        paused_us=record.paused_us + _deferred_us(record, event.at_us),
+        gate=record.gate._replace(deferred=event),
+    )
+    state.journal.put(state.jobs, event.job_id, after)
+    if event.until_us is not None:
+        state.journal.insert(state.agenda.times, (event.until_us, event.job_id))
+    state.journal.drop(state.agenda.unsettled, event.job_id)
+    state.changes.count()
+
+
+def released(state: State, event: JobReleased) -> None:
+    """Put a deferred job into its line."""
+    record = state.jobs.get(event.job_id)
+    if record is None or not _is_deferred(record):
+        return
+    _forget_time(state, record)
+    after = record._replace(
+        phase=Phase.QUEUED,
+        waits_since_us=event.at_us,
+        paused_us=record.paused_us + _deferred_us(record, event.at_us),
+        gate=record.gate._replace(deferred=None),
+    )
+    state.journal.put(state.jobs, event.job_id, after)
+    state.journal.drop(state.agenda.unsettled, event.job_id)
+    state.enqueue(after)
+
+
+def leave_lines(state: State, record: JobRecord) -> None:
+    """Take a job that ends out of its line, and out of the times at which it would be looked at."""
+    if record.phase is Phase.QUEUED:
+        state.waiting.remove(record)
+    _forget_time(state, record)
+
+
+def _is_deferred(record: JobRecord) -> bool:
+    """Return whether the scheduler deferred a job; a trial that left at a rung is paused by itself."""
+    return record.phase.deferred and (record.phase is not Phase.PAUSED or record.gate.deferred is not None)
+
+
+def _deferred_us(record: JobRecord, at_us: int) -> int:
+    return at_us - record.waits_since_us if record.phase.deferred else 0
+
+
+def _forget_time(state: State, record: JobRecord) -> None:
+    event = record.gate.deferred
+    if event is not None and event.until_us is not None and record.phase.deferred:
+        state.journal.remove(state.agenda.times, (event.until_us, event.job_id))
+
+
+# -- requests of people ----------------------------------------------------------------------------------------
+
+
+def held(state: State, event: JobHeld) -> None:
+    """Hold a job; a pause replaces a hold."""
+    record = state.jobs.get(event.job_id)
+    if record is None or record.phase.ended:
+        return
+    before = record.gate.held
+    if before is None or (event.leave and not before.leave):
+        _set_gate(state, record, record.gate._replace(held=event))
+        if _is_deferred(record) or record.phase is Phase.QUEUED or (event.job_id in state.attempts and event.leave):
+            _look_at(state, event.job_id)
+
+
+def hold_released(state: State, event: HoldReleased) -> None:
+    """Let a held job start again."""
+    record = state.jobs.get(event.job_id)
+    if record is None or record.gate.held is None or record.phase.ended:
+        return
+    _set_gate(state, record, record.gate._replace(held=None))
+    if _is_deferred(record):
+        _look_at(state, event.job_id)
+    elif event.job_id not in state.attempts:
+        state.journal.drop(state.agenda.unsettled, event.job_id)
+    state.changes.count()
+
+
+def requeue_requested(state: State, event: RequeueRequested) -> None:
+    """Send a job to the end of its queue: at once, once it has left, or once more."""
+    record = state.jobs.get(event.job_id)
+    if record is None or (record.gate.stop is not None and not record.phase.ended):
+        return
+    order = Order(record.job.priority, rank=event.at_us)
+    if record.phase.ended and record.ended is not None:
+        gone_us = event.at_us - record.ended.at_us
+        again = record._replace(
+            phase=Phase.QUEUED,
+            waits_since_us=event.at_us,
+            paused_us=record.paused_us + gone_us,
+            failures=(),
+            size=None,
+            ended=None,
+            gate=Gate(order=order),
+        )
+        queue(state, again)
+    elif event.job_id in state.attempts:
+        _set_gate(state, record, record.gate._replace(requeue=event, order=order))
+        _look_at(state, event.job_id)
+    else:
+        reorder(state, record, order)
+
+
+def prioritized(state: State, event: JobPrioritized) -> None:
+    """Send a waiting job to the top of its queue, or let it and another one exchange their places."""
+    record, other = state.jobs.get(event.job_id), state.jobs.get(event.place_of or JobId(""))
+    if record is None or record.phase is not Phase.QUEUED:
+        return
+    if event.place_of is None:
+        job = record.job
+        waiting = (state.jobs[each] for each in state.waiting.job_ids())
+        rivals = [each.priority for each in waiting if (each.job.queue, each.job.tier) == (job.queue, job.tier)]
+        reorder(state, record, Order(max(rivals), rank=-event.at_us))
+    elif other is not None and other.phase is Phase.QUEUED:
+        mine, theirs = _order_now(state, record), _order_now(state, other)
+        reorder(state, record, theirs)
+        reorder(state, other, mine)
+
+
+def reorder(state: State, record: JobRecord, order: Order) -> None:
+    """Give a job another place, in its line or once it is in one."""
+    if record.phase is Phase.QUEUED:
+        state.waiting.remove(record)
+    _set_gate(state, record, record.gate._replace(order=order))
+    if record.phase is Phase.QUEUED:
+        state.enqueue(state.jobs[record.job.job_id])
+
+
+def _order_now(state: State, record: JobRecord) -> Order:
+    place = state.waiting.place(record.job.job_id)
+    return Order(record.priority, place.rank, place.standing, place.submitted_us)
+
+
+def _set_gate(state: State, record: JobRecord, gate: Gate) -> None:
+    state.journal.put(state.jobs, record.job.job_id, record._replace(gate=gate))
+
+
+# -- sweeps ----------------------------------------------------------------------------------------------------
+
+
+def sweep_declared(state: State, event: SweepDeclared) -> None:
+    """Note a sweep for the jobs that will wait for it."""
+    if event.sweep not in state.agenda.sweeps:
+        state.journal.put(state.agenda.sweeps, event.sweep, SweepCount())
+
+
+def sweep_ended(state: State, event: SweepEnded) -> None:
+    """Note that no further trial starts."""
+    sweep = state.agenda.sweeps.get(event.sweep)
+    if sweep is not None:
+        _count(state, event.sweep, sweep._replace(ended=True))
+
+
+def trial_submitted(state: State, sweep: str) -> None:
+    """Count a trial that has not ended."""
+    count = state.agenda.sweeps.get(sweep, SweepCount())
+    _count(state, sweep, count._replace(live=count.live + 1))
+
+
+def trial_ended(state: State, sweep: str, done: bool) -> None:
+    """Count a trial that has ended."""
+    count = state.agenda.sweeps.get(sweep, SweepCount())
+    _count(state, sweep, count._replace(live=count.live - 1, done=count.done + done))
+
+
+def _count(state: State, sweep: str, count: SweepCount) -> None:
+    state.journal.put(state.agenda.sweeps, sweep, count)
+    if count.ended and not count.live:
+        ended(state, sweep)

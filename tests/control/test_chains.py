@@ -1,0 +1,177 @@
+"""Chains over the API: what is refused, what people see, and what a sweep and a service do when they are paused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_scene import OTHER, SPEC, Api
+
+from cordee.answers import JobView
+from cordee.client import Client
+from cordee.control.fold import Fold
+from cordee.control.snapshot import loaded, taken
+from cordee.errors import DependencyError, ForbiddenError, InputError, NotFoundError, SpecError
+from cordee.events import JobPrioritized, Outcome
+from cordee.ids import JobId
+from cordee.schedule.policy import Policy
+from cordee.workload.spec import JobSpec, parse_spec
+
+
+@pytest.fixture
+def other(api: Api) -> Iterator[Client]:
+    with Client(url=api.url, token=OTHER) as client:
+        yield client
+
+
+def submit(api: Api, name: str, by: Client | None = None, **more: Any) -> str:
+    made = (by or api.client).submit(SPEC | {"name": name} | more).job.job_id
+    api.scene.control.tick()
+    return made
+
+
+def end(api: Api, job_id: str, outcome: Outcome) -> JobView:
+    for _ in range(3):
+        record = api.scene.control.state.jobs[JobId(job_id)]
+        if not record.phase.ended:
+            api.scene.ended(JobId(job_id), record.epoch, outcome)
+            api.scene.control.tick()
+    return api.client.job(job_id)
+
+
+def states(api: Api) -> dict[str, str]:
+    return {each.name: each.state for each in api.client.jobs()}
+
+
+def test_a_chain_is_seen_and_goes_on_when_its_first_job_has_ended(api: Api) -> None:
+    first = submit(api, "prep")
+    submit(api, "train", after="prep")
+    submit(api, "tidy", after=["train:failed"])
+    assert states(api) == {"prep": "running", "train": "waiting", "tidy": "waiting"}
+    assert api.client.job("train").why == f"waits until {first} has ended well"
+    why = api.client.why("train", draws=2)
+    assert (why.reason, why.blocking) == ("waits-for-jobs", [first])
+    assert why.forecast is not None and why.forecast.start.p50_us is not None, "it starts when the other has ended"
+    end(api, first, Outcome.FINISHED)
+    assert states(api) == {"prep": "done", "train": "running", "tidy": "waiting"}
+    end(api, api.client.job("train").job_id, Outcome.FINISHED)
+    assert api.client.job("tidy").why.endswith(" ended well, and this one was to start after it failed")
+    assert submit(api, "next", after=["prep", "train:any"]) and states(api)["next"] == "running"
+
+
+def test_a_dependency_that_cannot_come_true_is_refused_with_its_name(api: Api) -> None:
+    failed = end(api, submit(api, "prep"), Outcome.FAILED)
+    assert failed.state == "failed"
+    before = api.scene.control.number
+    for after, error, text in (
+        ("prep", DependencyError, f"{failed.job_id} failed, and x was to start after it ended well"),
+        ("x", DependencyError, "x would start after itself"),
+        ("nobody", NotFoundError, "there is no job 'nobody'"),
+        ("prep:well", SpecError, "after"),
+    ):
+        with pytest.raises(error, match=text):
+            api.client.submit(SPEC | {"name": "x", "after": [after]})
+    assert api.scene.control.number == before
+    api.client.requeue("prep")
+    submit(api, "x", after="prep")
+    assert states(api)["x"] == "waiting"
+
+
+def test_hold_pause_resume_and_requeue_over_the_api(api: Api) -> None:
+    first, second = submit(api, "a"), submit(api, "b")
+    assert (api.client.hold("b").state, api.client.hold("a").state) == ("queued", "running")
+    api.scene.control.tick()
+    assert states(api) == {"a": "running", "b": "held"}
+    assert f"`cordee resume {second}` lets it start again" in api.client.why("b").text
+    assert api.client.pause("a").state == "running"
+    api.scene.control.tick()
+    assert api.client.job("a").attempts[-1].notice_reason == "pause"
+    api.scene.ended(JobId(first), 1, Outcome.CHECKPOINTED)
+    api.scene.control.tick()
+    assert states(api) == {"a": "paused", "b": "held"}
+    fold = api.scene.control.fold
+    assert loaded(taken(fold), Policy(), fold.number).state.snapshot() == fold.state.snapshot()
+    again = Fold(Policy())
+    assert not again.apply(api.scene.store.events()) and again.state.snapshot() == fold.state.snapshot()
+    for name in "ab":
+        api.client.resume(name)
+    api.scene.control.tick()
+    assert sorted(states(api).values()) == ["queued", "running"]
+    api.client.stop(second)
+    end(api, second, Outcome.FINISHED)
+    with pytest.raises(InputError, match=rf"(?s){second} is \w+: nobody holds.*requeue"):
+        api.client.resume("b")
+    with pytest.raises(InputError, match="cannot be paused"):
+        api.client.pause("b")
+    assert api.client.requeue("b").ended_us is None
+    api.scene.control.tick()
+    assert states(api) == {"a": "running", "b": "queued"}
+
+
+def test_an_owner_prioritizes_own_jobs_and_an_operator_any(api: Api, other: Client) -> None:
+    submit(api, "run")
+    for name, by in (("a", None), ("x", other), ("b", None), ("y", other)):
+        submit(api, name, by)
+    with pytest.raises(ForbiddenError, match="is ada's: only ada and the operator"):
+        other.prioritize("a")
+    other.prioritize("y")
+    other.prioritize("y")
+    [asked] = api.scene.of(JobPrioritized)
+    assert isinstance(asked, JobPrioritized) and asked.place_of == api.client.job("x").job_id
+    api.client.prioritize("b")
+    waiting = api.scene.control.state.waiting
+    order = sorted(waiting.job_ids(), key=waiting.place)
+    assert [each.split("-")[0] for each in order] == ["b", "a", "y", "x"]
+    with pytest.raises(InputError, match="is running: only a job that waits"):
+        api.client.prioritize("run")
+
+
+def test_a_paused_sweep_starts_and_promotes_no_trial_until_it_is_resumed(api: Api, tmp_path: Path) -> None:
+    values = {"values": {"lr": "0.1,0.2,0.3"}, "max_running": 1}
+    spec = JobSpec.from_flags(run="true {lr}", gpus="1", name="lr", checkpoint_to=str(tmp_path), sweep=values)
+
+    def turn() -> None:
+        for _ in range(3):
+            api.scene.control.tick()
+            api.sweeps.controller.step()
+        api.scene.control.tick()
+
+    api.client.declare_sweep(spec.model_dump(mode="json"))
+    turn()
+    assert api.client.pause_sweep("lr").state == "paused"
+    turn()
+    trial = JobId(api.client.sweep("lr").trials[0].job_id)
+    assert api.client.job(trial).attempts[-1].notice_reason == "pause"
+    api.scene.ended(trial, 1, Outcome.FINISHED)
+    turn()
+    assert (len(api.client.sweep("lr").trials), api.client.sweep("lr").why) == (1, "paused by ada")
+    assert api.client.resume_sweep("lr").state == "running"
+    turn()
+    assert len(api.client.sweep("lr").trials) == 2
+    submit(api, "best", after="lr")
+    assert states(api)["best"] == "waiting"
+    api.client.end_sweep("lr")
+    turn()
+    end(api, api.client.sweep("lr").trials[1].job_id, Outcome.KILLED)
+    turn()
+    assert states(api)["best"] == "running", "one trial is done"
+    with pytest.raises(InputError, match="has ended: stopped by ada"):
+        api.client.pause_sweep("lr")
+
+
+def test_a_replica_of_a_service_is_not_paused(api: Api) -> None:
+    spec = parse_spec("run: serve\ngpus: 1\nname: chat\nservice: {engine: command}").model_dump(mode="json")
+    api.client.declare(spec | {"run": ["true"]})
+    api.services.controller.step()
+    [replica] = api.client.jobs()
+    with pytest.raises(InputError, match=r"(?s)is a replica of the service chat.*cordee serve scale chat 0"):
+        api.client.pause(replica.job_id)
+
+
+def test_the_job_file_and_the_flag_name_jobs_to_start_after() -> None:
+    assert parse_spec("run: a\ngpus: 1\nafter: prep").after == ("prep",)
+    assert parse_spec("run: a\ngpus: 1\nafter: [prep:any, b-x7f2qk]").after == ("prep:any", "b-x7f2qk")
+    with pytest.raises(SpecError, match=r"after"):
+        parse_spec("run: a\ngpus: 1\nafter: [prep:sometimes]")
+    with pytest.raises(SpecError, match="after is for a job that trains"):
+        parse_spec("run: serve\ngpus: 1\nafter: a\nservice: {engine: command}")

@@ -1,0 +1,187 @@
+"""Jobs that start after others, and jobs that people hold, pause, requeue and prioritize."""
+
+import pytest
+
+from cordee.events import (
+    After,
+    AfterEnd,
+    HoldReleased,
+    JobDeferred,
+    JobEnded,
+    JobHeld,
+    JobPrioritized,
+    RequeueRequested,
+    StopRequested,
+    SweepDeclared,
+    SweepEnded,
+)
+from cordee.ids import JobId
+from cordee.schedule import State, explain
+from cordee.schedule.state.transitions import apply
+from world import S, World, brief, job, node
+
+N1 = node("n1")
+
+
+def after(*of: str):
+    """Return dependencies: `a`, `a:any`."""
+    parts = (each.partition(":") for each in of)
+    return tuple(After(of=name, end=AfterEnd(end or "ok")) for name, _, end in parts)
+
+
+def held(name: str, at_s: int = 0, leave: bool = False) -> JobHeld:
+    return JobHeld(at_us=at_s * S, job_id=JobId(name), by="ann", leave=leave)
+
+
+def released(name: str, at_s: int) -> HoldReleased:
+    return HoldReleased(at_us=at_s * S, job_id=JobId(name), by="ann")
+
+
+def stopped(name: str, at_s: int) -> StopRequested:
+    return StopRequested(at_us=at_s * S, job_id=JobId(name), by="ann", now=True)
+
+
+def why(world: World, name: str):
+    return explain(world.state, JobId(name), world.now_us)
+
+
+def ends(world: World) -> dict[str, str]:
+    return {each.job_id: each.why for each in world.log if isinstance(each, JobEnded)}
+
+
+def replayed(world: World) -> None:
+    again = State()
+    for event in world.log:
+        apply(again, event)
+    assert again.snapshot() == world.state.snapshot()
+
+
+def test_a_job_starts_after_others_and_says_for_whom_it_waits():
+    world = World(N1, job("a", 2), job("b", 2), job("c", 2, after=after("a", "b:any")), work={"a": 10, "b": 50})
+    world.play(until_s=5)
+    assert world.phase("c") == "waiting"
+    assert (why(world, "c").reason, why(world, "c").blocking) == ("waits-for-jobs", ("a", "b"))
+    assert why(world, "c").text == "waits until a has ended well; waits until b has ended"
+    world.play(until_s=100)
+    assert why(world, "c").text == "waits until b has ended"
+    world.play()
+    assert ends(world)["c"] == "finished"
+    placed = {each.job_id: each.at_us for each in world.log if type(each).__name__ == "AttemptPlaced"}
+    assert placed["c"] == next(each.at_us for each in world.log if isinstance(each, JobEnded) and each.job_id == "b")
+    assert world.state.jobs[JobId("c")].waited_us == 0, "it did not wait for GPUs"
+    replayed(world)
+
+
+def test_what_can_never_start_ends_at_once_and_so_does_what_waits_for_it():
+    chain = [job("a", 2), *(job(name, 2, after=after(of)) for name, of in (("b", "a"), ("c", "b"), ("d", "c:any")))]
+    world = World(N1, *chain, job("e", 2, after=after("a:failed")), job("f", 2, after=after("e:failed")), broken=["a"])
+    world.play()
+    found = ends(world)
+    assert found["b"] == "a failed, and this one was to start after it ended well"
+    assert found["c"] == "b was stopped, and this one was to start after it ended well"
+    assert found["d"] == found["e"] == "finished"
+    assert found["f"] == "e ended well, and this one was to start after it failed"
+    at = {each.job_id: each.at_us for each in world.log if isinstance(each, JobEnded)}
+    assert at["a"] == at["b"] == at["c"]
+    replayed(world)
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [("done", "finished"), ("failed", "ended without a trial that is")])
+def test_a_job_starts_after_a_sweep_whose_trials_have_ended(outcome, expected):
+    world = World(N1, SweepDeclared(at_us=0, sweep="s", by="ann", spec="{}"), broken=["t2"], work={"t1": 5})
+    trials = ("t1", "t2") if outcome == "done" else ("t2",)
+    world.tell(*(job(name, 1, sweep="s", trial=number) for number, name in enumerate(trials, 1)))
+    world.tell(job("c", 1, after=after("s")))
+    world.play()
+    assert world.phase("c") == "waiting", "the sweep may start more trials"
+    world.tell(SweepEnded(at_us=world.now_us, sweep="s", by="ann", why="")).play()
+    assert expected in ends(world)["c"]
+    replayed(world)
+
+
+def test_a_held_job_is_not_started_and_one_that_runs_goes_on_until_it_leaves():
+    world = World(N1, job("a", 8), job("b", 8), work={"a": 20})
+    world.tell(held("a"), held("b"))
+    assert brief(world.cycle()) == ["JobDeferred", "JobDeferred"]
+    assert (world.phase("a"), why(world, "a").reason) == ("held", "held")
+    assert "held by ann, 0 ms ago: `cordee resume a` lets it start again" in why(world, "a").text
+    world.tell(released("a", 10))
+    assert brief(world.cycle()) == ["JobReleased", "place a n1:8"]
+    world.play(until_s=15)
+    world.tell(held("a", 15))
+    assert brief(world.cycle()) == []
+    world.play()
+    assert (world.phase("a"), world.phase("b")) == ("done", "held")
+    world.tell(stopped("b", 900)).play()
+    assert ends(world)["b"] == "stopped by ann"
+
+
+def test_a_paused_job_saves_gives_its_gpus_back_and_goes_on_when_it_is_resumed():
+    world = World(N1, job("a", 8), job("b", 8), work={"a": 50, "b": 10}).play(until_s=70)
+    world.tell(held("a", 70, leave=True))
+    assert brief(world.cycle()) == ["notice a pause"]
+    world.play(until_s=300)
+    assert (world.phase("a"), world.phase("b")) == ("paused", "done")
+    assert not world.state.attempts
+    assert why(world, "a").text.startswith("paused by ann, ")
+    world.tell(released("a", 1000)).play()
+    assert world.phase("a") == "done" and world.state.jobs[JobId("a")].epoch == 2
+    assert world.state.jobs[JobId("a")].waited_us < S
+    replayed(world)
+
+
+def test_a_pause_that_is_taken_back_before_the_job_has_left_lets_it_go_on_at_once():
+    world = World(N1, job("a", 8), work={"a": 50}).play(until_s=70)
+    world.tell(held("a", 70, leave=True)).cycle()
+    world.tell(released("a", 70)).play()
+    assert world.phase("a") == "done"
+    assert not [each for each in world.log if isinstance(each, JobDeferred)]
+
+
+def requeued(name: str, at_s: int) -> RequeueRequested:
+    return RequeueRequested(at_us=at_s * S, job_id=JobId(name), by="ann")
+
+
+def order(world: World) -> list[str]:
+    return [each.job_id for each in world.log if type(each).__name__ == "AttemptPlaced"]
+
+
+def test_a_requeued_job_saves_and_goes_behind_those_that_wait():
+    jobs = (job(name, 8, at_us=number) for number, name in enumerate("abc"))
+    world = World(N1, *jobs, work=dict.fromkeys("abc", 50)).play(until_s=70)
+    world.tell(requeued("a", 70), requeued("b", 71))
+    assert brief(world.cycle()) == ["notice a requeue"]
+    world.play()
+    assert order(world) == ["a", "c", "a", "b"]
+    assert {world.phase(name) for name in "abc"} == {"done"}
+    replayed(world)
+
+
+def test_a_job_that_has_failed_runs_again_when_it_is_requeued():
+    world = World(N1, job("a", 8), broken=["a"]).play()
+    assert world.phase("a") == "failed"
+    world.broken.clear()
+    world.tell(requeued("a", 5000)).play()
+    record = world.state.jobs[JobId("a")]
+    assert (world.phase("a"), record.failures) == ("done", ())
+    assert record.waited_us < 200 * S, "the time in which it had ended is no wait"
+    replayed(world)
+
+
+def test_an_operator_sends_a_job_to_the_top_of_its_queue_past_higher_priorities():
+    jobs = [
+        job("run", 8, priority=9),
+        *(job(name, 8, priority=p, at_us=1) for name, p in (("a", 0), ("b", 5), ("c", 0))),
+    ]
+    world = World(N1, *jobs, work=dict.fromkeys(("run", "a", "b", "c"), 5)).play(until_s=3)
+    world.tell(JobPrioritized(at_us=3 * S, job_id=JobId("c"), by="ada")).play()
+    assert order(world) == ["run", "c", "b", "a"]
+    replayed(world)
+
+
+def test_an_owner_exchanges_the_places_of_two_own_jobs_and_passes_nobody_else():
+    jobs = [job("run", 8), *(job(name, 8, at_us=at) for at, name in enumerate(("a", "x", "b"), 1))]
+    world = World(N1, *jobs, work=dict.fromkeys(("run", "a", "x", "b"), 5)).play(until_s=3)
+    world.tell(JobPrioritized(at_us=3 * S, job_id=JobId("b"), by="ann", place_of=JobId("a"))).play()
+    assert order(world) == ["run", "b", "x", "a"]
+    replayed(world)
