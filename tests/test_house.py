@@ -28,6 +28,7 @@ RECORDS = {
     "JobView": "one answer of the API",
     "Layout": "the axes of a layout, as its text names them",
     "LayoutWanted": "the axes of a layout, each of them open or given",
+    "LiveJobView": "one answer of the API",
     "ModelShape": "the keys of a config.json",
     "NodeView": "one answer of the API",
     "ServingGiven": "the flags of `cordee serve plan`",

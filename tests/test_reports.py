@@ -47,6 +47,7 @@ GOOD: list[RankEvent] = [
     ReplicaReady(at_us=NOW, **OF, rank=1, address="http://[fe80::1]:8000", engine="llama.cpp", model="tiny", slots=4),
     ReplicaUnready(at_us=NOW, **OF, rank=1, why="it drains", draining=True),
     MetricsLogged(at_us=NOW, **OF, rank=1, step=3, names=("val/loss", "acc"), values=(-1.5, None)),
+    MetricsLogged(at_us=NOW, **OF, rank=1, step=3, names=("a", "b", "a"), values=(1.0, 2.0, None), steps=(1, 2, 3)),
 ]
 
 COMMIT = encode(GOOD[6])
@@ -93,7 +94,9 @@ BAD = [
     (READY | {"kv_tokens": -1}, "ReplicaReady: kv_tokens -1 is out of range"),
     (METRICS | {"rank": 0}, "MetricsLogged: it is about another rank than 1"),
     (METRICS | {"names": ["acc"]}, "MetricsLogged: 1 names have 2 values"),
-    (METRICS | {"names": ["a", "a"]}, "MetricsLogged: names of type tuple has more than 64 names, or one twice"),
+    (METRICS | {"names": ["a", "a"]}, "MetricsLogged: a name stands twice, without steps"),
+    (METRICS | {"steps": [3]}, "MetricsLogged: 2 names have 1 steps"),
+    (METRICS | {"steps": [3, -1]}, "MetricsLogged: steps of type tuple is out of range"),
     (METRICS | {"names": ["a", "b c"]}, "MetricsLogged: names of type tuple holds what is no name of a metric"),
     (METRICS | {"names": [f"m{at}" for at in range(65)]}, "MetricsLogged: names of type tuple has more than 64 names"),
     (METRICS | {"values": [1, math.nan]}, "MetricsLogged: values of type tuple holds what is no finite number"),

@@ -49,6 +49,7 @@ from cordee.event_json import decode
 from cordee.events import Event, Queue
 from cordee.ids import JobId
 from cordee.ids import job_id as new_job_id
+from cordee.metric_answers import JobCostView, LiveView, MetricsView
 from cordee.servers import (
     ServerAddress,
     default_home,
@@ -302,6 +303,18 @@ class Client:
         params = {name: value for name, value in asked.items() if value is not None}
         with self._stream(f"/v1/jobs/{job_id}/logs", params) as lines:
             yield from lines
+
+    def metrics(self, job_id: str) -> MetricsView:
+        """Return the curves of a job, by its id or name: what it logs, and what is measured of it."""
+        return self._ask(MetricsView, "GET", f"/v1/jobs/{job_id}/metrics")
+
+    def job_cost(self, job_id: str) -> JobCostView:
+        """Return what a job has cost, by epoch of its data and of a million tokens."""
+        return self._ask(JobCostView, "GET", f"/v1/jobs/{job_id}/cost")
+
+    def live(self) -> LiveView:
+        """Return what the jobs and GPUs do now."""
+        return self._ask(LiveView, "GET", "/v1/live")
 
     def declare(self, spec: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> ServiceView:
         """Create a service, or update it; `spec` is a JobSpec with a `service` as JSON-ready data.

@@ -157,11 +157,21 @@ def check_report(event: RankEvent, scope: ReportScope, now_us: int) -> RankEvent
         raise ReportError(f"{kind.__name__}: {name} {_short(value)} {problem}")
     if scope.rank is not None and isinstance(event, _OF_ITS_OWN_RANK) and scope.rank != event.rank:
         raise ReportError(f"{kind.__name__}: it is about another rank than {scope.rank}")
-    if isinstance(event, MetricsLogged) and len(event.names) != len(event.values):
-        raise ReportError(f"MetricsLogged: {len(event.names)} names have {len(event.values)} values")
+    if isinstance(event, MetricsLogged):
+        _check_points(event)
     if isinstance(event, Reported) and event.loss is not None and not math.isfinite(event.loss):
         return replace(event, loss=None)
     return event
+
+
+def _check_points(event: MetricsLogged) -> None:
+    names, values, steps = len(event.names), len(event.values), len(event.steps)
+    if names != values:
+        raise ReportError(f"MetricsLogged: {names} names have {values} values")
+    if steps not in (0, names):
+        raise ReportError(f"MetricsLogged: {names} names have {steps} steps")
+    if not steps and len(set(event.names)) < names:
+        raise ReportError("MetricsLogged: a name stands twice, without steps")
 
 
 _Check = Callable[[object, ReportScope, int], str | None]
@@ -216,8 +226,8 @@ def _texts(value: object, scope: ReportScope, now_us: int) -> str | None:
 def _names(value: object, scope: ReportScope, now_us: int) -> str | None:
     if not isinstance(value, tuple):
         return "is not a list"
-    if len(value) > METRICS_MAX or len(set(map(repr, value))) < len(value):
-        return f"has more than {METRICS_MAX} names, or one twice"
+    if len(value) > LIST_ITEMS_MAX or len(set(map(repr, value))) > METRICS_MAX:
+        return f"has more than {METRICS_MAX} names, or {LIST_ITEMS_MAX} points"
     are_names = all(isinstance(each, str) and METRIC_NAME.fullmatch(each) for each in value)
     return None if are_names else "holds what is no name of a metric"
 
@@ -227,6 +237,12 @@ def _finite(value: object, scope: ReportScope, now_us: int) -> str | None:
         return "is not a list"
     are_finite = all(each is None or _number(each) for each in value)
     return None if are_finite else "holds what is no finite number"
+
+
+def _steps(value: object, scope: ReportScope, now_us: int) -> str | None:
+    if not isinstance(value, tuple):
+        return "is not a list"
+    return next((problem for each in value if (problem := _count(each, scope, now_us))), None)
 
 
 def _number(value: object) -> bool:
@@ -254,7 +270,14 @@ _BY_NAME: Mapping[str, _Check] = {
     "values": _finite,
     **dict.fromkeys(("at_us", "from_us", "since_us"), _time),
 }
-_BY_TYPE: Mapping[object, _Check] = {int: _count, float: _amount, str: _text, bool: _flag, tuple[str, ...]: _texts}
+_BY_TYPE: Mapping[object, _Check] = {
+    int: _count,
+    float: _amount,
+    str: _text,
+    bool: _flag,
+    tuple[str, ...]: _texts,
+    tuple[int, ...]: _steps,
+}
 
 
 class _Fields:

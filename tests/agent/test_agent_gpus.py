@@ -91,6 +91,11 @@ typedef struct { unsigned long long total, free, used; } memory;
 int nvmlDeviceGetMemoryInfo(void *h, memory *m) {
   m->total = 80ull << 30; m->used = (unsigned long long)counter(h, "used_gib") << 30; m->free = m->total - m->used;
   return 0; }
+typedef struct { unsigned gpu, memory; } rates;
+int nvmlDeviceGetUtilizationRates(void *h, rates *r) { r->gpu = counter(h, "busy"); r->memory = 0; return 0; }
+int nvmlDeviceGetPowerUsage(void *h, unsigned *mw) { *mw = counter(h, "power"); return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) {
+  *mj = counter(h, "energy"); return counter(h, "no_energy") ? 3 : 0; }
 """
 
 
@@ -169,6 +174,29 @@ def test_a_sick_gpu_is_unavailable_with_its_reason(stub, tmp_path, monkeypatch):
         "6 too hot: the hardware has lowered its clocks",
         "7 lost: the driver cannot reach it; restart the node",
     ], "60 retired pages, missing counters and clocks lowered by power or by the driver are no sickness"
+
+
+def test_gpus_are_sampled_and_a_counter_that_is_missing_is_zero(stub, tmp_path, monkeypatch):
+    health = tmp_path / "health"
+    monkeypatch.setenv("STUB_HEALTH", str(health))
+    health.write_text("0 busy 50\n0 used_gib 40\n0 power 600000\n0 energy 7000\n1 no_energy 1\n")
+    code = f"""
+from pathlib import Path
+from types import SimpleNamespace
+from cordee.agent.samples import Samples
+samples = Samples("local", found, print, SimpleNamespace(now_us=lambda: 9))
+order = SimpleNamespace(tag="a.1", job_id="a", epoch=1, gpus=(0, 1))
+samples.step(1.0, [order])
+Path({str(health)!r}).write_text("0 busy 100\\n0 used_gib 30\\n0 power 500000\\n0 energy 9500\\n")
+samples.step(2.0, [order])
+for at in (6.0, 11.0):
+    samples.step(at, [order])
+samples.end(order)
+"""
+    first, rest = in_driver(code)
+    assert "epoch=1, node='local', gpus=2" in first
+    assert "busy=0.5, memory_bytes=32212254720, power_mw=500000, energy_mj=2500)" in first, "of both GPUs"
+    assert "busy=0.5" in rest and "energy_mj=0)" in rest, "what was left at the end"
 
 
 def test_the_doctor_names_what_the_driver_and_the_kernel_say(stub, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from api_scene import OTHER, SPEC, TOKEN, Api
 from stage import GPT, JOB
 
-from cordee import __version__, errors, service_answers, sweep_answers
+from cordee import __version__, errors, metric_answers, service_answers, sweep_answers
 from cordee import answers as views
 from cordee.answers import View
 from cordee.cli.jobs import steps_text
@@ -67,6 +67,9 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         **{f"post /jobs/{{ref}}/{verb}": "JobView" for verb in ("pause", "hold", "resume", "requeue", "prioritize")},
         "get /jobs/{ref}/why": "WhyView",
         "get /jobs/{ref}/logs": "a stream",
+        "get /jobs/{ref}/metrics": "MetricsView",
+        "get /jobs/{ref}/cost": "JobCostView",
+        "get /live": "LiveView",
         "post /services": "ServiceView",
         "get /services": "ServiceView",
         "get /services/{name}": "ServiceView",
@@ -103,7 +106,7 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "post /down": "HealthView",
     }
     for name in set(answers.values()) - {"a stream"}:
-        rooms = (views, service_answers, sweep_answers)
+        rooms = (views, service_answers, sweep_answers, metric_answers)
         shape = next(getattr(each, name) for each in rooms if hasattr(each, name))
         assert described["components"]["schemas"][name]["properties"].keys() == shape.model_fields.keys()
 

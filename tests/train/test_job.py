@@ -25,6 +25,7 @@ from cordee.events import (
     Restored,
     SpanClass,
 )
+from cordee.train.reading import Reading
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
 
@@ -218,15 +219,15 @@ def test_output_that_cannot_be_written_keeps_no_rank(tmp_path: Path) -> None:
 
 
 def test_the_last_record_needs_no_device(tmp_path: Path) -> None:
-    class Lost:
+    class Lost(Reading):
         """A loss on a device that has failed."""
 
-        def __float__(self) -> float:
+        def is_ready(self) -> bool:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     reporter = Reporter(settings({**UNDER_AGENT, "CORDEE_SPOOL": str(tmp_path)}), 0)
     reporter.switch(SpanClass.USEFUL, 0)
-    reporter.log(Lost(), 16)
+    reporter.log(Lost("loss", 1.0), 16)
     reporter.left("checkpointed", 1)
     reporter.close()
     span, left = events_of(tmp_path, 0)[-2:]

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cordee.agent.clock import monotonic_s
 from cordee.agent.findings import KERNEL_LOG, XIDS, Finding, by_gpu, xids
@@ -23,6 +23,15 @@ SLOT = "slot"
 LOOK_S = 2.0  # between two checks of the processes on the GPUs
 MEMORY_IN_USE = 2 << 30  # bytes; the driver itself keeps less
 HEALTH_S = 30.0  # between two checks of their health: a change is an event in the log, and temperatures flap
+
+
+class GpuSample(NamedTuple):
+    """The state of one GPU by its driver; a counter that it does not have is 0. Energy is since the driver's load."""
+
+    busy: float  # fraction of the last moments in which a kernel ran: NVML's "utilisation"
+    memory_bytes: int
+    power_mw: int
+    energy_mj: int
 
 
 class Devices:
@@ -63,6 +72,10 @@ class Devices:
     def preflight(self, gpus: Sequence[int]) -> str:
         """Return why ranks should not start on one of these GPUs; "" if they can. It takes no noticeable time."""
         return ""
+
+    def sample(self, gpus: Sequence[int]) -> dict[int, GpuSample]:
+        """Return what the driver says of these GPUs, by index; nothing for slots, and for a GPU that is lost."""
+        return {}
 
     def look(self, ours: Container[int]) -> dict[int, str]:
         """Return why GPUs cannot be leased, by index; `ours` are the agent's own pids."""
@@ -118,6 +131,27 @@ class _NvmlDevices(Devices):
         sick = {index: why for index, why in found if why is not None}
         self._sick |= sick
         return "; ".join(f"GPU {index} is sick: {why}" for index, why in sick.items())
+
+    def sample(self, gpus: Sequence[int]) -> dict[int, GpuSample]:
+        found = ((index, self._sample(self._handles[index])) for index in gpus)
+        return {index: each for index, each in found if each is not None}
+
+    def _sample(self, handle: Any) -> GpuSample | None:
+        nvml = self._nvml
+        try:
+            memory_bytes = nvml.nvmlDeviceGetMemoryInfo(handle).used
+        except nvml.NVMLError:
+            return None
+
+        def ask(question: Callable[[Any], Any]) -> Any:
+            try:
+                return question(handle)
+            except nvml.NVMLError:
+                return None
+
+        rates = ask(nvml.nvmlDeviceGetUtilizationRates)
+        power_mw, energy_mj = ask(nvml.nvmlDeviceGetPowerUsage), ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
+        return GpuSample(rates.gpu / 100 if rates else 0.0, memory_bytes, power_mw or 0, energy_mj or 0)
 
     def findings(self, kernel_log: Path = KERNEL_LOG) -> Iterator[Finding]:
         yield Finding("driver", "ok", f"{self.driver}, {self.says}")

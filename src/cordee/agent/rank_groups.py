@@ -18,6 +18,7 @@ from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.logs import LogPump
 from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup, RankGroupResult
+from cordee.agent.samples import Samples
 from cordee.agent.spools import Spools
 from cordee.agent.takeover import end_survivors
 from cordee.agent.transfers import Transfers
@@ -73,6 +74,7 @@ class RankGroups:
         self._running: dict[str, RankGroup] = {}
         self._waiting: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}  # for a copy: secrets, environment
         self._next_follow_s = 0.0
+        self._samples = Samples(node, devices, report, clock)
 
     def __bool__(self) -> bool:
         """Return whether a rank group runs."""
@@ -264,7 +266,7 @@ class RankGroups:
     def due_s(self) -> list[float]:
         """The monotonic times at which `step` has something to do."""
         due = [group.wake_at_s for group in self._running.values() if group.wake_at_s is not None]
-        return [*due, self._next_follow_s] if self._running else []
+        return [*due, self._next_follow_s, self._samples.next_s] if self._running else []
 
     def step(self, now_s: float) -> None:
         """Reap children, do the work that is due, and follow the spools."""
@@ -276,6 +278,7 @@ class RankGroups:
             if group.tick(now_s):
                 del self._running[tag]
                 self._finish(group)
+        self._samples.step(now_s, [group.order for group in self._running.values() if group.known])
         if now_s >= self._next_follow_s:
             self._next_follow_s = now_s + FOLLOW_S
             for group in self._running.values():
@@ -294,6 +297,7 @@ class RankGroups:
         result = group.result()
         self._spools.complete(group.order, group.folder)
         self.transfers.ended(group.order.job_id, group.order.epoch)
+        self._samples.end(group.order)
         self._report_end(group.order, result)
 
     def _pump(self, log: LogPump) -> None:

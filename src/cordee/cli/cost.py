@@ -22,7 +22,7 @@ from cordee.cli.cost_elsewhere import (
     Zone,
     show_other_cost,
 )
-from cordee.cli.cost_text import class_table, cost_table, line_table, remarks, token_table
+from cordee.cli.cost_text import class_table, cost_table, epoch_table, job_remarks, line_table, remarks, token_table
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError
@@ -42,6 +42,9 @@ Until = Annotated[str | None, typer.Option(metavar="DATE", help="With --usage or
 
 
 def cost(
+    job: Annotated[
+        str | None, typer.Argument(help="Show this job: by epoch of its data, and of a million tokens.")
+    ] = None,
     *,
     by: Annotated[
         str | None,
@@ -76,6 +79,10 @@ def cost(
 
     With --from nothing of Cordee runs: the file holds the accounting that `sacct` printed.
     """
+    if job is not None:
+        _refuse_with_job(by or from_ or usage or as_csv or what_if or chrome_trace or since or until)
+        _show_job(job, home, as_json=as_json)
+        return
     if from_ is not None:
         window_us = (_day_us(since), _day_us(until))
         asked = Asked(by or "user", window_us, cluster, checkpoint_every, price_as, timezone)
@@ -104,6 +111,34 @@ def cost(
         _print_usage(found)
     else:
         _print_cost(found)
+
+
+def _refuse_with_job(other: object) -> None:
+    if other:
+        raise InputError("the cost of one job takes no other option", hint="cordee cost JOB, or cordee cost --by epoch")
+
+
+def _show_job(job: str, home: Path | None, *, as_json: bool) -> None:
+    with terminal.connect(home) as client:
+        found = client.job_cost(job)
+    if as_json:
+        terminal.print_json(found)
+        return
+    console = terminal.stdout()
+    view = CostView(
+        by="job",
+        at_us=found.at_us,
+        rows=[found.row],
+        gpu_us=found.row.gpu_us,
+        micro_usd=found.row.micro_usd,
+        idle_gpu_us=0,
+        idle_micro_usd=0,
+    )
+    console.print(cost_table(view, console.width))
+    if found.epochs:
+        console.print(epoch_table(found))
+    for line in (*remarks(view), *job_remarks(found)):
+        console.print(line, highlight=False, markup=False)
 
 
 def _write_chrome_trace(client: Client, path: Path) -> None:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from cordee.answers import CostRowView, CostView, SplitView
 from cordee.cli import terminal
+from cordee.metric_answers import JobCostView
 from cordee.service_answers import CostLineView, TokenCountsView, TokenPrices, UsageRowView, UsageView
 from cordee.units import US_PER_S, format_count, format_micro_usd
 from cordee.view.markup import CLASSES, SERVING_CLASSES, class_label
@@ -113,6 +114,28 @@ def line_table(lines: Iterable[CostLineView], width: int) -> Table:
         words = (line.service, line.tenant or "–", line.key or "–", *([line.model or "–"] if width >= _NARROW else []))
         table.add_row(_period(line), *words, *_counts(line.tokens, width), format_micro_usd(line.micro_usd.total))
     return table
+
+
+def epoch_table(found: JobCostView) -> Table:
+    """Return the cost of each epoch of a job's data."""
+    rows = terminal.table("EPOCH", "FROM STEP", "COST", right=("EPOCH", "FROM STEP", "COST"))
+    for each in found.epochs:
+        rows.add_row(str(each.epoch), f"{each.first_step:,}", format_micro_usd(each.micro_usd))
+    return rows
+
+
+def job_remarks(found: JobCostView) -> list[str]:
+    """Return one line for each figure of a job that its row lacks."""
+    row = found.row
+    lines = [f"{row.tokens:,} tokens"] if row.tokens else ["no tokens: job.log(tokens=...) counts those of a step"]
+    if row.steps:
+        repeated = f", {row.steps_repeated:,} of them again" if row.steps_repeated else ""
+        lines.append(
+            f"{row.steps:,} steps{repeated}, {format_micro_usd(row.micro_usd.held * 1000 // row.steps)} a thousand"
+        )
+    if found.energy_j is not None:
+        lines.append(f"energy of its GPUs: {found.energy_j / 3.6e6:,.3f} kWh")
+    return lines
 
 
 def remarks(found: CostView) -> list[str]:

@@ -12,9 +12,11 @@ from rich.text import Text
 
 from cordee.answers import AttemptView, FailureView, FilesView, JobDetailView, JobView
 from cordee.cli import dry_run, measured, terminal
+from cordee.cli.metrics_text import metrics_table, remarks
 from cordee.cli.sweep_text import summary
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
+from cordee.metric_answers import MetricsView
 from cordee.sweep_answers import SweepView
 from cordee.units import format_bytes, plural
 
@@ -123,7 +125,10 @@ def jobs(
     with terminal.connect(home) as client:
         terminal.warn(client)
         if job is not None:
-            _show(client.job(job), as_json)
+            found_job = client.job(job)
+            _show(found_job, as_json)
+            if not as_json and (drawn := client.metrics(found_job.job_id)).curves:
+                _show_metrics(drawn)
             return
         found = client.jobs()
         sweeps = {each.sweep_id: each for each in client.sweeps()} if any(each.sweep for each in found) else {}
@@ -261,6 +266,13 @@ def _show(job: JobDetailView, as_json: bool) -> None:
                 console.print(line, highlight=False, markup=False)
     if job.state == "failed":
         print_end(console, job)
+
+
+def _show_metrics(found: MetricsView) -> None:
+    console = terminal.stdout()
+    console.print(metrics_table(found, console.width))
+    for line in remarks(found):
+        console.print(line, highlight=False, markup=False)
 
 
 def _where(attempt: AttemptView) -> str:

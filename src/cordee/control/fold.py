@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from cordee.account.attempt import AttemptRow
+from cordee.account.curves import Curves, SavedJobCurves
 from cordee.account.ledger import Ledger, SavedLedger
 from cordee.account.measured import Measurement, Measurements, SavedMeasurements
 from cordee.control.directory import Directory, SavedDirectory
@@ -31,6 +32,7 @@ class SavedFold(NamedTuple):
     measurements: SavedMeasurements
     directory: SavedDirectory
     sweeps: SavedSweeps
+    curves: dict[JobId, SavedJobCurves]
 
 
 class EndedJob(NamedTuple):
@@ -51,6 +53,7 @@ class Fold:
         measurements: measured values of attempts beside their estimates.
         directory: services and their replicas.
         sweeps: sweeps and their trials.
+        curves: what jobs log, and what is measured of them, step by step.
         number: the log's number up to which they are folded.
         last_us: the newest time of the log, rank reports not counted.
     """
@@ -59,14 +62,14 @@ class Fold:
         """Start before the first event, or with what was saved under this policy."""
         if saved is None:
             self.state, self.ledger, self.measurements = State(policy), Ledger(), Measurements()
-            self.directory, self.sweeps = Directory(), Sweeps()
+            self.directory, self.sweeps, self.curves = Directory(), Sweeps(), Curves()
             self.number = self.last_us = 0
         else:
             self.state = restored_state(saved.state, policy)
             self.ledger = Ledger.restored(saved.ledger)
             self.measurements = Measurements.restored(saved.measurements)
             self.directory = Directory.restored(saved.directory)
-            self.sweeps = Sweeps.restored(saved.sweeps)
+            self.sweeps, self.curves = Sweeps.restored(saved.sweeps), Curves.restored(saved.curves)
             self.number, self.last_us = saved.number, saved.last_us
 
     def saved(self) -> SavedFold:
@@ -79,6 +82,7 @@ class Fold:
             self.measurements.saved(),
             self.directory.saved(),
             self.sweeps.saved(),
+            self.curves.saved(),
         )
 
     def apply(self, numbered: Iterable[tuple[int, Event]]) -> Failed:
@@ -94,6 +98,7 @@ class Fold:
                     measure(event)
                 self.directory.apply(number, event)
                 self.sweeps.apply(event)
+                self.curves.apply(event)
             except Exception as error:
                 # A rank's report, now or in an old log, must not keep the server from running.
                 if not is_rank_report(event):
@@ -111,6 +116,7 @@ class Fold:
             self.measurements.apply(event)
             self.directory.apply(number, event)
             self.sweeps.apply(event)
+            self.curves.apply(event)
         self.state.quotas.forget()
         self.number += len(events)
         self.last_us = events[-1].at_us
@@ -131,10 +137,16 @@ class Fold:
         missed = list(measured.missed(job_id))
         return EndedJob(self.state.jobs[job_id], [], measured.attempts(job_id), missed)
 
+    def saved_curves(self, job_ids: Iterable[JobId]) -> dict[JobId, SavedJobCurves]:
+        """Return the curves of jobs that are about to be retired."""
+        found = ((job_id, self.curves.of(job_id)) for job_id in job_ids)
+        return {job_id: curves.saved() for job_id, curves in found if curves is not None and curves.curves}
+
     def retire(self, job_ids: Iterable[JobId]) -> dict[JobId, EndedJob]:
         """Forget ended jobs, of which no decision depends on anything but sums, and return them."""
         job_ids = [job_id for job_id in job_ids if job_id in self.state.jobs]
         accounts = self.ledger.retire(job_ids)
+        self.curves.retire(job_ids)
         return {
             job_id: EndedJob(self.state.jobs.pop(job_id), accounts[job_id], *self.measurements.retire(job_id))
             for job_id in job_ids

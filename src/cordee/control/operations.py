@@ -348,6 +348,10 @@ class Operations:
             estimate_missed=found.missed,
         )
 
+    def job_id(self, ref: str) -> str:
+        """Return the id of a job by its id or name, as `job`."""
+        return str(self._row(ref)["job_id"])
+
     def _row(self, ref: str) -> Mapping[str, Any]:
         """Return the row of a job by its id, or by its name if only one job, or only one that has not ended, has it."""
         rows = self.store.jobs(ref) or self.store.jobs(name=ref)
@@ -495,7 +499,7 @@ class Operations:
             for found in measured.values()
             for each in found
         }
-        views = [_cost_row(row, compared.get(row.key, [])) for row in rows]
+        views = [cost_row_view(row, compared.get(row.key, [])) for row in rows]
         return CostView.of(totals, by=by, at_us=now_us, rows=views)
 
     def progress(self, job_id: str) -> tuple[int, bool, bool]:
@@ -588,6 +592,7 @@ def _queue_view(standing: Standing, running: int, waiting: list[int]) -> QueueVi
     )
 
 
-def _cost_row(row: CostRow, measured: list[ComparisonView]) -> CostRowView:
+def cost_row_view(row: CostRow, measured: list[ComparisonView] | None = None) -> CostRowView:
+    """Return a row of the ledger as an answer."""
     lost = [LostView(cause=cause, gpu_us=us, micro_usd=usd) for cause, us, usd in row.lost_by_cause]
-    return CostRowView.of(row, lost_by_cause=lost, measured=measured)
+    return CostRowView.of(row, lost_by_cause=lost, measured=measured or [])

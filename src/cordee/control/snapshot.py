@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cordee
+from cordee.account.curves import JobCurves, SavedJobCurves
 from cordee.control.codec import codec
 from cordee.control.fold import EndedJob, Fold, SavedFold
 from cordee.ids import JobId
@@ -102,6 +103,20 @@ def decoded_jobs(bodies: Iterable[str]) -> list[EndedJob]:
     """Return the retired jobs of this JSON."""
     decode = codec(EndedJob).decode
     return [decode(json.loads(body)) for body in bodies]
+
+
+def encoded_curves(curves: Mapping[JobId, SavedJobCurves]) -> dict[JobId, bytes]:
+    """Return the curves of retired jobs in their stored form."""
+    encode = codec(SavedJobCurves).encode
+    return {
+        job_id: zlib.compress(json.dumps(encode(each), separators=(",", ":")).encode(), _LEVEL)
+        for job_id, each in curves.items()
+    }
+
+
+def decoded_curves(body: bytes) -> JobCurves:
+    """Return the curves of this stored form."""
+    return JobCurves.restored(codec(SavedJobCurves).decode(json.loads(zlib.decompress(body))))
 
 
 def _hash(body: bytes) -> str:

@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 import structlog
 
 from cordee.control.fold import Fold
-from cordee.control.snapshot import SnapshotError, encoded_jobs, loaded, taken
+from cordee.control.snapshot import SnapshotError, encoded_curves, encoded_jobs, loaded, taken
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import StoreError
@@ -105,8 +105,9 @@ class Snapshots:
             return
         try:
             with control.changed:
-                retired = control.fold.retire(control.fold.ended_jobs())
-                self._store.archive.keep(taken(control.fold), encoded_jobs(retired))
+                ended = control.fold.ended_jobs()
+                curves, retired = control.fold.saved_curves(ended), control.fold.retire(ended)
+                self._store.archive.keep(taken(control.fold), encoded_jobs(retired), encoded_curves(curves))
         except StoreError as error:
             self._log.warning("no snapshot at the end; the next start replays more of the log", why=error.message)
 
@@ -118,9 +119,9 @@ def make(database: str, through: int, retire: list[JobId]) -> dict[str, int]:
         fold = newest_fold(store, Policy())
         first = fold.number
         fold.apply(takewhile(lambda each: each[0] <= through, store.events(first)))
-        retired = fold.retire(retire)
+        curves, retired = fold.saved_curves(retire), fold.retire(retire)
         snapshot = taken(fold)
-        store.archive.keep(snapshot, encoded_jobs(retired))
+        store.archive.keep(snapshot, encoded_jobs(retired), encoded_curves(curves))
         moved = store.archive.move(fold.number - _KEPT)
     finally:
         store.close()

@@ -237,10 +237,11 @@ def _placed(sweep: Sweep, trial: Trial, event: AttemptPlaced) -> None:
 
 
 def _logged(sweep: Sweep, trial: Trial, event: MetricsLogged) -> None:
-    sweep.logged += [name for name in event.names if name not in sweep.logged]
+    sweep.logged += [name for name in dict.fromkeys(event.names) if name not in sweep.logged]
     name = sweep.section.metric
     if event.epoch == trial.epoch and name in event.names:
-        trial.metric, trial.metric_step = event.values[event.names.index(name)], event.step
+        newest = len(event.names) - 1 - event.names[::-1].index(name)
+        trial.metric, trial.metric_step = event.values[newest], event.step
         trial.step = max(trial.step, event.step)
 
 

@@ -384,12 +384,16 @@ class Measured(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsLogged(AttemptEvent):
-    """The newest values that the script logged under names of its own, such as a validation loss."""
+    """Points of the curves that the script logged under names of its own, such as a validation loss; the newest last.
+
+    A name stands once for each of its points.
+    """
 
     rank: int
     step: int  # the one that ran, or the next one to begin
     names: tuple[str, ...]
     values: tuple[float | None, ...]  # None: not finite
+    steps: tuple[int, ...] = ()  # of each point; empty: `step` of all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,6 +463,22 @@ RankEvent = (
     | ReplicaUnready
 )
 """Reports of ranks, which keep the times at which they happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpusSampled(AttemptEvent):
+    """A sample by the driver of the GPUs that an attempt holds on one node, for the time since `from_us`.
+
+    `busy` is NVML's "utilisation": the fraction of the time in which any kernel ran, however small.
+    """
+
+    node: str
+    gpus: int
+    from_us: int
+    busy: float  # mean over the GPUs
+    memory_bytes: int  # in use on the fullest of them
+    power_mw: int  # of all of them, at the end
+    energy_mj: int  # of all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -562,6 +582,7 @@ Event = (
     | ReplicaUnready
     | TokensServed
     | EstimateMissed
+    | GpusSampled
     | ReportsRefused
     | AttemptEnded
 )

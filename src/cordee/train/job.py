@@ -27,12 +27,13 @@ from cordee.train.checkpoint.saver import Saver
 from cordee.train.measure import Meter
 from cordee.train.mesh import layout_mesh
 from cordee.train.rank_exit import RankExit, beside, durable_name, goes_on_from
+from cordee.train.reading import Reading
 from cordee.train.report import Reporter, set_up_logging
 from cordee.train.settings import Settings, settings
 from cordee.train.step_timer import StepTimer
 from cordee.train.stop.agreement import Agreement, BoundaryAction
 from cordee.train.stop.deadline import Choice
-from cordee.train.trial import rungs, trial
+from cordee.train.trial import rungs
 from cordee.train.watch.watch import RankWatch
 from cordee.units import format_duration
 
@@ -248,6 +249,7 @@ class Job:
 
     def stepped(self) -> None:
         """Count a step that was run."""
+        self._meter.epoch_of(self.state)
         self._reporter.stepped(self._timer.step)
         self._timer.ended()
         self._meter.stepped()
@@ -296,14 +298,15 @@ class Job:
     def log(self, *, loss: object = None, tokens: int = 0, **metrics: object) -> None:
         """Report the loss of the step that runs, the tokens of the whole gang in it, and metrics by any other names.
 
-        A metric is a number, or a tensor with one element. Of each its newest value is reported, every few seconds and
-        when the rank leaves.
+        A metric is a number, or a tensor with one element; one on a GPU is read once it is computed, and the loop waits
+        for nothing. Points of its curve are reported every few seconds, and when the rank leaves.
 
         Raises:
             InputError: a metric has no such name or value.
         """
-        self._reporter.log(loss, tokens)
-        self._meter.log(tokens, {"loss": loss, **metrics} if loss is not None and trial() else metrics)
+        found = None if loss is None else Reading("loss", loss)
+        self._reporter.log(found, tokens)
+        self._meter.log(tokens, metrics if found is None else {"loss": found, **metrics})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

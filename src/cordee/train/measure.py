@@ -1,6 +1,6 @@
 """Measure a rank under the names of the plan's estimate: peak memory, step time, tokens, MFU; and keep its metrics.
 
-Values go to the spool like every other report: after the first steps, then at most once a minute, and at the end.
+Values go to the spool like every other report: after the first steps, then at most four times a minute, and at the end.
 Nothing here waits for a device or another rank.
 """
 
@@ -13,12 +13,13 @@ from contextlib import suppress
 import torch
 
 from cordee.events import Estimate, Measured
+from cordee.train.data.sampler import ElasticBatchSampler
 from cordee.train.metrics import Metrics
 from cordee.train.report import Reporter
 from cordee.train.step_timer import StepTimer
 
 FIRST_STEPS = 3  # after them, gradients, optimizer state and the allocator's blocks exist
-PERIOD_S = 60.0
+PERIOD_S = 15.0
 GROWTH = 1.01  # a rank other than 0 reports again if its peak has grown by more
 
 
@@ -37,11 +38,19 @@ class Meter:
         self._next_s = 0.0
         self._peak_bytes = 0
         self._metrics = Metrics(reporter, rank)
+        self._epoch: int | None = None
 
     def log(self, tokens: int, metrics: Mapping[str, object]) -> None:
         """Count the tokens of the whole gang in the step that runs, and take its metrics."""
         self._tokens += tokens
-        self._metrics.log(metrics)
+        self._metrics.log(metrics, self._pace.step + self._pace.inside)
+
+    def epoch_of(self, state: Mapping[str, object]) -> None:
+        """Log the epoch of the data when a sampler in the state has reached the next one."""
+        sampler = next((each for each in state.values() if isinstance(each, ElasticBatchSampler)), None)
+        if sampler is not None and sampler.trained_epoch != self._epoch:
+            self._epoch = sampler.trained_epoch
+            self._metrics.log({"epoch": self._epoch}, self._pace.step + self._pace.inside)
 
     def stepped(self) -> None:
         """Count a step, and report if a report is due."""

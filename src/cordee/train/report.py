@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from cordee.events import (
     Behind,
@@ -25,6 +24,7 @@ from cordee.events import (
 )
 from cordee.storage.generations import Commit
 from cordee.telemetry.stream import StreamWriter
+from cordee.train.reading import Reading
 from cordee.train.settings import Settings
 from cordee.units import format_bytes, format_duration
 
@@ -47,7 +47,8 @@ class Reporter:
         self._class = SpanClass.RESTART
         self._from_us = process_start_us()
         self._first_step = self._steps = self._tokens = 0
-        self._loss: Any = None
+        self._loss: Reading | None = None  # the newest that was logged
+        self._read_loss: float | None = None  # the newest that its device has computed
         self.progress = ProgressLine()
 
     def now_us(self) -> int:
@@ -72,7 +73,7 @@ class Reporter:
         """Count the time since the loop went on as stall, until it goes on again."""
         with self._lock:
             if self._class is SpanClass.USEFUL:
-                self._loss = None  # reading it may wait for a device that hangs
+                self._loss = self._read_loss = None  # reading it may wait for a device that hangs
                 step = self._first_step + self._steps
                 self._flush(self.now_us() - round(still_s * 1e6))
                 self._class, self._first_step = SpanClass.STALL, step
@@ -104,12 +105,19 @@ class Reporter:
                 self._flush()
                 self._first_step = step + 1
         if self._rank == 0:
-            self.progress.stepped(step + 1, self._loss)
+            self.progress.stepped(step + 1, self._newest_loss)
 
-    def log(self, loss: object, tokens: int) -> None:
-        """Take loss and tokens of the step that runs; a loss that is a tensor is read only when a span is reported."""
+    def _newest_loss(self) -> float | None:
+        """Return the newest loss that is known; a device that still computes one is not waited for."""
+        if self._loss is not None and self._loss.is_ready():
+            self._read_loss, self._loss = self._loss.number(), None
+        return self._read_loss
+
+    def log(self, loss: Reading | None, tokens: int) -> None:
+        """Take loss and tokens of the step that runs."""
         with self._lock:
-            self._loss = loss.detach() if hasattr(loss, "detach") else loss
+            self._newest_loss()
+            self._loss = self._loss if loss is None else loss
             self._tokens += tokens
             self.progress.tokens += tokens
 
@@ -143,7 +151,7 @@ class Reporter:
         locked = self._lock.acquire(timeout=1.0)
         try:
             if locked and how not in ("aborted", "hung"):
-                self._loss = None  # as in `stalled`; a failed device raises
+                self._loss = self._read_loss = None  # as in `stalled`; a failed device raises
                 self._flush()
             self.append(RankLeft, rank=self._rank, how=how, step=step)
         finally:
@@ -159,9 +167,7 @@ class Reporter:
     def _flush(self, until_us: int | None = None) -> None:
         now_us = self.now_us() if until_us is None else max(until_us, self._from_us)
         if self._rank == 0 and now_us > self._from_us:
-            loss = None
-            if self._loss is not None and self._class is SpanClass.USEFUL:
-                loss = float(self._loss)
+            loss = self._newest_loss() if self._class is SpanClass.USEFUL else None
             self.append(
                 Reported,
                 at_us=now_us,
@@ -205,11 +211,11 @@ class ProgressLine:
         """Start counting time."""
         self._since_s, self._steps, self.tokens = time.monotonic(), 0, 0
 
-    def stepped(self, done: int, loss: Any) -> None:
-        """Count a step, after which `done` are done, and print the line if it is due. The loss may be a tensor."""
+    def stepped(self, done: int, loss: Callable[[], float | None]) -> None:
+        """Count a step, after which `done` are done, and print the line if it is due."""
         self._steps += 1
         if (seconds := time.monotonic() - self._since_s) >= PROGRESS_S:
-            log.info("%s", self.text(done, None if loss is None else float(loss), seconds))
+            log.info("%s", self.text(done, loss(), seconds))
             self.begin()
 
     def text(self, done: int, loss: float | None, seconds: float) -> str:

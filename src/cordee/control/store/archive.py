@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -46,19 +47,26 @@ class Archive:
         ends = sa.select(sa.func.max(tables.log.c.number)), sa.select(sa.func.max(tables.segments.c.last))
         return max(int(row[0] or 0) for query in ends for row in self._read(query))
 
-    def keep(self, snapshot: Snapshot, retired: Mapping[JobId, str]) -> None:
-        """Keep a snapshot in place of all earlier ones, and the jobs that were retired from it, as JSON."""
+    def keep(
+        self, snapshot: Snapshot, retired: Mapping[JobId, str], curves: Mapping[JobId, bytes] = MappingProxyType({})
+    ) -> None:
+        """Keep a snapshot in place of all earlier ones, and the jobs that were retired from it, with their curves."""
         kept, newest = self.snapshot(), self.log_number()
         if kept is not None and snapshot.number < kept.number <= newest:
             return  # of a server that has taken over
         try:
             # The jobs come first: one that is in the state and here as well is taken from the state.
             for first in range(0, len(retired), _RETIRED):
-                rows = [{"job_id": key, "body": body} for key, body in islice(retired.items(), first, first + _RETIRED)]
+                page = list(islice(retired, first, first + _RETIRED))
+                rows = [{"job_id": each, "body": retired[each]} for each in page]
                 with self._engine.begin() as connection:
-                    known = tables.retired.c.job_id.in_([row["job_id"] for row in rows])
+                    known = tables.retired.c.job_id.in_(page)
                     connection.execute(tables.retired.delete().where(known))
                     connection.execute(tables.retired.insert(), rows)
+                    drawn = [{"job_id": each, "body": curves[each]} for each in page if each in curves]
+                    connection.execute(tables.curves.delete().where(tables.curves.c.job_id.in_(page)))
+                    if drawn:
+                        connection.execute(tables.curves.insert(), drawn)
             with self._engine.begin() as connection:
                 connection.execute(tables.snapshots.delete())
                 connection.execute(tables.snapshots.insert().values(snapshot._asdict()))
@@ -71,6 +79,11 @@ class Archive:
         if job_id is not None:
             query = query.where(tables.retired.c.job_id == job_id)
         return {str(row[0]): str(row[1]) for row in self._read(query)}
+
+    def curves(self, job_id: str) -> bytes | None:
+        """Return the curves of a retired job in their stored form; None: it has none."""
+        rows = self._read(sa.select(tables.curves.c.body).where(tables.curves.c.job_id == job_id))
+        return bytes(rows[0][0]) if rows else None
 
     # -- segments --------------------------------------------------------------------------------------------
 

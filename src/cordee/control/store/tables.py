@@ -1,7 +1,7 @@
 """The tables of the database, and the changes that each event makes to them.
 
 `log` is the truth, and its old events lie in `segments`; `jobs` and `attempts` are derived from it, for queries by
-people and by the API, and so are `snapshots` and `retired` (archive.py).
+people and by the API, and so are `snapshots`, `retired` and `curves` (archive.py).
 `commands` is the outbox: a row stays until its delivery is confirmed or its attempt has ended.
 """
 
@@ -122,6 +122,12 @@ retired = sa.Table(
     metadata,
     sa.Column("job_id", sa.String, primary_key=True),
     sa.Column("body", sa.Text, nullable=False),
+)
+curves = sa.Table(
+    "curves",
+    metadata,
+    sa.Column("job_id", sa.String, primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
 )
 
 # One row: the server that may write. Where one server owns the database by its home's lock, there is none.

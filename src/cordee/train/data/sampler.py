@@ -117,6 +117,11 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         """The epoch of the next sample."""
         return self._position // self.order.epoch_samples
 
+    @property
+    def trained_epoch(self) -> int:
+        """The epoch of the newest global batch that the loop was given."""
+        return max(0, self._position - 1) // self.order.epoch_samples
+
     def steps_in(self, epochs: int) -> int:
         """Return the number of steps until this many epochs are complete, from the beginning of the run."""
         return self.order.steps_before(epochs)
