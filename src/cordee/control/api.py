@@ -39,8 +39,7 @@ from cordee.answers import (
     Submitted,
     WhyView,
 )
-from cordee.control import chain_routes, logs, tenants_api
-from cordee.control import job_metrics, logs, tenants_api
+from cordee.control import chain_routes, job_metrics, logs, tenants_api
 from cordee.control.agents import transfers
 from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, user_router
 from cordee.control.files import PACK_BYTES_MAX
@@ -354,16 +353,8 @@ def create_app(
     app.state.operations = operations
     app.state.services = services or ServiceOperations.over(operations)
     app.state.sweeps = sweeps or SweepOperations.over(operations)
-    of_users = (router, chain_routes.router, services_routes.router, sweeps_routes.router)
+    of_users = (router, job_metrics.router, chain_routes.router, services_routes.router, sweeps_routes.router)
     for each in (*of_users, tenants_api.router, tenants_api.metrics_router):
-    for each in (
-        router,
-        job_metrics.router,
-        services_routes.router,
-        sweeps_routes.router,
-        tenants_api.router,
-        tenants_api.metrics_router,
-    ):
         app.include_router(each)
     app.include_router(agents_router)
     app.include_router(transfers.router)
