@@ -36,6 +36,8 @@ def end(api: Api, job_id: str, outcome: Outcome) -> JobView:
         if not record.phase.ended:
             api.scene.ended(JobId(job_id), record.epoch, outcome)
             api.scene.control.tick()
+            api.scene.time.us += 3_000_000  # the pause before a third try
+            api.scene.control.tick()
     return api.client.job(job_id)
 
 

@@ -117,6 +117,7 @@ def test_a_grid_goes_through_all_trials_a_crash_ends_none_but_its_own_and_the_be
         if value is None:
             for _ in range(3):
                 world.end(number, 0, Outcome.FAILED)
+                world.turn(3)
         else:
             world.log(number, 10, acc=value, loss=1.0)
             world.turn()

@@ -3,17 +3,20 @@
 import pytest
 
 from cordee.events import (
+    AttemptEnded,
     CheckpointCommitted,
     Failure,
     NodeDown,
     NoticeGiven,
     NoticeReason,
+    Reported,
     ServerShuttingDown,
     ServerUp,
+    SpanClass,
 )
 from cordee.events import StopRequested as Stop
 from cordee.ids import JobId
-from cordee.schedule import Phase
+from cordee.schedule import Phase, explain
 from world import HOUR, PRICE, S, World, brief, job, node, ranks_ended
 
 TWO = (node("n1"), node("n2"))
@@ -94,8 +97,9 @@ def test_three_attempts_without_a_commit_end_the_job_with_the_first_failure():
 
 def test_a_commit_starts_the_count_anew_and_a_preemption_does_not_count():
     world = running(node("n1"), job("a", 8))
-    for epoch in (1, 2):
-        assert end(world, "a", "failed") == [f"attempt a.{epoch} failed", "place a n1:8"]
+    assert end(world, "a", "failed") == ["attempt a.1 failed", "place a n1:8"]
+    assert end(world, "a", "failed") == ["attempt a.2 failed", "JobDeferred"]
+    assert brief(world.at(world.now_us / S + 2).cycle()) == ["JobReleased", "place a n1:8"]
     world.tell(committed("a", 5, epoch=3))
     end(world, "a", "failed")
     assert world.state.jobs[JobId("a")].attempts_without_commit == 0
@@ -120,12 +124,49 @@ def test_a_commit_starts_the_count_anew_and_a_preemption_does_not_count():
 def test_retries_are_counted_by_cause(retries, outcomes, why):
     world = running(node("n1"), job("a", 8, retries=retries))
     for outcome in outcomes:
-        world.at(world.now_us / S + 7200)  # past any quarantine of the node
+        world.at(world.now_us / S + 7200).cycle()  # past any quarantine of the node, and any pause
         assert world.phase("a") == "running", outcome
         failure = Failure(rank=0, exit_code=1, signal=None) if outcome == "failed" else None
         said = end(world, "a", outcome, failure=failure)
     assert said[-1] == "job a failed"
     assert why in world.state.jobs[JobId("a")].ended.why
+
+
+def test_the_pause_between_tries_grows_and_why_says_what_was_counted():
+    world, pauses = running(node("n1"), job("a", 8, retries=(("infrastructure", 10),))), []
+    for _ in range(8):
+        at_us = world.now_us
+        end(world, "a", "lost")
+        while world.phase("a") == "waiting":
+            why = explain(world.state, JobId("a"), world.now_us)
+            world.at(why.until_us / S).cycle()
+        pauses.append((world.now_us - at_us) // S)
+        world.at(world.now_us / S + 7200).cycle()
+    assert pauses == [0, 2, 8, 32, 128, 512, 600, 600]
+    assert "a.8 counts as infrastructure (8 of 10 retries)" in why.text and why.reason == "waits-for-time"
+    assert {each.counted for each in world.log if isinstance(each, AttemptEnded)} == {"infrastructure"}
+
+
+@pytest.mark.parametrize(
+    ("line", "stepped", "retries", "expected"),
+    [
+        ("ValueError: no such optimizer", False, (), "failed"),
+        ("[rank0]: ModuleNotFoundError: No module named 'tranformers'", False, (), "failed"),
+        ("ValueError: no such optimizer", True, (), "running"),
+        ("ValueError: no such optimizer", False, (("script", 2),), "running"),
+        ("torch.distributed.DistNetworkError: the peer is gone", False, (), "running"),
+        ("Killed", False, (), "running"),
+    ],
+)
+def test_an_exception_before_the_first_step_that_would_come_again_is_not_tried_again(line, stepped, retries, expected):
+    world = running(node("n1"), job("a", 8, retries=retries))
+    if stepped:
+        span = {"span": SpanClass.USEFUL, "from_us": 1, "first_step": 0, "steps": 1}
+        world.tell(Reported(at_us=world.now_us, job_id=JobId("a"), epoch=1, **span))
+    end(world, "a", "failed", failure=Failure(rank=0, exit_code=1, signal=None, tail=("Traceback", line)))
+    assert world.phase("a") == expected
+    if expected == "failed":
+        assert "before its first step, which any further attempt would repeat" in world.state.jobs[JobId("a")].ended.why
 
 
 def test_a_checkpoint_starts_the_counts_by_cause_anew():

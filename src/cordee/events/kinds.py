@@ -532,6 +532,7 @@ class AttemptEnded(AttemptEvent):
     outcome: Outcome
     why: str
     failure: Failure | None = None
+    counted: str = ""  # the cause under which it counts as a try: infrastructure, script, `exit 17`; "": as none
 
 
 Event = (

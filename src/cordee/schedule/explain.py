@@ -41,6 +41,7 @@ class Reason(StrEnum):
     PAUSED = "paused"  # holds no GPU until it is resumed
     HELD = "held"  # a person holds it
     WAITS_FOR_JOBS = "waits-for-jobs"  # it starts after others
+    WAITS_FOR_TIME = "waits-for-time"  # between two tries
     SERVER_SHUTTING_DOWN = "server-shutting-down"
     STARTS_NOW = "starts-now"  # the next cycle places it
     NO_NODES = "no-nodes"
@@ -129,7 +130,8 @@ def _deferred(state: State, record: JobRecord, now_us: int) -> Explanation:
         text += f", {ago} ago: `cordee resume {record.job.job_id}` lets it start again"
         reason = Reason.PAUSED if record.phase is Phase.PAUSED else Reason.HELD
         return _why(record, reason, text, blocking=blocking)
-    return _why(record, Reason.WAITS_FOR_JOBS, text, blocking=blocking, until_us=found.until_us)
+    reason = Reason.WAITS_FOR_JOBS if blocking else Reason.WAITS_FOR_TIME
+    return _why(record, reason, text, blocking=blocking, until_us=found.until_us)
 
 
 def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:

@@ -95,15 +95,24 @@ class Checkpoint(_Section):
     base: str | None = None  # a destination whose pinned generation is not stored again
 
 
+def _times(value: Any) -> Any:
+    """Read a number of retries that is a word."""
+    return _RETRIES.get(value, value) if isinstance(value, str) else value
+
+
+_RETRIES = {"unlimited": 1_000_000_000, "retry": 1_000_000_000, "fail": 0}
+Times = Annotated[int, BeforeValidator(_times), Field(ge=0)]
+
+
 class Retries(_Section):
     """Further starts of the job by the cause of an attempt's end; None: three in a row without a checkpoint end it.
 
     A checkpoint lets the count begin again. `exit` has exit codes of the script, apart from `script`.
     """
 
-    infrastructure: Annotated[int, Field(ge=0)] | None = None
-    script: Annotated[int, Field(ge=0)] | None = None
-    exit: dict[Annotated[int, Field(ge=1, le=255)], Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    infrastructure: Times | None = None
+    script: Times | None = None
+    exit: dict[Annotated[int, Field(ge=1, le=255)], Times] = Field(default_factory=dict)
 
 
 class OnPreempt(_Section):
@@ -422,13 +431,15 @@ def _retries(text: str, where: Where) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in text.split(","):
         cause, equals, most = (word.strip() for word in part.partition("="))
-        if not (equals and most.isdecimal() and (cause.isdecimal() or cause in Retries.model_fields)):
-            hint = "write retries: infrastructure=10, script=0, 17=2 (the last one is an exit code)"
+        if not (
+            equals and (most.isdecimal() or most in _RETRIES) and (cause.isdecimal() or cause in Retries.model_fields)
+        ):
+            hint = "write retries: infrastructure=unlimited, script=0, 17=2 (the last one is an exit code)"
             raise where.error(("retries",), f"retries: {part.strip()!r} cannot be read", hint)
         if cause.isdecimal():
-            found.setdefault("exit", {})[int(cause)] = int(most)
+            found.setdefault("exit", {})[int(cause)] = most
         else:
-            found[cause] = int(most)
+            found[cause] = most
     return found
 
 

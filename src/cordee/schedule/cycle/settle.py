@@ -30,10 +30,12 @@ reports that when the lease of the node's agent has run out.
 """
 
 from bisect import bisect_right
+from dataclasses import replace
 from operator import itemgetter
 
 from cordee.events import (
     AttemptEnded,
+    Job,
     JobEnded,
     JobPaused,
     JobReleased,
@@ -48,7 +50,7 @@ from cordee.schedule.preemption.notice import notice
 from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.state.chains import deferral, never
 from cordee.schedule.state.records import Attempt, JobRecord, Phase
-from cordee.schedule.state.retries import exceeded
+from cordee.schedule.state.retries import ANY, cause_of, counted_as, exceeded, own_fault
 from cordee.schedule.state.state import State
 from cordee.schedule.state.transitions import used_up_day
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
@@ -206,6 +208,8 @@ def _end(state: State, draft: Draft, attempt: Attempt) -> None:
     if used_up is not None:
         why += f"; it used {used_up} within a day and made no checkpoint: it needs checkpoints, or a larger limit"
     ended = AttemptEnded(at_us=now_us, job_id=job_id, epoch=attempt.epoch, outcome=outcome, why=why, failure=failure)
+    if attempt.notice is None:
+        ended = replace(ended, counted=counted_as(attempt.job, ended))
     emit(state, draft, ended)
     verdict = _verdict(state.jobs[job_id], attempt, ended)
     if verdict is not None:
@@ -236,12 +240,28 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
         return Phase.STOPPED, _limits(record)
     if reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA) and not record.job.requeue:
         return Phase.STOPPED, "preempted, and the job asked not to be requeued"
+    hopeless = _hopeless(record.job, attempt, ended)
+    if hopeless is not None:
+        return Phase.FAILED, hopeless
     if limit := exceeded(record.job, record.failures):
         return Phase.FAILED, f"{attempt_name(record.job.job_id, attempt.epoch)} {ended.why} ({limit})"
     if record.attempts_without_commit >= ATTEMPTS_WITHOUT_COMMIT:
         name, failed = attempt_name(record.job.job_id, attempt.epoch), record.attempts_without_commit
         return Phase.FAILED, f"{failed} attempts in a row without a checkpoint; {name} {ended.why}"
     return None
+
+
+def _hopeless(job: Job, attempt: Attempt, ended: AttemptEnded) -> str | None:
+    """Return why a script would fail again in the same way; None if it may not, or if the job limits this cause."""
+    fault = own_fault(ended.failure)
+    if ended.outcome is not Outcome.FAILED or fault is None or attempt.stepped or attempt.captured_us is not None:
+        return None
+    if cause_of(job, ended) != ANY:
+        return None
+    return (
+        f"{attempt_name(job.job_id, attempt.epoch)} {ended.why}: {fault} before its first step, which any further "
+        "attempt would repeat (`retries: script=2` tries again all the same)"
+    )
 
 
 def _limits(record: JobRecord) -> str:

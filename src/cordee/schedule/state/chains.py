@@ -6,6 +6,7 @@ its reasons has changed: a request of a person, the end of a job that it waits f
 
 from cordee.events import (
     AfterEnd,
+    AttemptEnded,
     HoldReleased,
     JobDeferred,
     JobHeld,
@@ -15,9 +16,10 @@ from cordee.events import (
     SweepDeclared,
     SweepEnded,
 )
-from cordee.ids import JobId
+from cordee.ids import JobId, attempt_name
 from cordee.schedule.state.agenda import SweepCount
 from cordee.schedule.state.records import Gate, JobRecord, Order, Phase
+from cordee.schedule.state.retries import ANY, again_at_us, cause_of, counted_as
 from cordee.schedule.state.state import State
 
 _ENDS = {AfterEnd.OK: "ended well", AfterEnd.ANY: "ended", AfterEnd.FAILED: "failed"}
@@ -50,10 +52,23 @@ def deferral(state: State, record: JobRecord, now_us: int) -> JobDeferred | None
         names = [each.of for each in waits if each.end is end]
         if names:
             reasons.append(f"waits until {_and(names)} {'has' if len(names) == 1 else 'have'} {done}")
+    until_us = again_at_us(record.job, record.failures, record.last)
+    if until_us is not None and until_us > now_us and record.last is not None:
+        reasons.append(_between_tries(record, record.last))
+    else:
+        until_us = None
     if not reasons:
         return None
     why = "; ".join(reasons)
-    return JobDeferred(at_us=now_us, job_id=record.job.job_id, state=phase.value, why=why)
+    return JobDeferred(at_us=now_us, job_id=record.job.job_id, state=phase.value, why=why, until_us=until_us)
+
+
+def _between_tries(record: JobRecord, last: AttemptEnded) -> str:
+    cause = cause_of(record.job, last) or ANY
+    tries, most = dict(record.failures).get(cause, 0), dict(record.job.retries).get(cause)
+    of = f"{tries} in a row without a checkpoint" if most is None else f"{tries} of {most} retries"
+    name = attempt_name(record.job.job_id, last.epoch)
+    return f"pauses before its next try: {name} counts as {counted_as(record.job, last)} ({of})"
 
 
 def waits_for(state: State, record: JobRecord) -> tuple[JobId, ...]:

@@ -141,6 +141,7 @@ class Attempt(NamedTuple):
     ended: tuple[RanksEnded, ...] = ()  # the ends of the other leases
     notice: NoticeGiven | None = None
     kill: KillOrdered | None = None
+    stepped: bool = False  # it has done a step
 
     @property
     def leaving(self) -> bool:

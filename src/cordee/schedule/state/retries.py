@@ -3,14 +3,32 @@
 Causes to which the job gives a number of its own are `infrastructure`, `script` and `exit N`, which is apart from
 `script`; all others are `any`. A count begins again with each attempt that commits a checkpoint. Of a cause with a
 number of its own that attempt's end counts already, so that 0 means none at all.
+
+Between two tries there is a pause that grows; and an exception of Python that any further attempt would raise again,
+such as a ValueError before the first step, ends the job at once.
 """
 
-from cordee.events import AttemptEnded, Job, Outcome
+import re
+
+from cordee.events import AttemptEnded, Failure, Job, Outcome
+from cordee.units import US_PER_S
 
 Counts = tuple[tuple[str, int], ...]
 """Ends of attempts by cause, sorted."""
 
 INFRASTRUCTURE, SCRIPT, ANY = "infrastructure", "script", "any"
+
+PAUSE_US, PAUSE_FACTOR, PAUSE_US_MAX = 2 * US_PER_S, 4, 600 * US_PER_S
+"""The pause before the third try, its growth with each further one, and its longest; the second try comes at once."""
+
+_OWN_FAULTS = {
+    "AssertionError", "AttributeError", "FileNotFoundError", "ImportError", "IndentationError", "IndexError",
+    "KeyError", "ModuleNotFoundError", "NameError", "NotImplementedError", "RecursionError", "SyntaxError", "TypeError",
+    "UnboundLocalError", "UnicodeDecodeError", "ValueError", "ZeroDivisionError",
+}  # fmt: skip
+"""Exceptions that do not depend on machines or networks: the same script raises them again."""
+
+_EXCEPTION = re.compile(r"(?:^|[\s\]])(?:\w+\.)*([A-Z]\w*(?:Error|Exception|Interrupt))(?=:|$)")
 
 
 def exit_cause(code: int) -> str:
@@ -51,3 +69,32 @@ def exceeded(job: Job, failures: Counts) -> str | None:
     """Return the limit of the job that is exceeded, as text; None: the job may be retried."""
     counts = dict(failures)
     return next((f"retries of {cause}: {most}" for cause, most in job.retries if counts.get(cause, 0) > most), None)
+
+
+def counted_as(job: Job, ended: AttemptEnded) -> str:
+    """Return the cause that an attempt's end has, as people name it."""
+    cause = cause_of(job, ended)
+    if cause == ANY:
+        return INFRASTRUCTURE if ended.outcome is Outcome.LOST else SCRIPT
+    return cause or ""
+
+
+def own_fault(failure: Failure | None) -> str | None:
+    """Return the exception with which a script failed, if every further attempt would raise it again.
+
+    >>> own_fault(Failure(rank=0, exit_code=1, signal=None, tail=("Traceback", "ValueError: no such optimizer")))
+    'ValueError'
+    >>> own_fault(Failure(rank=0, exit_code=1, signal=None, tail=("RuntimeError: NCCL error",)))
+    """
+    if failure is None or failure.exit_code != 1:
+        return None
+    named = [found[1] for line in failure.tail for found in _EXCEPTION.finditer(line)]
+    return named[-1] if named and named[-1] in _OWN_FAULTS else None
+
+
+def again_at_us(job: Job, failures: Counts, last: AttemptEnded | None) -> int | None:
+    """Return when a job may start again after an attempt that failed or was lost; None: at once, as the first time."""
+    if last is None or job.service is not None or last.outcome not in (Outcome.FAILED, Outcome.LOST):
+        return None
+    tries = dict(failures).get(cause_of(job, last) or ANY, 0) - 1
+    return None if tries < 1 else last.at_us + min(PAUSE_US_MAX, PAUSE_US * PAUSE_FACTOR ** min(tries - 1, 10))

@@ -2,7 +2,8 @@
 
 `apply` ignores late and repeated reports: a job submitted twice; anything about a job that is not known or has ended;
 anything about an attempt that is not the job's live one (an older epoch, or one that ended); a second RanksEnded of a
-node; a NodeUp or NodeDown of an epoch below the node's newest; Reported, Restored and RankLeft, which are the ledger's.
+node; a NodeUp or NodeDown of an epoch below the node's newest; Restored, RankLeft and all but the first step Reported,
+which are the ledger's.
 A placement that leases a GPU twice is a programming error and is asserted.
 """
 
@@ -39,6 +40,7 @@ from cordee.events import (
     RankBehind,
     RanksEnded,
     RanksStarted,
+    Reported,
     RequeueRequested,
     ServerShuttingDown,
     ServerUp,
@@ -240,6 +242,12 @@ def _committed(state: State, event: CheckpointCommitted) -> None:
             state.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
 
 
+def _reported(state: State, event: Reported) -> None:
+    attempt = _live(state, event.job_id, event.epoch) if event.steps else None
+    if attempt is not None and not attempt.stepped:
+        state.journal.put(state.attempts, event.job_id, attempt._replace(stepped=True))
+
+
 def _behind(state: State, event: RankBehind) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     if attempt is not None:
@@ -375,6 +383,7 @@ _HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
     RanksStarted: _ranks_started,
     RanksEnded: _ranks_ended,
     CheckpointCommitted: _committed,
+    Reported: _reported,
     RankBehind: _behind,
     AttemptEnded: _attempt_ended,
 }
