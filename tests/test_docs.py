@@ -1,7 +1,9 @@
 """Files that pages name exist, pages are found from the index, and each of them is in the site's navigation."""
 
+import itertools
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -61,13 +63,26 @@ def test_every_file_stands_in_a_page_of_its_room(folder: str, pages: list[str]) 
     assert [name for name in files if not re.search(rf"(?<!\w){name}", text)] == []
 
 
-def test_the_index_links_every_page_of_how_to_and_reference() -> None:
+def test_the_index_links_every_entry_and_every_page_of_how_to_and_reference() -> None:
     linked = set(re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text()))
-    pages = {
-        path.relative_to(DOCS).as_posix() for name in ("how-to", "reference") for path in (DOCS / name).glob("*.md")
-    }
-    assert pages <= linked
+    folders = ("start", "how-to", "reference")
+    assert {path.relative_to(DOCS).as_posix() for name in folders for path in (DOCS / name).glob("*.md")} <= linked
     assert all((DOCS / target).is_file() for target in linked)
+
+
+def test_the_path_leads_from_page_to_page() -> None:
+    pages = sorted((DOCS / "path").glob("*.md"))
+    assert len(pages) == 10
+    for page, following in itertools.pairwise(pages):
+        assert f"]({following.name})" in page.read_text().split("**To take with you.**")[1], page.name
+    for page in pages:
+        text = page.read_text()
+        assert (text.count("\n") <= 90 and "\n    $ cordee " in text) or "\n    cordee " in text, page.name
+        for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text):
+            picture = (page.parent / target).read_text()
+            ElementTree.fromstring(picture)
+            assert len(picture) < 50_000 and "prefers-color-scheme:dark" in picture, target
+        assert "](../img/" in text, f"{page.name} has no picture"
 
 
 def test_every_page_is_in_the_navigation_and_every_entry_is_a_page() -> None:

@@ -12,7 +12,7 @@ README = Path(__file__).parent.parent / "README.md"
 def test_the_plan_in_the_readme_is_the_plan_that_is_printed() -> None:
     text = README.read_text()
     command = re.search(r"^    cordee (plan [^#\n]+)", text, re.MULTILINE)
-    shown = re.search(r"^```\n(.+?)^```", text, re.MULTILINE | re.DOTALL)
+    shown = re.search(r"^```text\n(.+?)^```", text, re.MULTILINE | re.DOTALL)
     assert command is not None and shown is not None
     done = subprocess.run(
         [sys.executable, "-m", "cordee", *command[1].split()],

@@ -252,10 +252,10 @@ def format_digits_usd(usd: float) -> str:
 def format_count(number: float) -> str:
     """Format a number with three digits.
 
-    >>> format_count(4_194_304), format_count(1.4e12), format_count(12)
-    ('4.19M', '1.4T', '12')
+    >>> format_count(4_194_304), format_count(3e11), format_count(1.4e12), format_count(12)
+    ('4.19M', '300B', '1.4T', '12')
     """
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.3g}"

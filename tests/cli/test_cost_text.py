@@ -71,7 +71,7 @@ def test_tables_stay_inside_the_terminal_and_cut_no_number(
         text = console.file.getvalue()  # type: ignore[attr-defined]
         assert "…" not in text, (name, text)
         assert not frames or max(map(len, text.splitlines())) <= columns
-        assert "12.3G" in text or name in ("class", "cost"), text
+        assert "12.3B" in text or name in ("class", "cost"), text
 
 
 def text_of(table: object) -> str:

@@ -159,8 +159,8 @@ def test_the_risk_can_be_accepted_and_is_noted(tmp_path: Path) -> None:
 def test_jobs_of_other_tiers_are_told_the_risk(tmp_path: Path, fields: dict[str, Any], when: str | None) -> None:
     wanted = spec(tmp_path, **fields)
     made = admit(wanted, job_id=JobId("gpt-abcdef"), owner="ada", nodes=[H100], catalogue=load_catalogue())
-    told = [note for note in made.notes if note.startswith("unprotected: up to $11.96 an hour at risk: ")]
-    assert [note.endswith(f"loses all its work {when} (price: a bill)") for note in told] == ([True] if when else [])
+    told = [note for note in made.notes if note.startswith("unprotected: ")]
+    assert [note.endswith(f"loses all its work {when}") for note in told] == ([True] if when else [])
 
 
 @pytest.mark.parametrize("tier", ["production", "standard"])

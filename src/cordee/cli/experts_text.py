@@ -120,12 +120,11 @@ def experts_page(answer: ExpertsAnswer) -> str:
         ]
         axes = Axis("layer", lambda value: f"{value:.0f}"), Axis("balance", lambda value: f"{value:.2f}")
         figures.append(chart_html(lines, *axes, label="balance of each layer"))
-    sorted_loads = [
-        ChartLine(
-            name, [(float(at), float(load)) for at, load in enumerate(np.sort(found.gpu_loads(loads)[layer])[::-1])]
-        )
-        for name, found in (("before", answer.before), ("after", answer.drawn))
-    ]
+    sorted_loads = []
+    for name, found in (("before", answer.before), ("after", answer.drawn)):
+        sizes = np.sort(found.gpu_loads(loads)[layer])[::-1]
+        points = [(float(at), float(load)) for at, load in enumerate([*sizes, sizes[-1]])]  # each GPU is one step wide
+        sorted_loads.append(ChartLine(name, points, steps=True))
     drawn = []
     if answer.fleet.gpus > 1:
         axes = Axis("GPUs, fullest first", lambda value: f"{value:.0f}"), Axis("tokens", lambda value: f"{value:,.0f}")

@@ -35,11 +35,11 @@ COLOURS = {
     "other": "bright_black",
     "limit": "bold",
 }
-WORDS = {
-    "vpp": "vpp4: 4 chunks a rank",
-    "mb": "mb2: micro-batches of 2 sequences",
-    "split=": "split=27x2-26: stages of 27, 27 and 26 layers",
-    "full": "full: full recomputation",
+WORDS = {  # words of a layout that are no axis of the mesh, by their beginnings
+    "vpp": "{} chunks a rank",
+    "mb": "micro-batches of {} sequences",
+    "split=": "stages of {} layers",
+    "full": "full recomputation",
 }
 
 
@@ -263,10 +263,23 @@ def _legend(plan: Answer, ascii_only: bool) -> Text:
 
 
 def _legend_of_words(layouts: Sequence[Layout]) -> str:
-    """Explain the words of these layouts that are no axis of the mesh."""
+    """Explain the words of these layouts that are no axis of the mesh, each by the first one that is there."""
     used = " ".join(map(str, layouts)).split()
-    meanings = (meaning for word, meaning in WORDS.items() if any(each.startswith(word) for each in used))
-    return "; ".join(meanings)
+    first = {begin: next((word for word in used if word.startswith(begin)), "") for begin in WORDS}
+    return "; ".join(f"{word}: {WORDS[begin].format(_number(word, begin))}" for begin, word in first.items() if word)
+
+
+def _number(word: str, begin: str) -> str:
+    """Return the number in a word of a layout, or the sizes of the stages that it lists.
+
+    >>> _number("mb4", "mb"), _number("split=27x2-26", "split=")
+    ('4', '27, 27 and 26')
+    """
+    if begin != "split=":
+        return word.removeprefix(begin)
+    runs = [each.partition("x") for each in word.removeprefix(begin).split("-")]
+    sizes = [layers for layers, _, stages in runs for _ in range(int(stages or 1))]
+    return f"{', '.join(sizes[:-1])} and {sizes[-1]}"
 
 
 def _speed(candidate: Candidate, scale: _Scale) -> list[str]:

@@ -124,7 +124,6 @@ def admit(
 
 
 _LEAVES_WHEN = {
-    Tier.PREEMPTIBLE: "when it is preempted",
     Tier.STANDARD: "when a production job preempts it or its node fails",
     Tier.PRODUCTION: "when its node fails",
 }
@@ -134,12 +133,14 @@ def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     """Describe what a job without checkpoints can lose; None for those with them, without GPUs, and for services."""
     if spec.checkpoint.to is not None or spec.service is not None or not spec.gpus:
         return None
-    tier, hourly = Tier(spec.tier), hourly_price(spec, eligible, 0)
+    tier = Tier(spec.tier)
+    if tier is not Tier.PREEMPTIBLE:
+        return f"unprotected: it names no checkpoint destination, and loses all its work {_LEAVES_WHEN[tier]}"
+    hourly = hourly_price(spec, eligible, 0)
     at_risk = f"up to {format_micro_usd(hourly)} an hour at risk: " if hourly else ""
-    price = f" (price: {dearest(eligible).price_source})" if hourly else ""
     return (
-        f"unprotected: {at_risk}a {tier.value} job on {plural(spec.gpus, 'GPU')} that "
-        f"writes no checkpoint loses all its work {_LEAVES_WHEN[tier]}{price}"
+        f"unprotected: {at_risk}a preemptible job on {plural(spec.gpus, 'GPU')} that "
+        f"writes no checkpoint loses all its work when it is preempted (price: {dearest(eligible).price_source})"
     )
 
 

@@ -178,7 +178,8 @@ def _window(results: Sequence[Result], at_us: int) -> tuple[int, int]:
         to_us = from_us + 2 * half_us
         if max(bisect_left(each, to_us) - bisect_left(each, from_us) for each in starts) <= _BARS:
             break
-    return from_us, to_us
+    last_us = max((held.to_us for each in results for held in each.gantt.window(from_us, to_us)), default=to_us)
+    return from_us, min(to_us, last_us)  # no empty days behind the last job
 
 
 def _bar(held: Held) -> Bar:
