@@ -72,9 +72,8 @@ def draw(page: Path) -> None:
     """Write the pictures of a page, each on a ground of its own, so that it is right on light pages and dark ones."""
     for found in PICTURE.finditer(page.read_text(encoding="utf-8")):
         words, frame = found["words"], found["frame"]
-        if "rank0.json.gz" in words:  # published by others: draw it with the file of this name in the current folder
-            if not Path("rank0.json.gz").is_file():
-                continue
+        if "rank0.json.gz" in words and not Path("rank0.json.gz").is_file():
+            continue  # a profile that others published: this picture is drawn where the file is
         with tempfile.TemporaryDirectory() as folder:
             html = Path(folder) / "page.html"
             printed(f"{words} --html {html}")
