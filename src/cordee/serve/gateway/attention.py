@@ -1,7 +1,7 @@
 """The time in which the gateway looked at its connections: time in which it stood still says nothing about a replica.
 
-Where its process gets no CPU, or one call takes long, what replicas have sent lies unread, and the clock goes on. All
-time-outs that judge a replica leave such time out.
+Where its process gets no CPU, or one call takes long, what replicas have sent lies unread, and the clock goes on.
+Time-outs of requests to a replica, which take several turns of the loop, leave such time out.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 TICK_S = 0.1
 KEPT = 600
 """Pauses that are remembered: those of the last minute at least."""
+STRETCHED = 5.0
+"""Times its length that a time-out lasts at most: a replica that is gone shall be left."""
 
 
 class Attention:
@@ -50,7 +52,7 @@ class Attention:
 
     @asynccontextmanager
     async def timeout(self, limit_s: float) -> AsyncIterator[None]:
-        """Limit the attentive time of a block.
+        """Limit the attentive time of a block, and all of its time to five times as much.
 
         Raises:
             TimeoutError: it took longer.
@@ -61,7 +63,8 @@ class Attention:
 
             def look() -> None:
                 nonlocal handle
-                left_s = limit_s - self.since(began_s)
+                most_s = STRETCHED * limit_s - (self._clock() - began_s)
+                left_s = min(limit_s - self.since(began_s), most_s)
                 if left_s > 0:
                     handle = loop.call_later(max(left_s, TICK_S / 10), look)
                 else:

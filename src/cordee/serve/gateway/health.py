@@ -63,18 +63,22 @@ class Health:
         """Look at all replicas, for ever."""
         while True:
             await asyncio.sleep(TICK_S)
+            now = self._clock()
+            for _ in range(2):  # After a pause of the gateway, what has come up to now is read first.
+                await asyncio.sleep(0)
             for service, endpoint in self._directory.endpoints():
                 if endpoint.usable:
-                    service.usable_s = self._clock()
+                    service.usable_s = now
                 if endpoint.open and endpoint not in self._tasks:
-                    self._look(service, endpoint)
+                    self._look(service, endpoint, now)
 
-    def _look(self, service: Service, endpoint: Endpoint) -> None:
+    def _look(self, service: Service, endpoint: Endpoint, now: float) -> None:
+        """Judge a replica by its silence up to a time; what had come until then has been read."""
         silence = self.silence_s(endpoint)
-        if self._attention.since(endpoint.heard_s) > silence:
+        if now - endpoint.heard_s > silence:
             self._start(service, endpoint, self._check(service, endpoint))
         for request in list(endpoint.open):
-            silent_s = self._attention.since(request.silent_since())
+            silent_s = now - request.silent_since()
             if silent_s > STUCK * silence * request.patience:
                 request.leave(f"sent nothing for {silent_s:.1f} s")
 
