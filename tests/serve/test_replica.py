@@ -8,14 +8,16 @@ import threading
 import time
 from pathlib import Path
 
-from engines_world import until
+from engines_world import free_port, running, until
 from replica_world import Wrapper, plain_flags, wrapped
 
 from cordee.demo import tiny_model
 from cordee.errors import EXIT_CHECKPOINTED, InputError, ReplicaError
 from cordee.events import ReplicaReady, ReplicaUnready
+from cordee.serve.engines.llama_cpp import LlamaCpp, LlamaSessions
 from cordee.serve.engines.openai import COMPLETIONS
-from cordee.serve.engines.port import Upstream
+from cordee.serve.engines.port import EngineLaunch, Upstream
+from cordee.serve.sessions import PAUSE_S, IdleSessions
 from cordee.telemetry.notices import write_model
 
 FLAGS = plain_flags(tiny_model.FLAGS)
@@ -186,6 +188,32 @@ def test_a_command_drains_until_its_connections_are_closed(tmp_path: Path) -> No
             began_s = time.monotonic()
         assert it.exit_code() == EXIT_CHECKPOINTED
         assert time.monotonic() - began_s < 60 and "0 requests open" in it.output
+
+
+def test_a_session_that_pauses_is_on_disk_before_its_engine_crashes(tiny_folder: Path, tmp_path: Path) -> None:
+    """A real engine; the pause is played by the clock that is passed in."""
+    text = "def main(argv, more): " * 20
+    own = tmp_path / "own"
+    own.mkdir()
+    launch = EngineLaunch(
+        model=str(tiny_folder / "tiny.gguf"), served_names=("tiny",), host="127.0.0.1", port=free_port(), context=2048,
+        session_folder=str(own), flags=tiny_model.FLAGS,
+    )  # fmt: skip
+    answers = []
+    for engines in (1, 2):
+        sessions = IdleSessions(LlamaSessions(), launch, tmp_path / "shared")
+        with running(LlamaCpp().command(launch), launch.port) as engine:
+            assert sessions.restore(engine.call, 4) == engines - 1
+            for prompt in (text, text + "and on")[: 3 - engines]:
+                answers.append(json.loads(engine.ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 8})[1]))
+                assert sessions.keep(engine.call, 0.0).sessions == 0, "it does not pause yet"
+                assert sessions.keep(engine.call, PAUSE_S).sessions == 1
+                assert sessions.keep(engine.call, 2 * PAUSE_S).sessions == 0, "it is on disk"
+            assert sessions.save(engine.call, time.monotonic() + 60).sessions == 0, "a drain has nothing left to do"
+            files = [each for each in (tmp_path / "shared").rglob("*") if each.is_file()]
+            assert len(files) == 1, "the session was shorter before"
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers]
+    assert cached[0] == 0 and cached[2] >= answers[2]["usage"]["prompt_tokens"] - 1
 
 
 def test_idle_sessions_wait_on_disk_for_the_next_replica(tiny_folder: Path, tmp_path: Path) -> None:

@@ -138,6 +138,11 @@ class EngineWatch:
         self._interval_s = FAST_CHECK_S
         threading.Thread(target=self._run, daemon=True).start()
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the engine said last that it has no request."""
+        return self._load is not None and self._load.open == 0
+
     def stop(self) -> None:
         """Ask no more."""
         self._stopped.set()

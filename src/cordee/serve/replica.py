@@ -47,6 +47,8 @@ QUIET_S = 0.3
 MARGIN_S = 2.0
 """Time before the deadline of a notice at which the engine is ended, whatever is open."""
 END_S = 1.0
+KEEP_S = 1.0
+"""Time between two looks at the sessions of an engine that has nothing to do."""
 SAVE_S = 0.5
 """Time to save idle sessions in, when open requests took all of the drain."""
 
@@ -91,6 +93,7 @@ class Replica:
         self._announced: bool | None = None  # What was reported last; None: nothing, or a drain.
         self._restarted_s: float | None = None
         self._load_us: int | None = None
+        self._sessions: IdleSessions | None = None
 
     def run(self) -> int:
         """Serve until a notice, and return the exit code.
@@ -170,6 +173,7 @@ class Replica:
             self._launch = replace(self._launch, part=self._lead.start(self._settings.model, ports))
         if self._launch.session_folder is not None:
             Path(self._launch.session_folder).mkdir(mode=0o700, parents=True, exist_ok=True)  # llama-server wants it.
+        self._sessions = self._idle_sessions()
         port = self._settings.port or free_port(self._launch.host)
         launch = self._launch.at(port)
         command = self._engine.command(launch)
@@ -179,6 +183,7 @@ class Replica:
     def _serve(self, process: EngineProcess, watch: EngineWatch) -> str | None:
         """Report until a notice or another model's order, and return None; else why the engine has to start again."""
         began_s, self._load_us = time.monotonic(), None
+        kept_s = began_s
         while not self._notice.wait(_TICK_S) and self._ordered() in (None, self._settings):
             if self._lead is not None and self._lead.problem:
                 self._unready(self._lead.problem)
@@ -197,6 +202,9 @@ class Replica:
                 if self._load_us is None:
                     self._load_us = round((time.monotonic() - began_s) * 1e6)
                 self._ready(process)
+                if watch.is_idle and time.monotonic() - kept_s >= KEEP_S:
+                    self._keep_sessions(process)
+                    kept_s = time.monotonic()
             elif still_s < self._limits.restart_s:
                 self._unready(silence)
             else:
@@ -216,8 +224,8 @@ class Replica:
         if self._announced is True:
             return
         size = self._capacity(process)
-        if self._restarted_s is None and self._announced is None and (sessions := self._idle_sessions()) is not None:
-            restored = sessions.restore(lambda upstream: self._ask(process, upstream), size.slots or 1)
+        if self._sessions is not None and not self._sessions.restored:
+            restored = self._sessions.restore(lambda upstream: self._ask(process, upstream), size.slots or 1)
             if restored:
                 _say(f"restored {plural(restored, 'idle session')}")
         # One of several models has the name by which it was ordered.
@@ -240,6 +248,13 @@ class Replica:
         if status != 200:
             raise OSError(f"{upstream.path} answers {status}")
         return answer
+
+    def _keep_sessions(self, process: EngineProcess) -> None:
+        """Write a session that pauses to disk, if there is one."""
+        if self._sessions is not None:
+            saved = self._sessions.keep(lambda upstream: self._ask(process, upstream), time.monotonic())
+            if saved.sessions:
+                _say(str(saved))
 
     def _idle_sessions(self) -> IdleSessions | None:
         if self._engine.sessions is None or self._launch.session_folder is None:
@@ -287,7 +302,7 @@ class Replica:
             elif now_s - quiet_s >= QUIET_S:
                 break
             time.sleep(_TICK_S)
-        if watch.ready and process.exit_code() is None and (sessions := self._idle_sessions()) is not None:
+        if watch.ready and process.exit_code() is None and (sessions := self._sessions) is not None:
             until_s = max(began_s + self._limits.drain_s if leaves else 0.0, time.monotonic() + SAVE_S)
             _say(str(sessions.save(lambda upstream: self._ask(process, upstream), until_s)))
         left = "" if is_open is None else f", {plural(is_open, 'request')} open"
