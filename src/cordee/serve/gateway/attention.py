@@ -12,8 +12,6 @@ from contextlib import asynccontextmanager
 TICK_S = 0.1
 KEPT = 600
 """Pauses that are remembered: those of the last minute at least."""
-STRETCHED = 5.0
-"""Times its length that a time-out lasts at most: a replica that is gone shall be left."""
 
 
 class Attention:
@@ -52,7 +50,7 @@ class Attention:
 
     @asynccontextmanager
     async def timeout(self, limit_s: float) -> AsyncIterator[None]:
-        """Limit the attentive time of a block, and all of its time to five times as much.
+        """Limit the attentive time of a block.
 
         Raises:
             TimeoutError: it took longer.
@@ -63,8 +61,7 @@ class Attention:
 
             def look() -> None:
                 nonlocal handle
-                most_s = STRETCHED * limit_s - (self._clock() - began_s)
-                left_s = min(limit_s - self.since(began_s), most_s)
+                left_s = limit_s - self.since(began_s)
                 if left_s > 0:
                     handle = loop.call_later(max(left_s, TICK_S / 10), look)
                 else:
