@@ -78,7 +78,7 @@ def body(prompt: str, limit: int, *, stream: bool) -> dict[str, Any]:
 
 def run(work: Callable[[aiohttp.ClientSession], Awaitable[Any]]) -> Any:
     async def inner() -> Any:
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
         headers = {"Authorization": f"Bearer {KEY}"}
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers

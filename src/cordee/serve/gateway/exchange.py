@@ -124,7 +124,8 @@ class Exchange(ABC):
                 except UpstreamError as error:
                     self._leave_endpoint()
                     await self._move(endpoint, error, request)
-            self._finish()
+            self._finish()  # Before the client sees the end: what it has got is accounted for, also by kill -9.
+            await self._end(response)
             return response
         finally:
             self._close()
@@ -138,6 +139,10 @@ class Exchange(ABC):
         Raises:
             UpstreamError: another replica has to go on.
         """
+
+    async def _end(self, response: web.StreamResponse) -> None:
+        """Let the client see the end of its answer."""
+        return
 
     @abstractmethod
     def _used(self) -> Usage | None:
@@ -349,8 +354,10 @@ class StreamExchange(Exchange):
             relay.write(rest)
         finally:
             relay.let_go()
-        await self.response.write_eof()
         return self.response
+
+    async def _end(self, response: web.StreamResponse) -> None:
+        await response.write_eof()
 
     async def _upstream(self, endpoint: Endpoint) -> Upstream | None:
         """Return the request for the answer, or for what the client still lacks; None: that needs no replica."""
