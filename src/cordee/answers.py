@@ -112,12 +112,29 @@ class JobView(View):
 
 
 class FilesView(View):
-    """The files that were sent with a job, and the commit of git that they come from; `changed`: not just as in it."""
+    """The code that was captured when a job was submitted.
+
+    Attributes:
+        files: their number.
+        commit, branch: of git, which were checked out; null: none.
+        changed: whether the files are others than those of the commit.
+        files_changed: number of these.
+        folder: the submitter's.
+        links: what lay in that folder beside the files, and is linked into copies on a node that has it.
+        copy_folder: of the newest attempt, if it is on the server's machine and still there.
+        written: the first files that the job has written there.
+    """
 
     files: int
     size_bytes: int
     commit: str | None
     changed: bool
+    files_changed: int = 0
+    branch: str | None = None
+    folder: str = ""
+    links: list[str] = []
+    copy_folder: str | None = None
+    written: list[str] = []
 
 
 class JobDetailView(JobView):
@@ -383,6 +400,7 @@ class FileDigests(View):
     """Contents of submitted files, by digest: the ones that a client has, or those of them that the server lacks."""
 
     digests: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]], Field(max_length=100_000)]
+    tree: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # the one of them that a job is to name
 
 
 class FilesWanted(FileDigests):

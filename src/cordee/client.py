@@ -215,25 +215,28 @@ class Client:
         body = sent.model_dump(mode="json")
         return self._ask(DryRunView, "POST", "/v1/dry-run", json=body, params={"draws": draws})
 
-    def missing_files(self, digests: Iterable[str]) -> list[str]:
-        """Return the digests of submitted files whose content the server lacks."""
-        body = FileDigests(digests=list(digests)).model_dump()
+    def missing_files(self, digests: Iterable[str], *, tree: str | None = None) -> list[str]:
+        """Return the digests of submitted files whose content the server lacks.
+
+        `tree` is the one of them that a job is to name: it counts as missing until this user has sent it.
+        """
+        body = FileDigests(digests=list(digests), tree=tree).model_dump()
         return self._ask(FileDigests, "POST", "/v1/files/missing", json=body).digests
 
-    def send_files(self, packed: bytes) -> int:
-        """Send a pack of submitted files, and return their number.
+    def send_files(self, packed: bytes, *, tree: str | None = None) -> int:
+        """Send a pack of submitted files, and return their number; this user's jobs may name `tree`, if it is in it.
 
         Raises:
             StoreError: the server's disk is full.
         """
-        kind = {"Content-Type": "application/octet-stream"}
-        return self._ask(FilesReceived, "PUT", "/v1/files", content=packed, headers=kind).received
+        kind, which = {"Content-Type": "application/octet-stream"}, {"tree": tree} if tree else {}
+        return self._ask(FilesReceived, "PUT", "/v1/files", content=packed, headers=kind, params=which).received
 
     def job_files(self, job_id: str, digests: Iterable[str]) -> bytes:
-        """Return a pack of contents of a job's files; for a server that stands by.
+        """Return a pack of contents of a job's files: of its tree, named by `spec["files"]`, and of what that names.
 
         Raises:
-            ForbiddenError: only the operator's token is good for it.
+            ForbiddenError: the job is somebody else's, and the token not the operator's.
             NotFoundError: the server lacks them.
         """
         body = FileDigests(digests=list(digests)).model_dump()

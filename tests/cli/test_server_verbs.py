@@ -343,13 +343,14 @@ def test_the_schemas_are_held() -> None:
 @pytest.mark.parametrize(
     ("commit", "changed", "line"),
     [
-        (None, False, "3 files, 5 kB, of no git commit"),
-        ("0123456789abcdef", False, "3 files, 5 kB, of commit 0123456789ab"),
-        ("0123456789abcdef", True, "3 files, 5 kB, of commit 0123456789ab with changes"),
+        (None, 0, "3 files, 5 kB, of no git commit"),
+        ("0123456789abcdef", 0, "commit 0123456; 3 files, 5 kB"),
+        ("0123456789abcdef", 2, "commit 0123456 + 2 files changed; 3 files, 5 kB"),
     ],
 )
-def test_the_files_of_a_job_in_words(commit: str | None, changed: bool, line: str) -> None:
-    assert files_line(views.FilesView(files=3, size_bytes=5000, commit=commit, changed=changed)) == line
+def test_the_files_of_a_job_in_words(commit: str | None, changed: int, line: str) -> None:
+    seen = views.FilesView(files=3, size_bytes=5000, commit=commit, changed=changed > 0, files_changed=changed)
+    assert files_line(seen) == line
 
 
 def test_json_of_the_verbs_follows_the_schemas(verb: Verb, tmp_path: Path) -> None:

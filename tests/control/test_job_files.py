@@ -7,7 +7,7 @@ import httpx
 import pytest
 from api_scene import OTHER, SPEC, TOKEN, Api
 
-from cordee.cli.capture import capture_job
+from cordee.cli.capture import capture_job, write_code
 from cordee.client import Client
 from cordee.control import files as job_files
 from cordee.control.mirror import Mirror
@@ -48,7 +48,7 @@ def test_a_job_holds_the_tree_of_its_files_and_they_are_sent_once(
     made = api.client.submit(sent.model_dump(mode="json"))
     assert api.client.job(made.job.job_id).spec["files"] == sent.files
     packs: list[bytes] = []
-    monkeypatch.setattr(api.client, "send_files", packs.append)
+    monkeypatch.setattr(api.client, "send_files", lambda packed, tree: packs.append(packed))
     assert send_files(api.client, spec_in(project), remote=True).files == sent.files and not packs
     (project / "train.py").write_text("print(2)")
     assert send_files(api.client, spec_in(project), remote=True).files != sent.files
@@ -69,6 +69,61 @@ def test_a_job_without_its_files_on_the_server_is_refused(api: Api) -> None:
     with pytest.raises(InputError, match="not a tree of files"):
         submit(digest_of(b"x"))
     assert not api.client.jobs()
+
+
+def test_a_user_names_only_trees_that_this_user_has_sent(api: Api, project: Path) -> None:
+    mine = send_files(api.client, spec_in(project), remote=True).model_dump(mode="json")
+    job_id = api.client.submit(mine).job.job_id
+    with Client(url=api.url, token=OTHER) as other:
+        with pytest.raises(SpecError, match="has not sent the files"):
+            other.submit(mine)
+        with pytest.raises(ForbiddenError):
+            other.job_files(job_id, [mine["files"]])
+        theirs = send_files(other, spec_in(project), remote=True).model_dump(mode="json")
+        assert theirs["files"] == mine["files"], "who has the same files may run them"
+        own_id = other.submit(theirs).job.job_id
+        assert [digest for digest, _ in unpack(other.job_files(own_id, [mine["files"]]))] == [mine["files"]]
+
+
+def test_a_job_on_this_machine_has_a_copy_unless_it_is_live(api: Api, project: Path, tmp_path: Path) -> None:
+    (project / "data").mkdir()
+    (project / "data" / "x.bin").write_text("1")
+    (project / ".cordeeignore").write_text("data/\n")
+    sent, notes = capture_job(api.client, spec_in(project))
+    assert sent.files is not None and "not copied but linked: data" in notes[0]
+    tree = api.operations.files.tree(sent.files)
+    assert "data" in tree.links and tree.has_root()
+    assert capture_job(api.client, spec_in(project, live=True)) == (spec_in(project, live=True), [])
+    assert capture_job(api.client, spec_in(project), ship=False)[0].files is None
+    assert capture_job(api.client, spec_in(project / "data", run="true"))[0].files is not None
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert capture_job(api.client, spec_in(empty, run="true")) == (spec_in(empty, run="true"), [])
+    live, [said] = capture_job(api.client, spec_in(project / "data", run="python ../train.py"))
+    assert live.files is None and "../train.py is outside" in said
+
+
+def test_a_home_folder_gives_what_the_command_names(api: Api, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    sent, [note] = capture_job(api.client, spec_in(project))
+    assert sent.files is not None and "lib" in note
+    assert [file.path for file in api.operations.files.tree(sent.files).files] == ["train.py"]
+    assert capture_job(api.client, spec_in(project, run="python3 -c 'print(1)'"))[0].files is None
+
+
+def test_the_code_of_a_job_is_written_out(
+    api: Api, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent, _ = capture_job(api.client, spec_in(project))
+    job_id = api.client.submit(sent.model_dump(mode="json")).job.job_id
+    (project / "train.py").write_text("edited")
+    write_code(api.client, job_id, diff=True, to=tmp_path / "code")
+    assert (tmp_path / "code" / "train.py").read_text() == "print(1)"
+    with pytest.raises(InputError, match="not empty"):
+        write_code(api.client, job_id, diff=False, to=tmp_path / "code")
+    live = api.client.submit(SPEC).job.job_id
+    with pytest.raises(InputError, match="no code was captured"):
+        write_code(api.client, live, diff=True, to=None)
 
 
 def test_damaged_packs_are_refused(api: Api) -> None:

@@ -173,3 +173,55 @@ def test_batches_are_bounded() -> None:
     sizes = {f"{number}": 1 for number in range(PACK_FILES + 1)} | {"large": 10**9, "last": 1}
     assert [len(each) for each in batches(sizes)] == [PACK_FILES, 1, 1, 1]
     assert folders.LIMIT_BYTES == 100_000_000
+
+
+def test_only_files_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "project", a_py="a", b_py="b", c_py="c")
+    long_ago_ns = 1_000_000_000_000_000_000
+    monkeypatch.setattr("cordee.storage.captured._RACY_NS", -(2**62))  # as if they had been written long ago
+    first, _ = read_folder(folder, home=tmp_path)
+    read: list[str] = []
+    real = folders.read_regular
+    monkeypatch.setattr(folders, "read_regular", lambda path: read.append(path.name) or real(path))
+    assert read_folder(folder, home=tmp_path)[0] == first and not read
+    (folder / "b.py").write_text("B")
+    os.utime(folder / "b.py", ns=(long_ago_ns, long_ago_ns))
+    assert read_folder(folder, home=tmp_path)[0] != first and read == ["b.py"]
+    monkeypatch.setattr("cordee.storage.captured._RACY_NS", 2**62)  # as if they had been written just now
+    (folder / "c.py").write_text("C")
+    read_folder(folder, home=tmp_path)
+    read.clear()
+    read_folder(folder, home=tmp_path)
+    assert read == ["c.py"]
+    [index] = (tmp_path / "captured").iterdir()
+    index.write_text("torn")
+    read.clear()
+    read_folder(folder, home=tmp_path)
+    assert read == ["a.py", "b.py", "c.py"]
+
+
+def test_what_cannot_be_copied_is_linked_on_the_same_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "source", train_py="t", data__x_bin="ignored", **{".gitignore": "data/\n"})
+    (source / "large").write_bytes(b"x" * 5000)
+    (source / "checkpoints" / "gpt-abcdef" / "log").mkdir(parents=True)
+    for part in ("log", "chunks", "manifests"):
+        write(source, **{f"checkpoints/gpt-abcdef/{part}/1": "saved"})
+    monkeypatch.setattr(folders, "LIMIT_BYTES", 4000)
+    with pytest.raises(InputError, match="the largest: large"):
+        read_folder(source)
+    captured = capture(source, FilesWanted(linked=True, below="sub"))
+    assert paths(captured.tree) == [".gitignore", "train.py"] and captured.too_large == {"large": 5000}
+    assert captured.tree.links == ("checkpoints", "data", "large")
+    store = Contents(tmp_path / "store")
+    read = {digest: path.read_bytes() for digest, path in captured.contents.items() if isinstance(path, Path)}
+    store.add(unpack(pack(read, read.__getitem__)), durable=False)
+    tree = Tree.decode(captured.tree.encode())
+    tree.lay_out(store.get, tmp_path / "copy")
+    assert (tmp_path / "copy" / "data" / "x_bin").read_text() == "ignored" and (tmp_path / "copy" / "sub").is_dir()
+    source.rename(tmp_path / "moved")
+    write(source, data__x_bin="of another folder")
+    tree.lay_out(store.get, tmp_path / "elsewhere")
+    assert sorted(each.name for each in (tmp_path / "elsewhere").iterdir()) == [".gitignore", "sub", "train.py"]
+    monkeypatch.setattr(folders, "FILES_MAX", 3)
+    with pytest.raises(InputError, match=r"has 4 files, .* most are in: data \(3\), a \(1\)"):
+        read_folder(source, linked=True, only=["data/1", "data/2", "data/3", "a"])

@@ -9,6 +9,7 @@ import os
 import queue
 import re
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,6 +33,7 @@ _READY = "files.ready"  # when the copy was made
 RETRY_S = 1.0
 _COLLECT_EVERY_S = 3600.0
 _THREADS = 2
+_TICK_S = 0.02
 
 _log = logging.getLogger("cordee.agent")
 
@@ -184,16 +186,19 @@ class Copies:
 
 
 def files_of_job(copy: Path) -> Iterator[Path]:
-    """Yield the files of a copy that were written after it was made, without Python's caches.
-
-    Raises:
-        OSError: the copy is not there, or goes meanwhile.
-    """
-    ready_ns = (copy.parent / _READY).stat().st_ctime_ns
-    for path in copy.rglob("*"):
-        own = path.suffix == ".pyc" or (path.is_dir() and not path.is_symlink())
-        if not own and path.lstat().st_ctime_ns > ready_ns:
-            yield path
+    """Yield the files of a copy that were written after it was made, without Python's caches."""
+    try:
+        ready_ns = (copy.parent / _READY).stat().st_ctime_ns
+    except OSError:
+        return  # it is being made, or was removed
+    for folder, names, files in os.walk(copy):
+        names[:] = [name for name in names if name != "__pycache__"]
+        for name in [*files, *names]:
+            path = Path(folder, name)
+            with suppress(OSError):  # it goes meanwhile
+                status = path.lstat()
+                if not stat.S_ISDIR(status.st_mode) and path.suffix != ".pyc" and status.st_ctime_ns > ready_ns:
+                    yield path
 
 
 def _carry(copy: Path, submitted: Collection[str]) -> None:
@@ -206,7 +211,10 @@ def _carry(copy: Path, submitted: Collection[str]) -> None:
         if not before.is_dir():
             continue
         with suppress(OSError):  # it may be removed at this moment, since it has nothing of its job
-            for path in list(files_of_job(before)):
+            written = list(files_of_job(before))
+            if written:
+                time.sleep(_TICK_S)  # so that they are newer than the copy for the file system's clock, too
+            for path in written:
                 name = path.relative_to(before).as_posix()
                 if name not in submitted and not os.path.lexists(copy / name):
                     (copy / name).parent.mkdir(parents=True, exist_ok=True)

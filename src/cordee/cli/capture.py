@@ -2,14 +2,16 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cordee.client import Client
 from cordee.errors import InputError, SpecError
+from cordee.servers import default_home
 from cordee.units import format_bytes, plural
 from cordee.workload.launcher import SEARCH_PATHS, commands_of
 from cordee.workload.spec import JobSpec
@@ -167,9 +169,11 @@ def _send(client: Client, spec: JobSpec, place: _Place, *, remote: bool) -> tupl
         below=place.below,
         program=program,
         import_paths=_import_paths(program, place.root),
+        home=client.home or default_home(),
     )
     for left in reversed(range(_TRIES)):
         captured = capture(place.root, wanted)
+        wanted = replace(wanted, home=None)  # what has changed may not be what the index says
         data = captured.tree.encode()
         held = {digest_of(data): data, **captured.contents}
         try:
@@ -206,9 +210,10 @@ def _send_contents(client: Client, held: Mapping[str, Path | bytes], captured: "
 
     in_memory = {digest: len(where) for digest, where in held.items() if not isinstance(where, Path)}
     sizes = {**in_memory, **captured.tree.digests}
-    missing = client.missing_files(sizes)
+    tree = next(iter(held))
+    missing = client.missing_files(sizes, tree=tree)
     for group in batches({digest: sizes[digest] for digest in missing}):
-        client.send_files(pack(group, read))
+        client.send_files(pack(group, read), tree=tree)
 
 
 def _notes(captured: "CapturedFiles") -> list[str]:
@@ -273,3 +278,33 @@ def _import_paths(program: str | None, root: Path) -> Sequence[str]:
             if line.startswith("/") and Path(line).resolve().is_relative_to(root) and Path(line).is_dir():
                 found.append(Path(line).resolve().relative_to(root).as_posix())
     return tuple(sorted(set(found)))
+
+
+def write_code(client: Client, ref: str | None, *, diff: bool, to: Path | None) -> None:
+    """Print the changes since a job's commit, or write its captured files into a new folder.
+
+    Raises:
+        InputError: no job is named, the folder has files, or the job has no captured code.
+    """
+    from cordee.storage.content import batches, unpack
+    from cordee.storage.tree import Tree
+
+    if ref is None:
+        raise InputError("--diff and --code-to show the code of one job", hint="cordee jobs JOB --diff")
+    job = client.job(ref)
+    digest = job.spec.get("files")
+    if digest is None:
+        raise InputError(f"{job.job_id} runs in {job.spec.get('cwd')} itself: no code was captured")
+    if to is not None and to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise InputError(f"{to} is there already, and not empty", hint="name a new folder")
+    [(_, data)] = unpack(client.job_files(job.job_id, [digest]))
+    tree = Tree.decode(data)
+    if diff and tree.diff is not None:
+        [(_, changes)] = unpack(client.job_files(job.job_id, [tree.diff]))
+        sys.stdout.write(changes.decode(errors="replace"))
+    if to is not None:
+        held: dict[str, bytes] = {}
+        for group in batches(tree.digests):
+            held |= dict(unpack(client.job_files(job.job_id, group)))
+        replace(tree, inode=None).lay_out(held.__getitem__, to)
+        print(f"{plural(len(tree.files), 'file')} in {to}")

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from cordee.answers import AttemptView, FailureView, FilesView, JobDetailView, JobView
 from cordee.cli import dry_run, measured, terminal
+from cordee.cli.capture import copied_text, write_code
 from cordee.cli.metrics_text import metrics_table, remarks
 from cordee.cli.sweep_text import summary
 from cordee.cli.terminal import Home, Json
@@ -23,6 +25,7 @@ from cordee.units import format_bytes, plural
 ENDED_SHOWN = 10
 NARROW_COLUMNS = 100
 LONG_ID_CHARS = 24
+_WRITTEN_NAMED = 3
 
 
 JobRef = Annotated[str, typer.Argument(help="Id of a job, or its name if no other job has it.")]
@@ -118,11 +121,16 @@ def jobs(
     show_all: Annotated[
         bool, typer.Option("--all", help=f"List all ended jobs, not only the last {ENDED_SHOWN}.")
     ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print the changes since its commit, as captured.")] = False,
+    code_to: Annotated[Path | None, typer.Option(help="Write the captured code into this new folder.")] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """List jobs, or show one with its attempts."""
     with terminal.connect(home) as client:
+        if diff or code_to is not None:
+            write_code(client, job, diff=diff, to=code_to)
+            return
         terminal.warn(client)
         if job is not None:
             found_job = client.job(job)
@@ -210,11 +218,28 @@ def steps_text(job: JobView, *, narrow: bool = False) -> str:
 
 
 def files_line(files: FilesView) -> str:
-    """Return the files of a job in words."""
-    line = f"{plural(files.files, 'file')}, {format_bytes(files.size_bytes)}"
+    """Return the code of a job in words.
+
+    >>> files_line(FilesView(files=3, size_bytes=2000, commit="1a2b3c4d", changed=True, files_changed=2, branch="main"))
+    'commit 1a2b3c4 + 2 files changed, on main; 3 files, 2 kB'
+    """
+    size = f"{plural(files.files, 'file')}, {format_bytes(files.size_bytes)}"
     if files.commit is None:
-        return f"{line}, of no git commit"
-    return f"{line}, of commit {files.commit[:12]}{' with changes' if files.changed else ''}"
+        return f"{size}, of no git commit"
+    copied = copied_text(files.commit, files.files_changed, files.files)
+    return f"{copied}{f', on {files.branch}' if files.branch else ''}; {size}"
+
+
+def _add_files(facts: Table, files: FilesView | None) -> None:
+    """Add the lines about a job's code to its facts."""
+    if files is None:
+        return
+    facts.add_row("code", files_line(files))
+    if files.folder:
+        facts.add_row("copied from", files.folder)
+    if files.written and files.copy_folder is not None:
+        more = f" and {len(files.written) - _WRITTEN_NAMED} more" if len(files.written) > _WRITTEN_NAMED else ""
+        facts.add_row("has written", f"{', '.join(files.written[:_WRITTEN_NAMED])}{more} in {files.copy_folder}")
 
 
 def _show(job: JobDetailView, as_json: bool) -> None:
@@ -233,8 +258,7 @@ def _show(job: JobDetailView, as_json: bool) -> None:
     facts.add_row("tier, queue", f"{job.tier}, {job.queue}")
     facts.add_row("owner", job.owner)
     facts.add_row("run", command if isinstance(command, str) else " ".join(command))
-    if job.files is not None:
-        facts.add_row("files", files_line(job.files))
+    _add_files(facts, job.files)
     if job.estimate is not None and job.estimate.layout:
         facts.add_row("layout", job.estimate.layout)
     facts.add_row("step", steps_text(job))

@@ -76,6 +76,7 @@ def local_owner() -> str:
 
 
 Draws = Annotated[int, Query(ge=0, le=DRAWS_MAX)]
+TreeSent = Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Query(ge=0, le=COUNT_MAX)]
 _agents_bearer = HTTPBearer(auto_error=False, scheme_name="Node", description="A node's token, or a join token.")
 
@@ -110,21 +111,24 @@ def dry_run(submission: Submission, operations: Asked, owner: Owner, draws: Draw
 
 
 @router.post("/files/missing")
-def missing_files(files: FileDigests, operations: Asked) -> FileDigests:
-    """Return those contents of submitted files that must be sent before a job can name them."""
-    return FileDigests(digests=operations.files.missing(files.digests))
+def missing_files(files: FileDigests, operations: Asked, owner: Owner) -> FileDigests:
+    """Return those contents of submitted files that must be sent before a job of this user can name them."""
+    return FileDigests(digests=operations.files.missing(files.digests, owner, files.tree))
 
 
 @router.put("/files")
-async def add_files(request: Request, operations: Asked) -> FilesReceived:
-    """Store a pack of contents: records `<BLAKE3 in hex> <bytes>`, a newline, the content."""
+async def add_files(request: Request, operations: Asked, owner: Owner, tree: TreeSent = None) -> FilesReceived:
+    """Store a pack of contents: records `<BLAKE3 in hex> <bytes>`, a newline, the content.
+
+    If `tree` is one of them, jobs of this user may name it.
+    """
     packed = await body_of(request, PACK_BYTES_MAX)
-    return FilesReceived(received=await asyncio.to_thread(operations.add_files, packed))
+    return FilesReceived(received=await asyncio.to_thread(operations.add_files, packed, owner, tree))
 
 
 @router.post("/jobs/{job_id}/files", include_in_schema=False)
 def job_files(job_id: str, files: FileDigests, operations: Asked, owner: Owner) -> Response:
-    """Return a pack of contents of a job's files, for a server that stands by."""
+    """Return a pack of contents of a job's files: for a server that stands by, and for the job's owner."""
     return Response(operations.job_files(job_id, files.digests, owner), media_type="application/octet-stream")
 
 

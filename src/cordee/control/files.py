@@ -3,25 +3,30 @@
 The home's disk has the log of the cluster too: what clients and agents send leaves a part of it free.
 """
 
+import os
 import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cordee.answers import FilesView
+from cordee.agent.copies import files_of_job
+from cordee.answers import AttemptView, FilesView
 from cordee.errors import DestinationError, InputError, NotFoundError, SpecError, StoreError
-from cordee.storage.content import Contents, pack, unpack
+from cordee.storage.content import KEEP_S, Contents, pack, unpack
 from cordee.storage.destination import is_remote, level_urls
 from cordee.storage.folder import FILES_MAX, LIMIT_BYTES
 from cordee.storage.sealed import Damaged
-from cordee.storage.tree import Tree
+from cordee.storage.tree import Tree, digest_of
 from cordee.units import GiB, MiB, format_bytes, plural
 from cordee.workload.spec import JobSpec
 
 FOLDER = "files"
+_WRITTEN_SHOWN = 20
+_SENT = "sent"  # empty files: who has sent which tree
 PACK_BYTES_MAX = LIMIT_BYTES + MiB  # a content that is larger than a pack travels alone
 _COLLECT_EVERY_S = 3600.0
 _RESERVE_BYTES_MAX, _RESERVE_FRACTION = GiB, 0.05
@@ -44,21 +49,27 @@ def check_room(folder: Path, n_bytes: int) -> None:
 
 
 class JobFiles:
-    """Contents and trees of submitted files, in the folder `files` of a home."""
+    """Contents and trees of submitted files, in the folder `files` of a home; `operator` may name any of them."""
 
-    def __init__(self, home: Path) -> None:
-        self._folder = home / FOLDER
+    def __init__(self, home: Path, operator: str | None = None) -> None:
+        self._home, self._folder, self._operator = home, home / FOLDER, operator
         self._contents = Contents(self._folder)
         self._lock = threading.Lock()  # between the check of a submission and the collection of contents
         self._next_collect_s = 0.0
 
-    def missing(self, digests: Sequence[str]) -> list[str]:
-        """Return the digests whose content must be sent; the others are kept for as long as a new upload is."""
-        with self._lock:
-            return self._contents.missing(digests)
+    def missing(self, digests: Sequence[str], owner: str = "", tree: str | None = None) -> list[str]:
+        """Return the digests whose content must be sent; the others are kept for as long as a new upload is.
 
-    def add(self, packed: bytes) -> int:
-        """Store the contents of a pack durably, and return their number.
+        A tree that this user has not sent counts as missing: to know its digest is not to know its files.
+        """
+        with self._lock:
+            found = self._contents.missing(digests)
+        if tree is not None and tree in digests and tree not in found and not self._may_name(owner, tree):
+            found.append(tree)
+        return found
+
+    def add(self, packed: bytes, owner: str = "", tree: str | None = None) -> int:
+        """Store the contents of a pack durably, and return their number; jobs of the user may then name the tree in it.
 
         Raises:
             InputError: the pack is damaged.
@@ -66,18 +77,43 @@ class JobFiles:
         """
         check_room(self._folder, len(packed))
         try:
-            return self._contents.add(unpack(packed), durable=True)
+            added = self._contents.add(unpack(packed), durable=True)
+            if tree is not None and any(digest == tree for digest, _ in unpack(packed)):
+                self._note(owner, tree).touch()
+            return added
         except DestinationError as error:
             raise StoreError(error.message, hint=f"free space on the disk of {self._folder}") from error
 
-    def check(self, spec: JobSpec) -> None:
+    def _note(self, owner: str, tree: str) -> Path:
+        """Return the file that says that a user has sent a tree."""
+        folder = self._folder / _SENT
+        folder.mkdir(exist_ok=True)
+        return folder / f"{tree}.{digest_of(owner.encode())[:16]}"
+
+    def _may_name(self, owner: str, tree: str) -> bool:
+        try:
+            os.utime(self._note(owner, tree))  # it goes a week after its last use, as contents do
+        except FileNotFoundError:
+            return False
+        return True
+
+    def check(self, spec: JobSpec, owner: str | None = None) -> None:
         """Check that the files of a job are here, and that its checkpoints do not lie in a copy of them.
+
+        Args:
+            spec: of the job.
+            owner: its user, who must have sent the files; None: that is known.
 
         Raises:
             SpecError: they are not, or they do.
         """
         if spec.files is None:
             return
+        if owner not in (None, self._operator) and not self._may_name(str(owner), spec.files):
+            raise SpecError(
+                f"{owner} has not sent the files {spec.files[:12]}, so a job of {owner} may not run them",
+                hint="submit with `cordee run`, which sends them",
+            )
         for to in (spec.checkpoint.to, spec.checkpoint.base):
             for place in level_urls(to) if to else ():
                 if not (is_remote(place) or "://" in place or Path(place).expanduser().is_absolute()):
@@ -109,16 +145,37 @@ class JobFiles:
         """
         return _decoded(digest, self._read(digest))
 
-    def view(self, digest: str | None) -> FilesView | None:
-        """Return what is known of a job's files: nothing if it has none, or if they were removed after its end."""
+    def view(self, digest: str | None, job_id: str, attempts: Sequence[AttemptView]) -> FilesView | None:
+        """Return what is known of a job's code, and of its newest copy on this machine.
+
+        None: it has none, or it was removed after the job's end.
+        """
         try:
             tree = self.tree(digest) if digest else None
         except (NotFoundError, InputError):
             return None
         if tree is None:
             return None
-        changed = tree.diff is not None
-        return FilesView(files=len(tree.files), size_bytes=tree.size_bytes, commit=tree.commit, changed=changed)
+        folders = [
+            self._home / "attempts" / job_id / str(attempt.epoch) / node / FOLDER
+            for attempt in reversed(attempts)
+            for node in attempt.leases
+        ]
+        newest = next((each for each in folders if each.is_dir()), None)
+        found = () if newest is None else islice(files_of_job(newest), _WRITTEN_SHOWN)
+        written = [os.path.relpath(path, newest) for path in found]
+        return FilesView(
+            files=len(tree.files),
+            size_bytes=tree.size_bytes,
+            commit=tree.commit,
+            changed=tree.diff is not None or tree.changed > 0,
+            files_changed=tree.changed,
+            branch=tree.branch,
+            folder=tree.root,
+            links=list(tree.links),
+            copy_folder=None if newest is None else str(newest),
+            written=written,
+        )
 
     def pack(self, digest: str, wanted: Iterable[str]) -> bytes:
         """Return a pack of contents of one tree, or of the tree itself.
@@ -126,7 +183,8 @@ class JobFiles:
         Raises:
             NotFoundError: the tree does not have them, or they are not here any more.
         """
-        of_tree = {digest, *self.tree(digest).digests}
+        tree = self.tree(digest)
+        of_tree = {digest, *tree.digests, *filter(None, [tree.diff])}
         foreign = [each for each in wanted if each not in of_tree]
         if foreign:
             raise NotFoundError(f"the job's files have no content {foreign[0]}")
@@ -156,6 +214,10 @@ class JobFiles:
                 except (NotFoundError, InputError):
                     continue  # its job cannot start any more, and says so
                 needed |= {digest, *tree.digests} | ({tree.diff} if tree.diff else set())
+            before_s = time.time() - KEEP_S
+            for note in (self._folder / _SENT).glob("*.*"):
+                if note.stat().st_mtime <= before_s:
+                    note.unlink(missing_ok=True)
             return self._contents.collect(needed)
 
 

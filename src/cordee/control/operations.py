@@ -111,7 +111,7 @@ class Operations:
     forecasting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.files = JobFiles(self.home)
+        self.files = JobFiles(self.home, self.members.operator)
 
     def health(self) -> HealthView:
         """Describe the server itself."""
@@ -135,7 +135,7 @@ class Operations:
         """Admit and queue a job. Submitting it again changes nothing."""
         spec = spec_of(submission)
         self.check_secrets(spec, submission.secrets)
-        self.files.check(spec)
+        self.files.check(spec, owner)
         if spec.notify.to:
             read_destinations(self.home).check(spec.notify.to)
         job_id = JobId(submission.job_id)
@@ -157,21 +157,22 @@ class Operations:
             micro_usd_per_hour=admitted.micro_usd_per_hour if admitted else 0,
         )
 
-    def add_files(self, packed: bytes) -> int:
+    def add_files(self, packed: bytes, owner: str, tree: str | None) -> int:
         """Store submitted files for jobs to come, and remove those that no job needs; return their number."""
         self.files.collect([*self.store.unfinished(), *self._specs_of_others()])
-        return self.files.add(packed)
+        return self.files.add(packed, owner, tree)
 
     def job_files(self, job_id: str, digests: Sequence[str], by: str) -> bytes:
         """Return a pack of contents of a job's files.
 
         Raises:
-            ForbiddenError: the user is not the operator.
+            ForbiddenError: the user is neither its owner nor the operator.
             NotFoundError: there is no such job, or its files are not here.
         """
-        if by != self.members.operator:
-            raise ForbiddenError(f"{by} may not read the files of all jobs", hint=f"ask {self.members.operator}")
-        files = json.loads(self._row(job_id)["spec"]).get("files")
+        row = self._row(job_id)
+        if by not in (self.members.operator, row["owner"]):
+            raise ForbiddenError(f"{by} may not read the files of {job_id}", hint=f"ask {row['owner']}")
+        files = json.loads(row["spec"]).get("files")
         if files is None:
             raise NotFoundError(f"{job_id} was submitted without its files")
         return self.files.pack(str(files), digests)
@@ -342,7 +343,7 @@ class Operations:
             **view,
             attempts=attempts,
             spec=spec,
-            files=self.files.view(spec.get("files")),
+            files=self.files.view(spec.get("files"), row["job_id"], attempts),
             estimate=job.estimate_on(job.gpus) if newest is None else newest.estimate,
             measured=_compared(newest),
             estimate_missed=found.missed,

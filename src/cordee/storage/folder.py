@@ -2,13 +2,15 @@
 
 import os
 import stat
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.errors import InputError
+from cordee.storage.captured import CapturedIndex
 from cordee.storage.listing import IGNORE_FILE, beside, commit_of, listed
-from cordee.storage.tree import Tree, TreeFile, digest_of
+from cordee.storage.tree import Kind, Tree, TreeFile, digest_of
 from cordee.units import MB, format_bytes, plural
 
 LIMIT_BYTES = 100 * MB
@@ -29,6 +31,7 @@ class FilesWanted:
         below: the folder in which the job starts, relative to the root.
         program: recorded in the tree.
         import_paths: recorded in the tree.
+        home: keeps what the files held, so that only those that changed are read again; None: all are read.
     """
 
     without: Sequence[Path] = ()
@@ -37,6 +40,7 @@ class FilesWanted:
     below: str = ""
     program: str | None = None
     import_paths: Sequence[str] = ()
+    home: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,12 @@ def capture(root: Path, wanted: FilesWanted = FilesWanted()) -> CapturedFiles:
     too_large = _over_limit(root, found, tracked, linked=wanted.linked)
     contents: dict[str, Path | bytes] = {}
     files = []
+    index = CapturedIndex(wanted.home, root)
     for path, status in found.items():
         if path in too_large:
             continue
         try:
-            file = _read(root, path, status)
+            file = _read(root, path, status, index)
         except FileNotFoundError:
             continue  # it has gone meanwhile
         except OSError as error:
@@ -74,6 +79,7 @@ def capture(root: Path, wanted: FilesWanted = FilesWanted()) -> CapturedFiles:
         files.append(file)
         if file.kind != "link":
             contents[file.content] = root / path
+    index.keep()
     at = commit_of(root)
     if at.diff:
         contents[digest_of(at.diff)] = at.diff
@@ -97,16 +103,17 @@ def capture(root: Path, wanted: FilesWanted = FilesWanted()) -> CapturedFiles:
 def _found(root: Path, wanted: FilesWanted) -> tuple[dict[str, os.stat_result], set[str]]:
     """Return the status of each file to read, by path, and the paths that git tracks."""
     apart = [path.resolve() for path in wanted.without]
+    inside = {path.relative_to(root).as_posix() for path in apart if path.is_relative_to(root)}
     names = dict(listed(root)) if wanted.only is None else dict.fromkeys(wanted.only, True)
     if len(names) > FILES_MAX:
         _refuse_number(root, names)
     checkpoints = set(_folders_of_checkpoints(names))
     found: dict[str, os.stat_result] = {}
     for path in sorted(names):
-        if any((root / path).is_relative_to(each) for each in apart) or _within(path, checkpoints):
+        if path in inside or _within(path, inside) or _within(path, checkpoints):
             continue
         try:
-            status = (root / path).lstat()
+            status = os.lstat(f"{root}/{path}")
         except OSError:
             continue  # it has gone meanwhile
         if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):  # a socket or a pipe has no content
@@ -128,7 +135,7 @@ def _folders_of_checkpoints(names: Mapping[str, bool]) -> Iterator[str]:
 
 
 def _within(path: str, folders: Collection[str]) -> bool:
-    above = path.rpartition("/")[0]
+    above = path.rpartition("/")[0] if folders else ""
     while above:
         if above in folders:
             return True
@@ -136,12 +143,20 @@ def _within(path: str, folders: Collection[str]) -> bool:
     return False
 
 
-def _read(root: Path, path: str, status: os.stat_result) -> TreeFile:
+def _read(root: Path, path: str, status: os.stat_result, index: CapturedIndex) -> TreeFile:
     whole = root / path
     if stat.S_ISLNK(status.st_mode):
         return TreeFile(path, "link", 0, _target(root, whole))
+    kind: Kind = "program" if status.st_mode & 0o100 else "file"
+    known = index.digest(path, status)
+    if known is not None:
+        return TreeFile(path, kind, status.st_size, known)
+    read_ns = time.time_ns()
     data = read_regular(whole)
-    return TreeFile(path, "program" if status.st_mode & 0o100 else "file", len(data), digest_of(data))
+    digest = digest_of(data)
+    if len(data) == status.st_size:
+        index.note(path, status, digest, read_ns)
+    return TreeFile(path, kind, len(data), digest)
 
 
 def read_regular(path: Path) -> bytes:

@@ -5,6 +5,7 @@ A tree is a blob itself, whose digest the job holds. `content.py` stores the blo
 
 import json
 import os
+import posixpath
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -14,6 +15,7 @@ from typing import Literal
 from blake3 import blake3
 
 from cordee.errors import InputError
+from cordee.storage.listing import folders_of
 from cordee.storage.sealed import canonical
 
 _VERSION = 2
@@ -153,16 +155,15 @@ def _row(file: TreeFile) -> tuple[str, str, int, str]:
 def _check(tree: Tree) -> None:
     """Raise InputError if a copy of the tree could write outside its folder."""
     links = {file.path for file in tree.files if file.kind == "link"} | set(tree.links)
-    seen: set[str] = set()
-    folders: set[str] = set()
-    for name in (*(file.path for file in tree.files), *tree.links):
-        path = PurePosixPath(name)
-        parents = {str(parent) for parent in path.parents}
-        outside = path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name
-        if outside or not path.parts or name in seen or parents & links:
+    names = [*(file.path for file in tree.files), *tree.links]
+    seen = set(names)
+    folders = folders_of(names) - {""}
+    if len(seen) < len(names) or folders & links:
+        raise InputError("a file of the tree would not lie in its copy, or lies there twice")
+    for name in names:
+        odd = name in ("", ".", "..") or name.startswith(("/", "../")) or "\0" in name
+        if odd or posixpath.normpath(name) != name:
             raise InputError(f"the tree's file {name!r} would not lie in its copy, or lies there twice")
-        seen.add(name)
-        folders |= parents
     below = PurePosixPath(tree.below)
     if below.is_absolute() or ".." in below.parts or {str(below), *map(str, below.parents)} & links:
         raise InputError(f"the tree's folder {tree.below!r} would not lie in its copy")

@@ -66,7 +66,7 @@ class ServiceOperations:
         if section is None:
             raise SpecError(f"{spec.name} is a job: it has no section `service`", hint="send it to /v1/jobs")
         operations.check_secrets(spec, submission.secrets)
-        operations.files.check(spec)
+        self._check_files(spec, owner)
         if spec.run and spec.files is None:
             check_program(spec)
         check_models(spec)
@@ -87,6 +87,15 @@ class ServiceOperations:
                 self._write(spec, section, before, owner, submission.secrets)
         operations.wake()
         return self.service(spec.name, notes=admitted.notes)
+
+    def _check_files(self, spec: JobSpec, owner: str) -> None:
+        """Check the files of a service: those that it has it may keep."""
+        with self.operations.control.changed:
+            before = self.operations.control.fold.directory.services.get(spec.name)
+        if before is not None and not before.ended and declared_spec(before).files == spec.files:
+            self.operations.files.check(spec)
+        else:
+            self.operations.files.check(spec, owner)
 
     def _write(
         self, spec: JobSpec, section: ServiceSpec, before: Service | None, by: str, secrets: Mapping[str, str]

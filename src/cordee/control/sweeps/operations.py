@@ -39,7 +39,7 @@ class SweepOperations:
         operations, spec = self.operations, _checked_spec(submission)
         sweep_id = submission.job_id
         operations.check_secrets(spec, submission.secrets)
-        operations.files.check(spec)
+        operations.files.check(spec, owner)
         assert spec.sweep is not None, "checked above"
         if spec.sweep.way == "bayes":
             check_optuna()
