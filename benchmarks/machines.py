@@ -1,23 +1,26 @@
 """Many machines: how fast orders reach ranks, and what a server costs by the number of its nodes.
 
-    python benchmarks/machines.py [PART ...] [--json] [--agents 10 100 1000] [--beating 1000 12500]
+    python benchmarks/machines.py [PART ...] [--json] [--out FILE] [--agents 10 100 1000] [--beating 1000 4000 12500]
 
 start     from the decision (its commit included) to the first and the last rank of a gang: 4 ranks over 3 real agents
           among N nodes, and the arrival of the orders at 4 of N simulated agents
 reports   reports of ranks a second that the server takes in and commits, from 100 simulated agents
 beats     processor time and memory of the server by the number of nodes that beat, and what a claim costs it
 freeze    time until a node is noticed whose agent and ranks are stopped (SIGSTOP), and what the other nodes lose
-local     start of a rank on one machine, beside an earlier version: --before PATH_TO_ITS_SRC
+local     start of a rank on one machine; beside an earlier version with --before PATH_TO_ITS_SRC
 database  fail-over of two servers and commits a second (failover.py)
 log       start of a server by the length of its log (long_log.py)
 
 Simulated agents (machines_agents.py) speak the real messages over real WebSockets with a real server process. Without
-a PART it runs the first four.
+a PART it runs all of them, one after the other, in half an hour and 2 GB. Each says how busy the
+machine was: where the load was above the number of cores, what a clock measured tells of the queue for them too; what
+is given as processor time holds. A part that fails says why, and the others go on.
 """
 
 import argparse
 import json
 import os
+import platform
 import resource
 import signal
 import statistics
@@ -27,7 +30,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
+from cordee.errors import CordeeError
 from cordee.events import AttemptPlaced, Event, NodeReachable, NodeUnreachable, RanksStarted
 from machines_agents import Fleet, SimulatedAgent, percentile
 from machines_server import RunningServer, cpu_s, pss_bytes, until
@@ -259,11 +264,13 @@ print(json.dumps({"start_ms": [(began[job] - placed[job]) / 1e3 for job in jobs]
 """
 
 
-def local(before: Path, rounds: int, turns: int) -> list[Row]:
+def local(before: Path | None, rounds: int, turns: int) -> list[Row]:
     """Measure a job of 4 ranks that do nothing on one machine, this version and an earlier one in turn."""
     found: dict[str, dict[str, list[float]]] = {}
+    versions = {"now": Path(__file__).absolute().parents[1] / "src"}
+    versions |= {} if before is None else {"before": before.absolute()}
     for _ in range(turns):
-        for name, src in (("before", before.absolute()), ("now", Path(__file__).absolute().parents[1] / "src")):
+        for name, src in versions.items():
             env = {**os.environ, "PYTHONPATH": str(src)}
             argv = [sys.executable, "-c", LOCAL, str(rounds)]
             done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
@@ -303,16 +310,37 @@ def _script(name: str, *words: str) -> str:
         return subprocess.run(argv, stdout=subprocess.PIPE, stderr=said, text=True, check=True).stdout
 
 
+def measured(part: Callable[[], list[Row]]) -> Row:
+    """Return the rows of a part, or why it failed, with what the part itself took of the machine."""
+    load, began_s, used_s = os.getloadavg()[0], time.perf_counter(), _cpu_s()
+    found: Row = {}
+    try:
+        found["rows"] = part()
+    except (AssertionError, CordeeError, OSError, subprocess.SubprocessError) as error:
+        found["failed"] = f"{type(error).__name__}: {error}"
+    wall_s, loads = time.perf_counter() - began_s, [load, os.getloadavg()[0]]
+    found |= {"load": [round(each, 1) for each in loads], "wall_s": round(wall_s), "cpu_s": round(_cpu_s() - used_s)}
+    found["wall_clock_holds"] = max(loads) <= (os.cpu_count() or 1) + 1
+    return found
+
+
+def _cpu_s() -> float:
+    """Return the processor time of this process and of its children that have ended, in seconds."""
+    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+
+
 def main() -> None:
     """Measure, and print a line for each row or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["start", "reports", "beats", "freeze"])
+    parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--agents", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--beating", type=int, nargs="+", default=[1000, 4000, 12_500])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--events", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--events", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--before", type=Path, help="src of an earlier version")
+    parser.add_argument("--out", type=Path, help="the file for the JSON")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -326,15 +354,28 @@ def main() -> None:
         "database": lambda: database(args.rounds),
         "log": lambda: log(args.events),
     }
-    found: dict[str, object] = {}
-    for name in args.parts:
-        began = os.getloadavg()[0]
-        rows = parts[name]()
-        found[name] = rows
-        for row in rows if not args.json else ():
+    if unknown := set(args.parts) - set(parts):
+        parser.error(f"{', '.join(unknown)}: the parts are {', '.join(parts)}")
+    found: dict[str, object] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "arguments": sys.argv[1:],
+    }
+    failed = False
+    for name in args.parts or parts:
+        part = measured(parts[name])
+        failed = failed or "failed" in part
+        found[name] = part
+        for row in cast("list[Row]", part.get("rows", [])) if not args.json else ():
             print(f"{name:9}", "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        found[f"{name}_load"] = [began, os.getloadavg()[0]]
-    print(json.dumps(found) if args.json else f"load {[v for k, v in found.items() if k.endswith('_load')]}")
+        rest = "  ".join(f"{key} {value}" for key, value in part.items() if key != "rows")
+        print(f"{name:9} {rest}", file=sys.stderr, flush=True)
+        if args.out is not None:  # after each part, so that what was measured stays if a later one is ended
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
+    if args.json:
+        print(json.dumps(found))
+    raise SystemExit(failed)
 
 
 if __name__ == "__main__":
