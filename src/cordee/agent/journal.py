@@ -81,8 +81,9 @@ def write_json(path: Path, data: object, *, sync: bool = False, mode: int = 0o66
     """Write a file of JSON whole or not at all; with `sync` its content is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
+    text = json.dumps(data)  # in one piece and without indent: ranks wait for it, and only so is it not made in Python
     with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        json.dump(data, file, indent=1)
+        file.write(text)
         if sync:
             file.flush()
             os.fsync(file.fileno())

@@ -169,13 +169,14 @@ class RankGroups:
         kept()
         self._running[order.tag] = group
         group.start(launch, secrets)
+        started_us = self._clock.now_us()
         self._keep(lambda: self._journal.keep_ranks(order, group.known))
         for log in group.logs:
             self._selector.register(log.read_fd, selectors.EVENT_READ, partial(self._pump, log))
         self.transfers.started(order.job_id, order.epoch, group.folder)
         _log.info("%s started: %s", order.tag, launch.says)
         started = RanksStarted(
-            at_us=self._clock.now_us(),
+            at_us=started_us,
             job_id=JobId(order.job_id),
             epoch=order.epoch,
             node=self._node,
