@@ -140,6 +140,11 @@ class Client:
         return self.address.url
 
     @property
+    def token(self) -> str:
+        """Return the token by which the server knows the user."""
+        return str(self._http.headers["Authorization"]).removeprefix("Bearer ")
+
+    @property
     def home(self) -> Path | None:
         """Return the server's folder; None if it is on another machine."""
         return self.address.home

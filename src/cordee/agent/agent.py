@@ -29,7 +29,7 @@ from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment
 from cordee.agent.lease import Lease
 from cordee.agent.link import Link
-from cordee.agent.messages import Beat, Claim, Confirm, Meeting, Order, Refused, Seen, Shutdown, Welcome
+from cordee.agent.messages import Beat, Claim, Confirm, Dial, Meeting, Order, Refused, Seen, Shutdown, Welcome
 from cordee.agent.node_stream import NodeStream
 from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup
@@ -343,6 +343,8 @@ class NodeAgent:
             self._seen(arrival.source, arrival.seq)
         elif isinstance(arrival, Order):
             self._carry_out(arrival)
+        elif isinstance(arrival, Dial):
+            self._groups.dial(arrival)
         elif isinstance(arrival, Shutdown):
             self._leaving = True
             if arrival.now:

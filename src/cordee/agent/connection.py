@@ -12,7 +12,8 @@ import queue
 import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -200,27 +201,8 @@ class Connection:
             InputError: others could read the token on its way.
             ValueError: the server speaks another protocol.
         """
-        check_private(url)
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        sock = await self._connected(host, port)
-        if settings.home is not None and not _is_ours(sock):
-            sock.close()
-            raise ConnectionRefusedError(f"{url} belongs to another user, so our server is gone")
-        async with connect(
-            f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}/v1/agents/{quote(settings.node)}/link",
-            sock=sock,
-            ssl=client_context(settings.pinned()) if parts.scheme == "https" else None,
-            server_hostname=host if parts.scheme == "https" else None,
-            additional_headers={"Authorization": f"Bearer {settings.token}"},
-            compression=None,
-            open_timeout=CONNECT_S,
-            close_timeout=1,
-            ping_interval=None,  # beats do that, and carry the clock
-            max_size=FRAME_BYTES_MAX,
-        ) as websocket:
-            self._line = line = WebSocketLine(str(sock.getsockname()[0]), websocket)
+        async with websocket_to(url, settings, "link") as (websocket, address):
+            self._line = line = WebSocketLine(address, websocket)
             writing = asyncio.create_task(line.write())
             self._put(Opened(line))
             try:
@@ -232,25 +214,62 @@ class Connection:
                 self._line = None
                 writing.cancel()
 
-    async def _connected(self, host: str, port: int) -> socket.socket:
-        """Return a socket that is connected to the first of the host's addresses that answers."""
-        found = await asyncio.wait_for(self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), CONNECT_S)
-        errors: list[OSError] = []
-        for family, kind, protocol, _, address in found:
-            sock = socket.socket(family, kind, protocol)
-            sock.setblocking(False)
-            try:
-                await asyncio.wait_for(self._loop.sock_connect(sock, address), CONNECT_S)
-            except OSError as error:  # a TimeoutError is one
-                sock.close()
-                errors.append(error)
-            except asyncio.CancelledError:
-                sock.close()
-                raise
-            else:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return sock
-        raise next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
+
+@asynccontextmanager
+async def websocket_to(
+    url: str, settings: AgentSettings, path: str, max_bytes: int = FRAME_BYTES_MAX
+) -> AsyncIterator[tuple[ClientConnection, str]]:
+    """Open a WebSocket to a path of this node at a server; yield it and this machine's address towards the server.
+
+    Raises:
+        ConnectionRefusedError: no server runs there.
+        OSError, WebSocketException: there was no connection, or it broke.
+        CertificateError: it is another server.
+        InputError: others could read the token on its way.
+    """
+    check_private(url)
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    sock = await _connected(host, port)
+    if settings.home is not None and not _is_ours(sock):
+        sock.close()
+        raise ConnectionRefusedError(f"{url} belongs to another user, so our server is gone")
+    async with connect(
+        f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}/v1/agents/{quote(settings.node)}/{path}",
+        sock=sock,
+        ssl=client_context(settings.pinned()) if parts.scheme == "https" else None,
+        server_hostname=host if parts.scheme == "https" else None,
+        additional_headers={"Authorization": f"Bearer {settings.token}"},
+        compression=None,
+        open_timeout=CONNECT_S,
+        close_timeout=1,
+        ping_interval=None,  # the link has beats, which carry the clock; a tunnel whose reader is slow is not dead
+        max_size=max_bytes,
+    ) as websocket:
+        yield websocket, str(sock.getsockname()[0])
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """Return a socket that is connected to the first of the host's addresses that answers."""
+    loop = asyncio.get_running_loop()
+    found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), CONNECT_S)
+    errors: list[OSError] = []
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await asyncio.wait_for(loop.sock_connect(sock, address), CONNECT_S)
+        except OSError as error:  # a TimeoutError is one
+            sock.close()
+            errors.append(error)
+        except asyncio.CancelledError:
+            sock.close()
+            raise
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+    raise next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
 
 
 def _is_ours(sock: socket.socket) -> bool:

@@ -152,12 +152,27 @@ class Shutdown:
     now: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dial:
+    """Request to dial a tunnel to an attempt on this node (`agent/tunnels.py`); it is no order, and is not confirmed.
+
+    Attributes:
+        tunnel: its number, known to nobody else.
+        opening: what the client asks for: `what` is `exec`, `port` or `shell`.
+    """
+
+    tunnel: str
+    job_id: str
+    epoch: int
+    opening: dict[str, Any]
+
+
 FromAgent = Claim | Records | Beat | Confirm
-FromServer = Welcome | Refused | Seen | Beat | Order | Shutdown
+FromServer = Welcome | Refused | Seen | Beat | Order | Shutdown | Dial
 Message = FromAgent | FromServer
 
 NAMES: dict[type[Any], str] = {
-    cls: cls.__name__.lower() for cls in (Claim, Welcome, Refused, Records, Seen, Beat, Order, Confirm, Shutdown)
+    cls: cls.__name__.lower() for cls in (Claim, Welcome, Refused, Records, Seen, Beat, Order, Confirm, Shutdown, Dial)
 }
 _BY_NAME = {name: cls for cls, name in NAMES.items()}
 _BEAT = re.compile(r'\{"beat":\{"number":([0-8]?[0-9]{1,15}),"clock_us":([0-8]?[0-9]{1,15})\}\}')  # at most COUNT_MAX

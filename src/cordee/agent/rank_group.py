@@ -77,6 +77,7 @@ class RankGroup:
         order: the order for the group.
         known: the direct children.
         logs: the logs that the loop pumps, and closes at the end.
+        launch: how its ranks were started; None before.
         wake_at_s: monotonic time of the next `tick`; None if only an exit or a command can change the group.
     """
 
@@ -88,7 +89,7 @@ class RankGroup:
         self.logs: list[LogPump] = []
         self.wake_at_s: float | None = None
         self._ranks: list[_Rank] = []
-        self._per_rank = True
+        self.launch: RankGroupLaunch | None = None
         self._machine_stays = True
         self._sweep_s: float | None = None  # time to the next check of processes that are being ended; None: none are
         self._deadline_s = math.inf  # of the notice; infinite: there was none
@@ -98,7 +99,7 @@ class RankGroup:
 
     def start(self, launch: RankGroupLaunch, secrets: Mapping[str, str]) -> None:
         """Start all processes; if one cannot be started, end the others."""
-        self._per_rank = launch.per_rank
+        self.launch = launch
         for each in launch.processes:
             try:
                 (self.folder / "spool").mkdir(parents=True, exist_ok=True)
@@ -225,6 +226,15 @@ class RankGroup:
         return RankGroupResult(Outcome.FAILED, f"{subject} exited {how}", failure)
 
     @property
+    def noticed_left_s(self) -> float | None:
+        """Return the seconds from now to the deadline of its notice; None: it has none."""
+        return max(0.0, self._deadline_s - self._clock.now_s()) if self._noticed else None
+
+    @property
+    def _is_per_rank(self) -> bool:
+        return self.launch is None or self.launch.per_rank
+
+    @property
     def _noticed(self) -> bool:
         return self._deadline_s < math.inf
 
@@ -239,7 +249,7 @@ class RankGroup:
     def _left_on_notice(self, exit_code: int) -> bool:
         # A process that SIGTERM ends, or torchrun that answers it with exit code 1, has left on notice; the others
         # keep their grace period, since they may be saving.
-        answers = (-signal.SIGTERM, 128 + signal.SIGTERM) if self._per_rank else (-signal.SIGTERM, 143, 1)
+        answers = (-signal.SIGTERM, 128 + signal.SIGTERM) if self._is_per_rank else (-signal.SIGTERM, 143, 1)
         return self._noticed and exit_code in answers
 
     def _how_ranks_left(self) -> dict[int, str]:
@@ -260,7 +270,7 @@ class RankGroup:
         return f"rank {last.rank} stood still in step {last.step}{f', {last.where}' if last.where else ''}; {why}"
 
     def _all_checkpointed(self, left: Mapping[int, str]) -> bool:
-        if self._per_rank:
+        if self._is_per_rank:
             return all(
                 left.get(rank.launch.rank or 0) == "checkpointed" or rank.exit_code == EXIT_CHECKPOINTED
                 for rank in self._ranks
@@ -281,7 +291,7 @@ class RankGroup:
     def _failure(self, rank: _Rank) -> Failure:
         lines = tail(rank.log.path)
         number, code = rank.launch.rank, rank.exit_code
-        if not self._per_rank and (cause := torchrun_root_cause(lines)):
+        if not self._is_per_rank and (cause := torchrun_root_cause(lines)):
             number, code = cause
         assert code is not None, "a failed rank has exited"
         if code < 0:

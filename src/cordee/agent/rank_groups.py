@@ -16,6 +16,7 @@ from cordee.agent.interpreters import Interpreters, Software
 from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.logs import LogPump
+from cordee.agent.messages import Dial
 from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup, RankGroupResult
 from cordee.agent.samples import Samples
@@ -230,6 +231,12 @@ class RankGroups:
         if self.get(job_id, epoch) is not None or not self._journal.has(job_id, epoch, "order"):
             write_model(self._journal.folder(job_id, epoch) / "spool", model, number)
 
+    def dial(self, dial: Dial) -> None:
+        """Dial a tunnel to a rank group; to one that does not run, to say so."""
+        group = self.get(dial.job_id, dial.epoch)
+        launch = None if group is None or group.ends else group.launch
+        self.transfers.tunnels.open(dial, launch, self._journal.folder(dial.job_id, dial.epoch) / "spool")
+
     def kept_order(self, job_id: str, epoch: int) -> Assignment | None:
         """Return the order for a rank group, if this node has had it."""
         return self._journal.order(job_id, epoch) if self._journal.has(job_id, epoch, "order") else None
@@ -282,13 +289,17 @@ class RankGroups:
         self._samples.step(now_s, [group.order for group in self._running.values() if group.known])
         if now_s >= self._next_follow_s:
             self._next_follow_s = now_s + FOLLOW_S
-            for group in self._running.values():
+            for tag, group in self._running.items():
                 self._spools.follow(group.order, group.folder)
+                if group.noticed_left_s is not None:
+                    self.transfers.tunnels.notice(tag, group.noticed_left_s)
 
     def _reap(self, now_s: float) -> None:
         # When a rank is killed, others may fail because of it before this loop sees either: report the killed one.
         for pid, code in sorted(self._processes.reap(), key=lambda each: each[1] != -signal.SIGKILL):
-            any(group.reaped(pid, code, now_s) for group in self._running.values())
+            if not any(group.reaped(pid, code, now_s) for group in self._running.values()):
+                live = {tag for tag, group in self._running.items() if not group.ends}
+                self.transfers.tunnels.reaped(pid, code, live)
 
     def _finish(self, group: RankGroup) -> None:
         for log in group.logs:
@@ -299,6 +310,7 @@ class RankGroups:
         self._spools.complete(group.order, group.folder)
         self.transfers.ended(group.order.job_id, group.order.epoch)
         self._samples.end(group.order)
+        self.transfers.tunnels.ended(group.order.tag, f"{group.order.tag} has ended: {result.why}")
         self._report_end(group.order, result)
 
     def _pump(self, log: LogPump) -> None:

@@ -7,6 +7,7 @@ from cordee.agent.clock import monotonic_s
 from cordee.agent.copies import Copies
 from cordee.agent.log_shipping import LogShipper
 from cordee.agent.settings import AgentSettings
+from cordee.agent.tunnels import Tunnels
 from cordee.agent.uplink import Uplink
 from cordee.storage.content import Contents
 
@@ -18,11 +19,13 @@ class Transfers:
 
     Attributes:
         copies: the copies of submitted files.
+        tunnels: to commands, ports and shells.
     """
 
     def __init__(self, folder: Path, settings: AgentSettings, wake: Callable[[], None]) -> None:
         self._attempts, self._node = settings.attempts(folder), settings.node
         self._shipper: LogShipper | None = None
+        self.tunnels = Tunnels(folder, settings.node)
         if settings.home is not None:
             self.copies = Copies(Contents(Path(settings.home) / FILES), None, wake)
         else:
@@ -58,5 +61,6 @@ class Transfers:
     def close(self) -> None:
         """Stop; the next agent goes on with the logs."""
         self.copies.close()
+        self.tunnels.close()
         if self._shipper is not None:
             self._shipper.close()

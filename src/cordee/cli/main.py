@@ -30,6 +30,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
         "why": ("cordee.cli.jobs", "Explain a job's state, and forecast when it starts and ends."),
         "logs": ("cordee.cli.jobs", "Print the output of a job's ranks."),
+        "shell": ("cordee.cli.shell", "Open a shell on a node, as a job."),
+        "exec": ("cordee.cli.shell", "Run a command where a job runs, with its environment and GPUs."),
+        "port-forward": ("cordee.cli.port_forward", "Reach a job's notebook or TensorBoard from this machine."),
         "stop": ("cordee.cli.jobs", "Stop a job; it checkpoints first, unless --now is given."),
         "pause": ("cordee.cli.chains", "Pause a job or a sweep: it saves, and gives its GPUs back."),
         "resume": ("cordee.cli.chains", "Let a paused or held job, or a paused sweep, go on."),
@@ -58,6 +61,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "version": ("cordee.cli.main", "Print the version."),
     },
 }
+# Functions that cannot have their verb's name.
+_FUNCTIONS = {"port-forward": "port_forward"}
 # The last line of `cordee VERB --help`.
 EXAMPLES = {
     "demo": "cordee demo --out report.html",
@@ -68,6 +73,9 @@ EXAMPLES = {
     "pipeline": "cordee pipeline --ranks 8 --microbatches 20 --times f=1,b=1,w=1 --memory 9",
     "profile": "cordee profile rank*.json.gz --html profile.html",
     "run": "cordee run --gpus 4 --tier preemptible --checkpoint-to /shared/checkpoints -- python train.py",
+    "shell": "cordee shell --gpus 1 --idle 30m",
+    "exec": "cordee exec my-job -- nvidia-smi",
+    "port-forward": "cordee port-forward my-job 8888",
     "stop": "cordee stop my-job --wait",
     "pause": "cordee pause my-job",
     "resume": "cordee resume my-job",
@@ -145,7 +153,8 @@ def _app(words: Sequence[str]) -> typer.Typer:
     called = next((word for word in words if not word.startswith("-")), None)
     for group, verbs in GROUPS.items():
         for verb, (module, line) in verbs.items():
-            function: Any = getattr(import_module(module), verb) if verb == called else _not_called
+            name = _FUNCTIONS.get(verb, verb)
+            function: Any = getattr(import_module(module), name) if verb == called else _not_called
             example = f"Example: {EXAMPLES[verb]}" if verb in EXAMPLES else None
             if isinstance(function, typer.Typer):
                 app.add_typer(function, name=verb, help=line, epilog=example, rich_help_panel=group)

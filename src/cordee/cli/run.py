@@ -205,11 +205,10 @@ def run(
 ) -> None:
     """Queue a job, or a sweep of jobs, and start a server if none runs."""
     flags: dict[str, Any] = {
-        "cpus": cpus, "memory": memory, "name": name,
-        "tier": tier, "queue": queue, "priority": priority, "capacity": capacity, "launch": launch,
+        "name": name, "tier": tier, "queue": queue, "priority": priority, "capacity": capacity, "launch": launch,
         "checkpoint_to": checkpoint_to, "checkpoint_every": every, "grace": grace, "limit_time": limit_time,
         "limit_cost": limit_cost, "retries": retries, "after": after, "model": model, "notify_to": notify,
-        "plan": None if plan is None else plan_of(plan, layout),
+        "cpus": cpus, "memory": memory, "plan": None if plan is None else plan_of(plan, layout),
     }  # fmt: skip
     more = {"search": search, "trials": trials, "max_running": max_running, "metric": metric, "goal": goal}
     section = _section(sweep, **more, rungs=rungs, target=target)
@@ -281,8 +280,12 @@ def submit(
     slots: str | None,
     ask: bool,
     as_json: bool,
-) -> None:
-    """Check what can be checked here, start a server if none runs, send the files, queue the job and print its id."""
+    quiet: bool = False,
+) -> str:
+    """Check what can be checked here, start a server if none runs, send files, queue the job, print and return its id.
+
+    With `follow` the process exits when the job has ended. With `quiet` the server's notes on the job are left out.
+    """
     from cordee.control.admission import check_program
     from cordee.control.spawn import ensure_server, running
 
@@ -303,8 +306,7 @@ def submit(
             _consent(here, client.dry_run(here.model_dump(mode="json"), unprotected=unprotected))
         here, copied = capture_job(client, here, ship=ship, remote=remote)
         if here.sweep is not None:
-            _declare_sweep(client, here, unprotected=unprotected, follow=follow, as_json=as_json)
-            return
+            return _declare_sweep(client, here, unprotected=unprotected, follow=follow, as_json=as_json)
         made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
         if as_json:
             terminal.print_json(made)
@@ -312,7 +314,7 @@ def submit(
             job = made.job
             print(f"{job.job_id} {job.state}: {_submitted(here, made)}")
             _say_what_it_waits_for(console, client, job.job_id)
-        for note in [*made.notes, *copied, *found.notes()]:
+        for note in [*(() if quiet else made.notes), *copied, *found.notes()]:
             console.print(f"note: {note}", highlight=False)
         if follow:
             try:
@@ -320,10 +322,11 @@ def submit(
             except KeyboardInterrupt:
                 console.print(f"the job continues: cordee logs -f {made.job.job_id}", highlight=False)
                 raise SystemExit(128 + signal.SIGINT) from None
+        return made.job.job_id
 
 
-def _declare_sweep(client: Client, spec: JobSpec, *, unprotected: bool, follow: bool, as_json: bool) -> None:
-    """Create a sweep and print its id; follow it if asked. It is the server's: Ctrl-C ends the following only."""
+def _declare_sweep(client: Client, spec: JobSpec, *, unprotected: bool, follow: bool, as_json: bool) -> str:
+    """Create a sweep, print and return its id; follow it if asked. Ctrl-C ends the following only."""
     made = client.declare_sweep(spec.model_dump(mode="json"), unprotected=unprotected)
     if as_json:
         terminal.print_json(made)
@@ -336,6 +339,7 @@ def _declare_sweep(client: Client, spec: JobSpec, *, unprotected: bool, follow: 
             said = f"the sweep continues: cordee sweep show {made.sweep_id}"
             terminal.stderr().print(said, highlight=False)
             raise SystemExit(128 + signal.SIGINT) from None
+    return made.sweep_id
 
 
 def _submitted(spec: JobSpec, made: Submitted) -> str:

@@ -39,8 +39,9 @@ from cordee.answers import (
     Submitted,
     WhyView,
 )
-from cordee.control import chain_routes, job_metrics, logs, tenants_api
+from cordee.control import chain_routes, job_metrics, logs, tenants_api, tunnels
 from cordee.control.agents import transfers
+from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, user_router
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.operations import Operations
@@ -351,8 +352,9 @@ def create_app(
     operations: Operations,
     services: ServiceOperations | None = None,
     sweeps: SweepOperations | None = None,
+    agents: AgentsExecutor | None = None,
 ) -> FastAPI:
-    """Create the application around the operations."""
+    """Create the application around the operations; tunnels need the links to the agents."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.operations = operations
     app.state.services = services or ServiceOperations.over(operations)
@@ -362,6 +364,8 @@ def create_app(
         app.include_router(each)
     app.include_router(agents_router)
     app.include_router(transfers.router)
+    if agents is not None:
+        tunnels.add_routes(app, tunnels.Tunnels(operations, agents))
     app.add_exception_handler(CordeeError, _cordee_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _unknown)

@@ -198,7 +198,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = _loopback(self._home)
-        app: ASGIApp = AgentLinks(create_app(self.operations, *self._above_jobs), self._executor)
+        app: ASGIApp = AgentLinks(create_app(self.operations, *self._above_jobs, self._executor), self._executor)
         if self._standby is not None:
             app = LeaderOnly(app, self._standby)
         http = WebServer(app, listener, self._public)

@@ -13,7 +13,19 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 
 from cordee.agent.clock import MachineClock
-from cordee.agent.messages import Beat, Claim, Confirm, FromAgent, Order, Records, Refused, Seen, Shutdown, Welcome
+from cordee.agent.messages import (
+    Beat,
+    Claim,
+    Confirm,
+    Dial,
+    FromAgent,
+    Order,
+    Records,
+    Refused,
+    Seen,
+    Shutdown,
+    Welcome,
+)
 from cordee.control.agents.claim_queue import Arrived, ArrivedClaim, ArrivedToken, ClaimQueue
 from cordee.control.agents.claims import Member, Session, judge
 from cordee.control.agents.intake import Intake, is_stream_of
@@ -162,6 +174,15 @@ class AgentsExecutor:
         with self._changed:
             member = self.nodes.members.get(name)
             return {"refused": member.refused, "clock_off_us": member.clock_off_us} if member else {}
+
+    def dial(self, name: str, dial: Dial) -> bool:
+        """Ask the agent of a node to dial a tunnel; return whether it is connected."""
+        with self._changed:
+            member = self.nodes.members.get(name)
+            if member is None or member.session is None:
+                return False
+            member.session.send(dial)
+            return True
 
     def dismiss(self, name: str) -> None:
         """Make the agent of a node exit when it runs no rank group any more; the node is down with its connection."""
