@@ -22,6 +22,7 @@ from cordee.agent.gpus import Devices
 from cordee.agent.process import Process
 from cordee.agent.settings import AgentSettings
 from cordee.agent.transfers import Transfers
+from cordee.agent.tunnels import Tunnels
 from cordee.events import Event, Node
 from cordee.ids import JobId
 from cordee.simulate.engine import Engine
@@ -229,6 +230,7 @@ class NoTransfers(Transfers):
     def __init__(self, folder: Path, settings: AgentSettings, wake: Callable[[], None]) -> None:
         self._shipper = None
         self.copies = _NoCopies()  # type: ignore[assignment]
+        self.tunnels = Tunnels(folder, "")  # nobody opens one
 
 
 @dataclass(frozen=True, slots=True)
