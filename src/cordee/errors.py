@@ -35,6 +35,7 @@
     │   ├── DestinationError       53     the place to write to is unusable
     │   └── InUseError             54     another run on this machine writes there
     ├── StopError                  60   the ranks could not agree to stop, or the save ran out of time
+    │   └── DivergedError          61     the loss diverged, and the job was told to stop
     ├── MissingExtraError          70   an optional library is not installed
     ├── ReplicaError               87   the engine of a service does not start, has ended, or does not answer
     ├── EngineError                85   an engine of machines, such as Slurm, does not do what it is asked
@@ -272,6 +273,12 @@ class StopError(CordeeError):
     """The ranks could not agree on a step to stop at, or the save ran out of time."""
 
     exit_code = 60
+
+
+class DivergedError(StopError):
+    """The loss diverged, and the job was told to stop, or has gone back too often. Another start would not help."""
+
+    exit_code = 61
 
 
 class MissingExtraError(CordeeError):

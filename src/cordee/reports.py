@@ -223,6 +223,10 @@ def _texts(value: object, scope: ReportScope, now_us: int) -> str | None:
     return next((problem for each in value if (problem := _text(each, scope, now_us))), None)
 
 
+def _signed(value: object, scope: ReportScope, now_us: int) -> str | None:
+    return None if _number(value) else "is not a finite number"
+
+
 def _names(value: object, scope: ReportScope, now_us: int) -> str | None:
     if not isinstance(value, tuple):
         return "is not a list"
@@ -265,6 +269,7 @@ def _address(value: object, scope: ReportScope, now_us: int) -> str | None:
 _BY_NAME: Mapping[str, _Check] = {
     "rank": _rank,
     "loss": _loss,
+    "value": _signed,
     "address": _address,
     "names": _names,
     "values": _finite,

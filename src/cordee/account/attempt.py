@@ -156,6 +156,8 @@ class OpenAttempt:
     def _cause(self, outcome: Outcome) -> str:
         if self.notice is not None:
             return self.notice.reason.value
+        if self.timeline.rolled_back and outcome in (Outcome.FINISHED, Outcome.CHECKPOINTED):
+            return "rollback"
         if outcome is Outcome.KILLED:
             return "stop" if self.stopped else "kill"
         return "failure" if outcome is Outcome.FAILED else "infrastructure"

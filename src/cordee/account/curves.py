@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from cordee.events import AttemptEvent, Event, GpusSampled, JobSubmitted, Measured, MetricsLogged, Restored
+from cordee.events import AttemptEvent, Event, GpusSampled, JobSubmitted, Measured, MetricsLogged, Restored, RolledBack
 from cordee.ids import JobId
 
 POINTS_MAX = 512
@@ -175,6 +175,7 @@ class Curves:
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
             Restored: self._restored,
+            RolledBack: self._rolled_back,
             MetricsLogged: self._logged,
             Measured: self._measured,
             GpusSampled: self._sampled,
@@ -217,6 +218,10 @@ class Curves:
     def _restored(self, event: Restored) -> None:
         if (job := self._live(event)) is not None:
             job.epoch, job.step, job.nodes = event.epoch, event.step, {}
+
+    def _rolled_back(self, event: RolledBack) -> None:
+        if (job := self._live(event)) is not None:
+            job.step = event.to_step
 
     def _logged(self, event: MetricsLogged) -> None:
         if (job := self._live(event)) is not None:

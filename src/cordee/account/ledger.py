@@ -35,6 +35,7 @@ from cordee.events import (
     ReplicaUnready,
     Reported,
     Restored,
+    RolledBack,
     StopRequested,
     TokensServed,
     TokenWeights,
@@ -89,6 +90,7 @@ class Ledger:
             RanksEnded: self._ranks_ended,
             Reported: self._reported,
             Restored: self._restored,
+            RolledBack: self._rolled_back,
             RankLeft: self._rank_left,
             CheckpointCommitted: self._committed,
             ReplicaReady: self._replica_ready,
@@ -275,6 +277,11 @@ class Ledger:
             after, high = segment.first_step + segment.steps, self._high.get(event.job_id, 0)
             attempt.steps_repeated += max(0, min(after, high) - segment.first_step)
             self._high[event.job_id] = max(high, after)
+
+    def _rolled_back(self, event: RolledBack) -> None:
+        attempt = self._live(event.job_id, event.epoch)
+        if attempt is not None:
+            attempt.timeline.roll_back(event)
 
     def _restored(self, event: Restored) -> None:
         attempt = self._live(event.job_id, event.epoch)

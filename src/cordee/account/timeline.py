@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cordee.account.split import Class
-from cordee.events import CheckpointCommitted, Outcome, Reported, SpanClass
+from cordee.events import CheckpointCommitted, Outcome, Reported, RolledBack, SpanClass
 from cordee.units import US_PER_S
 
 _MERGED_US = 60 * US_PER_S
@@ -68,6 +68,7 @@ class Timeline:
     """
 
     placed_us: int
+    rolled_back: bool  # whether steps were undone
     reports: bool  # whether the script has reported anything
     restored_us: int | None
     steps: int
@@ -81,7 +82,7 @@ class Timeline:
 
     def __init__(self, placed_us: int, *, detailed: bool = False) -> None:
         self.placed_us = self._folded_until_us = placed_us
-        self.reports = False
+        self.reports = self.rolled_back = False
         self.restored_us = self._captured_us = None
         self.steps = self._committed_step = self._folded_tokens = 0
         self._segments, self._folded = [], {}
@@ -106,6 +107,21 @@ class Timeline:
         self._segments.append(segment)
         self.steps += steps
         return segment
+
+    def roll_back(self, event: RolledBack) -> None:
+        """Count the steps from `event.to_step` on as lost, as far as they are not folded."""
+        self.rolled_back = True
+        self._committed_step = min(self._committed_step, event.to_step)
+        found: list[Segment] = []
+        for segment in self._segments:
+            beyond = segment.cls is Class.USEFUL and segment.first_step + segment.steps > event.to_step
+            if not beyond or not segment.steps:
+                found.append(segment)
+                continue
+            whole_us = segment.to_us - segment.from_us
+            kept_us = segment.from_us + whole_us * self._durable_steps(segment) // segment.steps
+            found += self._divided(segment, kept_us)
+        self._segments = found
 
     def commit(self, event: CheckpointCommitted, *, fold_until_us: int) -> None:
         """Make steps below `event.step` durable, and fold the durable segments that end by `fold_until_us`.

@@ -16,6 +16,7 @@ from cordee.events import Lease
 from cordee.reports import ReportScope
 from cordee.storage.destination import absolute, below
 from cordee.workload.launcher import PYTHON, commands_of, launcher_of
+from cordee.workload.telemetry import telemetry_env
 
 DEFAULT_GRACE_S = 30.0
 
@@ -218,6 +219,7 @@ def _group_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
     for key, name in (("report_after_s", "CORDEE_HANG_REPORT_S"), ("restart_after_s", "CORDEE_HANG_RESTART_S")):
         if on_hang.get(key) is not None:
             env[name] = f"{on_hang[key]:g}"
+    env |= telemetry_env(order.spec)
     checkpoint = order.spec.get("checkpoint") or {}
     if checkpoint.get("to"):
         env["CORDEE_CHECKPOINT_TO"] = below(absolute(str(checkpoint["to"]), cwd), order.job_id)

@@ -397,6 +397,31 @@ class MetricsLogged(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeFound(AttemptEvent):
+    """The loss has left its usual range, or is not finite; `action` says what the job does about it."""
+
+    rank: int
+    step: int  # the first one whose loss was unusual
+    seen_step: int  # the one whose loss confirmed it
+    value: float | None  # None: not finite
+    action: str  # warn, rollback, reorder or stop
+    why: str  # one sentence with the numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack(AttemptEvent):
+    """The ranks went back to the checkpoint before a spike: steps from `to_step` on are done again."""
+
+    rank: int
+    step: int  # the one that would have come next
+    to_step: int
+    generation: int
+    batches: int  # global batches that are left out, or put off
+    reordered: bool  # they are put off
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted(AttemptEvent):
     """A generation is durable and verified: steps below `step` will never be repeated."""
 
@@ -456,6 +481,8 @@ RankEvent = (
     | Reported
     | Measured
     | MetricsLogged
+    | SpikeFound
+    | RolledBack
     | CheckpointCommitted
     | RankLeft
     | RankBehind
@@ -576,6 +603,8 @@ Event = (
     | Reported
     | Measured
     | MetricsLogged
+    | SpikeFound
+    | RolledBack
     | CheckpointCommitted
     | RankLeft
     | RankBehind

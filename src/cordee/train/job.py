@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,12 +19,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from cordee.errors import CheckpointError, CordeeError, StopError
+from cordee.errors import CheckpointError, CordeeError, DivergedError, InputError, StopError
 from cordee.events import Estimate, SpanClass
 from cordee.plan.layout import Layout
 from cordee.train import torch_version  # noqa: F401 - raises where torch is too old for the rest
 from cordee.train.checkpoint import rank_state
-from cordee.train.checkpoint.saver import Saver
+from cordee.train.checkpoint.saver import Saver, synchronize
+from cordee.train.guard.react import Diverged, agreed_spike, go_back
 from cordee.train.measure import Meter
 from cordee.train.mesh import layout_mesh
 from cordee.train.rank_exit import RankExit, beside, durable_name, goes_on_from
@@ -61,6 +63,7 @@ def job(
     base: str | Path | None = None,
     ram: str | int | None = None,
     hang: str | None = None,
+    on_spike: str | None = None,
 ) -> "Job":
     """Return a training job over this state, to be used as `with cordee.job(...) as job:`.
 
@@ -78,10 +81,15 @@ def job(
             process, but not its machine. "auto" (the default) does it where it saves time, "off" never; it doubles the
             memory for captures.
         hang: time without a step after which all ranks start again from the newest checkpoint; never by default.
+        on_spike: what to do when the logged loss leaves its usual range, or is not finite: "warn" (the default),
+            "rollback" (back to the checkpoint before, without those batches), "reorder" (with those batches later),
+            "stop" or "off".
 
     Under a Cordee agent the agent's settings win over these arguments.
     """
-    return Job(state, settings(to=to, every=every, keep=keep, grace=grace, base=base, ram=ram, hang=hang))
+    return Job(
+        state, settings(to=to, every=every, keep=keep, grace=grace, base=base, ram=ram, hang=hang, on_spike=on_spike)
+    )
 
 
 class Job:
@@ -101,7 +109,7 @@ class Job:
         self._agreement: Agreement | None = None
         self._watch: RankWatch | None = None
         self._reporter = Reporter(settings, self.rank)
-        self._meter = Meter(self._reporter, self._timer, self.rank, settings.planned.estimate)
+        self._meter = Meter(self._reporter, self._timer, self.rank, settings)
 
     # -- the user's side -----------------------------------------------------------------------------------
 
@@ -132,6 +140,11 @@ class Job:
         """Start to listen for notices; `find` and `load` read the checkpoint."""
         set_up_logging(self._settings.log_level if self.rank == 0 else logging.WARNING)
         if self._settings.to is None:
+            if self._meter.guard.acts:
+                raise InputError(
+                    f"on_spike={self._meter.guard.on_spike!r} needs checkpoints",
+                    hint="name a destination: cordee.job(state, to=...)",
+                )
             if self.rank == 0:
                 log.warning("no checkpoint destination: this job is unprotected; name one: cordee.job(state, to=...)")
             return
@@ -163,7 +176,7 @@ class Job:
         with self._closing_on_error():
             self.start_step = self._timer.step = self._saving.load()
             self._agreement = rank_exit.agreement = Agreement(
-                first_step=_boundary_number(self.start_step - 1),
+                first_step=self._timer.boundary - 1,
                 rank=self.rank,
                 world_size=self.world_size,
                 store=self._store(),
@@ -196,11 +209,15 @@ class Job:
             Preempted: the rank leaves at the agreed step.
         """
         n = min([n, *self._timer.rungs[-1:]])
+        self._meter.goes_back = True
         self.begin(n)
-        while self._timer.step < (self._meter.steps_total or 0):  # `stop` changes it
-            self.boundary()
-            yield self._timer.step
-            self.stepped()
+        while True:
+            while self._timer.step < (self._meter.steps_total or 0):  # `stop` changes it
+                self.boundary()
+                yield self._timer.step
+                self.stepped()
+            if not self._goes_back_at_end():
+                break
         self.finish()
 
     # The parts of `steps`, for other libraries' loops: begin, then boundary and stepped around each step, finish.
@@ -211,6 +228,11 @@ class Job:
         Args:
             steps_total: the job is done after so many steps; None: the loop does not know.
         """
+        if self._meter.guard.on_spike in ("rollback", "reorder") and not self._meter.goes_back:
+            raise InputError(
+                f"on_spike={self._meter.guard.on_spike!r} needs the loop of job.steps(), which can go back",
+                hint='use on_spike="stop" or "warn" in a loop of another library',
+            )
         self._meter.steps_total = self._reporter.progress.steps_total = steps_total
         rank_state.begin(self.state, self._timer.step)
         if self._saving is not None:
@@ -240,8 +262,9 @@ class Job:
         self._block_if_ending()
         saving = self._saving
         if saving is not None:
-            saving.at_step(self._timer.step)
-            self._meet(saving, _boundary_number(self._timer.step))
+            saving.at_step(self._timer.step, self._holds)
+            self._ask_about_loss()
+            self._meet(saving, self._timer.boundary)
             if self._timer.step in self._timer.rungs and self._timer.step > self.start_step:
                 self._leave_at_rung(saving)
         self._points = 0
@@ -267,8 +290,8 @@ class Job:
         if self._watch is not None:
             self._watch.keep_alive()
         if self._saving is not None:
-            last = self._timer.step + self._timer.inside - 1  # the step whose training is done
-            self._meet(self._saving, _boundary_number(last) + self._points)
+            last = self._timer.inside - 1  # of the steps, the one whose training is done
+            self._meet(self._saving, self._timer.boundary + (last << 20) + self._points)
 
     def finish(self) -> None:
         """Make the final checkpoint, after the last step. If it fails, the end of the `with` block raises."""
@@ -305,6 +328,8 @@ class Job:
             InputError: a metric has no such name or value.
         """
         found = None if loss is None else Reading("loss", loss)
+        if found is not None:
+            self._meter.guard.log(self._timer.step, found)
         self._reporter.log(found, tokens)
         self._meter.log(tokens, metrics if found is None else {"loss": found, **metrics})
 
@@ -356,7 +381,9 @@ class Job:
         assert agreement is not None, "enter the job first"
         step = self._timer.step + self._timer.inside  # within a step, its training is done at a boundary
         while (action := agreement.at(number)) is BoundaryAction.SAVE:
-            if step != saving.tried_step:  # the same on all ranks, so that all save here or none
+            if self._holds():
+                self._react(saving)
+            elif step != saving.tried_step:  # the same on all ranks, so that all save here or none
                 saving.save(step, saving.asked())
             agreement.conclude()
             self._plan_save()
@@ -364,6 +391,60 @@ class Job:
             if self._timer.inside:
                 self.stepped()
             self._leave(saving, agreement)
+
+    # -- the guard of the loss -------------------------------------------------------------------------------
+
+    def _ask_about_loss(self) -> None:
+        """Ask the other ranks to meet if this one has found a spike that they have to act on."""
+        guard = self._meter.guard
+        guard.look()
+        if guard.found is not None and not guard.asked and self._agreement is not None:
+            guard.asked = True
+            if self.world_size == 1:
+                self._agreement.request()
+            else:
+                beside(self._agreement.request)
+
+    def _holds(self) -> bool:
+        """Return whether a save has to wait, since a rank's loss is not as usual. All ranks ask, at one boundary."""
+        guard, saving = self._meter.guard, self._saving
+        if not guard.acts or saving is None:
+            return False
+        synchronize()
+        guard.look(wait=True)
+        held = saving.checkpointer.any_rank(guard.is_suspicious)
+        if held:
+            saving.hasten()  # as soon as the loss is as usual again
+            self._plan_save()
+        return held
+
+    def _react(self, saving: Saver) -> bool:
+        """Act on the spike that any rank has found; return whether the ranks went back.
+
+        Raises:
+            Diverged: the job was told to stop, or cannot go back.
+        """
+        guard = self._meter.guard
+        guard.asked = False
+        if self._timer.inside or (spike := agreed_spike(guard, saving)) is None:
+            return False
+        rank_exit = self._exit
+        assert rank_exit is not None, "only a protected job acts"
+        left_s = partial(rank_exit.left_s, self._settings.grace_s)
+        why_not: str | None = "the job was told to stop"
+        if guard.on_spike != "stop":
+            why_not = go_back(guard, spike, saving, self._timer, self._reporter, left_s)
+        if why_not is None:
+            return True
+        if self.rank == 0:
+            log.error("stopped: %s, and %s; durable: %s", spike.sentence(), why_not, durable_name(saving))
+        self._meter.report()
+        self._count_out(self._settings.grace_s)
+        raise Diverged(DivergedError.exit_code)
+
+    def _goes_back_at_end(self) -> bool:
+        """Return whether the ranks went back because of a spike in the last steps; all come here at one step."""
+        return self._saving is not None and self._holds() and self._react(self._saving)
 
     def _leave(self, saving: Saver, agreement: Agreement) -> None:
         rank_exit, step = self._exit, self._timer.step
@@ -474,11 +555,6 @@ class Job:
         if self._exit is not None:
             self._exit.close()
         self._reporter.close()
-
-
-def _boundary_number(step: int) -> int:
-    """Return the number of the boundary before a step; boundaries within the step have the numbers after it."""
-    return step << 20
 
 
 def _rank_and_world_size() -> tuple[int, int]:

@@ -12,10 +12,12 @@ from contextlib import suppress
 
 import torch
 
-from cordee.events import Estimate, Measured
+from cordee.events import Measured
 from cordee.train.data.sampler import ElasticBatchSampler
+from cordee.train.guard.guard import LossGuard
 from cordee.train.metrics import Metrics
 from cordee.train.report import Reporter
+from cordee.train.settings import Settings
 from cordee.train.step_timer import StepTimer
 
 FIRST_STEPS = 3  # after them, gradients, optimizer state and the allocator's blocks exist
@@ -28,10 +30,15 @@ class Meter:
 
     Attributes:
         steps_total: steps of the whole job; None: not known.
+        guard: of the loss.
+        goes_back: the loop can go back.
     """
 
-    def __init__(self, reporter: Reporter, pace: StepTimer, rank: int, estimate: Estimate | None) -> None:
-        self._reporter, self._pace, self._rank, self._estimate = reporter, pace, rank, estimate
+    def __init__(self, reporter: Reporter, pace: StepTimer, rank: int, settings: Settings) -> None:
+        self._reporter, self._pace, self._rank = reporter, pace, rank
+        self._estimate = settings.planned.estimate
+        self.guard = LossGuard(settings.telemetry.on_spike, rank, reporter)
+        self.goes_back = False
         self.steps_total: int | None = None
         self._steps = self._reported_steps = 0
         self._tokens = self._tokens_steps = 0

@@ -69,6 +69,13 @@ class Reporter:
                 self._flush()
                 self._class, self._first_step = span, step
 
+    def rolled_back(self, step: int) -> None:
+        """Count the next steps from this one on."""
+        with self._lock:
+            self._flush()
+            self._first_step, self._loss, self._read_loss = step, None, None
+        self.progress.begin()
+
     def stalled(self, still_s: float) -> None:
         """Count the time since the loop went on as stall, until it goes on again."""
         with self._lock:

@@ -5,9 +5,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast, get_args
 
 from cordee.errors import InputError, LayoutError
 from cordee.events import Estimate
@@ -19,6 +20,7 @@ from cordee.storage.files import folder_of
 from cordee.telemetry.cloud import Cloud, cloud_here
 from cordee.units import parse_duration_s
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
+from cordee.workload.telemetry import TRACKERS, OnSpike
 
 HANG_REPORT_S = 60.0
 _NOTICES = ("TERM", "USR1", "USR2", "HUP", "INT")
@@ -38,6 +40,14 @@ class HangLimits:
 
     report_s: float = HANG_REPORT_S
     restart_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """What to do about a spike of the loss, and where else metrics go."""
+
+    on_spike: OnSpike = "warn"
+    track: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,7 @@ class Settings:
     torchelastic: bool
     log_level: int
     planned: Planned
+    telemetry: Telemetry
 
 
 def settings(
@@ -79,6 +90,8 @@ def settings(
     base: str | Path | None = None,
     ram: str | int | None = None,
     hang: str | None = None,
+    on_spike: str | None = None,
+    track: str | Sequence[str] | None = None,
 ) -> Settings:
     """Merge the settings; the agent's win, since they are what the job's owner submitted, except `auto`.
 
@@ -89,6 +102,10 @@ def settings(
     agent_every_s = None if env.get("CORDEE_CHECKPOINT_EVERY") == "auto" else _number(env, "CORDEE_CHECKPOINT_EVERY")
     agent_ram = env.get("CORDEE_CHECKPOINT_RAM") or "auto"
     grace_s = _number(env, "CORDEE_GRACE_S")
+    telemetry = Telemetry(
+        on_spike=parse_on_spike(env.get("CORDEE_ON_SPIKE") or on_spike or "warn"),
+        track=parse_track(env.get("CORDEE_TRACK") or track or ()),
+    )
     report_s, restart_s = _number(env, "CORDEE_HANG_REPORT_S"), _number(env, "CORDEE_HANG_RESTART_S")
     epoch = env.get("CORDEE_EPOCH")
     script_to = str(to) if to else None
@@ -125,6 +142,7 @@ def settings(
             estimate=_estimate(env.get("CORDEE_ESTIMATE")),
             layout=_layout(env.get("CORDEE_LAYOUT"), int(env.get("WORLD_SIZE") or 1)),
         ),
+        telemetry=telemetry,
     )
 
 
@@ -192,6 +210,30 @@ def _number(env: Mapping[str, str], name: str) -> float | None:
         return float(text)
     except ValueError:
         raise InputError(f"{name}={text} is not a plain number", hint="times are in seconds, without a unit") from None
+
+
+def parse_on_spike(word: str) -> OnSpike:
+    """Read what to do about a spike of the loss.
+
+    >>> parse_on_spike("rollback")
+    'rollback'
+    """
+    if word not in get_args(OnSpike):
+        raise InputError(f"on_spike={word!r} is not possible", hint=f"use one of: {', '.join(get_args(OnSpike))}")
+    return cast(OnSpike, word)
+
+
+def parse_track(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Read the names of trackers, with commas between or as a list.
+
+    >>> parse_track("wandb, tensorboard"), parse_track(["mlflow"])
+    (('wandb', 'tensorboard'), ('mlflow',))
+    """
+    found = [each.strip() for each in (names.split(",") if isinstance(names, str) else names) if each.strip()]
+    for name in found:
+        if name not in TRACKERS:
+            raise InputError(f"track={name!r} is no tracker", hint=f"use some of: {', '.join(TRACKERS)}")
+    return tuple(dict.fromkeys(found))
 
 
 def parse_every(every: str | int | None) -> Every:

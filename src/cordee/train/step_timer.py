@@ -15,12 +15,13 @@ class StepTimer:
 
     Attributes:
         step: the one that runs, or the next one.
+        undone: steps that were done and rolled back.
         inside: a step runs.
     """
 
     def __init__(self, rungs: tuple[int, ...] = ()) -> None:
         self.rungs = rungs
-        self.step = 0
+        self.step = self.undone = 0
         self.inside = False
         self._began_s = 0.0
         self._took_s: deque[float] = deque(maxlen=_STEPS)
@@ -36,6 +37,16 @@ class StepTimer:
             self._took_s.append(time.monotonic() - self._began_s)
         self.inside = False
         self.step += 1
+
+    def back(self, step: int) -> None:
+        """Note that the steps from this one on are done again."""
+        self.undone += self.step - step
+        self.step = step
+
+    @property
+    def boundary(self) -> int:
+        """Return the number of the boundary before the step, which grows even where steps are done again."""
+        return (self.step + self.undone) << 20
 
     def step_s(self) -> float | None:
         """Return the median time of the last steps, which an evaluation now and then does not move."""

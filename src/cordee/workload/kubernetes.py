@@ -12,6 +12,7 @@ from typing import Any
 from cordee.errors import EXIT_CHECKPOINTED, SpecError, StopError
 from cordee.workload.launcher import launcher_of
 from cordee.workload.spec import JobSpec
+from cordee.workload.telemetry import telemetry_env
 
 Manifest = dict[str, Any]  # one object, as JSON
 
@@ -288,6 +289,7 @@ def _env(spec: JobSpec, nodes: int) -> Iterator[Manifest]:
     }
     if spec.on_hang.restart_after_s is not None:
         values["CORDEE_HANG_RESTART_S"] = f"{spec.on_hang.restart_after_s:g}"
+    values |= telemetry_env(spec.model_dump(include={"on_spike", "track"}))
     if spec.model is not None and spec.model.layout is not None:
         values["CORDEE_LAYOUT"] = spec.model.layout
     checkpoint = spec.checkpoint

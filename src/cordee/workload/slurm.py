@@ -14,6 +14,7 @@ from cordee.errors import EXIT_CHECKPOINTED, SpecError, StopError
 from cordee.workload.kubernetes import GPUS_PER_NODE
 from cordee.workload.launcher import launcher_of
 from cordee.workload.spec import JobSpec
+from cordee.workload.telemetry import telemetry_env
 
 NOTICE_MARGIN_S = 20  # from the end of the grace period to Slurm's own kill: one commit, and the script's last lines
 _SAVED, _UNSAVED = EXIT_CHECKPOINTED, StopError.exit_code  # of a rank that wants to start again
@@ -182,6 +183,7 @@ def _environment(spec: JobSpec, nodes: int) -> Iterator[str]:
     }
     if spec.on_hang.restart_after_s is not None:
         values["CORDEE_HANG_RESTART_S"] = f"{spec.on_hang.restart_after_s:g}"
+    values |= telemetry_env(spec.model_dump(include={"on_spike", "track"}))
     if spec.model is not None and spec.model.layout is not None:
         values["CORDEE_LAYOUT"] = spec.model.layout
     checkpoint = spec.checkpoint

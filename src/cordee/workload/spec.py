@@ -18,6 +18,7 @@ from cordee.workload.planned import PlannedJob
 from cordee.workload.service import WRITTEN_AS as SERVICE_WRITTEN_AS
 from cordee.workload.service import ServiceSpec, filled_in, read_service
 from cordee.workload.sweep import SweepSpec, read_sweep
+from cordee.workload.telemetry import OnSpike, Tracker
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
 
 Launch = Literal["auto", "rank", "node"]
@@ -185,6 +186,8 @@ class JobSpec(_Section):
     retries: Retries = Retries()
     on_preempt: OnPreempt = OnPreempt()
     on_hang: OnHang = OnHang()
+    on_spike: OnSpike | None = None  # None: as the script says, or `warn`
+    track: tuple[Tracker, ...] = ()
     notify: Notify = Notify()
     model: ModelSpec | None = None
     service: ServiceSpec | None = None

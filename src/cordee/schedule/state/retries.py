@@ -10,13 +10,14 @@ such as a ValueError before the first step, ends the job at once.
 
 import re
 
+from cordee.errors import DivergedError
 from cordee.events import AttemptEnded, Failure, Job, Outcome
 from cordee.units import US_PER_S
 
 Counts = tuple[tuple[str, int], ...]
 """Ends of attempts by cause, sorted."""
 
-INFRASTRUCTURE, SCRIPT, ANY = "infrastructure", "script", "any"
+INFRASTRUCTURE, SCRIPT, DIVERGED, ANY = "infrastructure", "script", "diverged", "any"
 
 PAUSE_US, PAUSE_FACTOR, PAUSE_US_MAX = 2 * US_PER_S, 4, 600 * US_PER_S
 """The pause before the third try, its growth with each further one, and its longest; the second try comes at once."""
@@ -50,6 +51,8 @@ def cause_of(job: Job, ended: AttemptEnded) -> str | None:
     code = ended.failure.exit_code if ended.failure is not None else None
     if code is not None and exit_cause(code) in limited:
         return exit_cause(code)
+    if code == DivergedError.exit_code:
+        return DIVERGED
     return SCRIPT if SCRIPT in limited else ANY
 
 
@@ -68,6 +71,8 @@ def counted(failures: Counts, cause: str | None, *, committed: bool) -> Counts:
 def exceeded(job: Job, failures: Counts) -> str | None:
     """Return the limit of the job that is exceeded, as text; None: the job may be retried."""
     counts = dict(failures)
+    if DIVERGED in counts:
+        return "the loss diverged, and another start would do the same"
     return next((f"retries of {cause}: {most}" for cause, most in job.retries if counts.get(cause, 0) > most), None)
 
 

@@ -108,6 +108,15 @@ class AttemptLog:
             )
         return self.opened
 
+    def commits_before(self, step: int) -> list[Commit]:
+        """Return the generations of earlier steps, the newest first; on all ranks."""
+
+        def read() -> list[Commit]:
+            log = Log.visit(self.blobs, nonce=secrets.token_hex(8))
+            return [found for entry in reversed(log.commits()) if (found := commit_of(entry)).step < step]
+
+        return self._consensus.from_rank0(read)
+
     def close(self) -> None:
         """Let another process write here."""
         if self._consensus.rank == 0 and not self.has_server and self.nonce:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,6 +38,7 @@ from cordee.train.checkpoint.state import encode, gather
 from cordee.train.checkpoint.upload import UploaderSetup
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
 
+T = TypeVar("T")
 logger = logging.getLogger("cordee.train")
 
 
@@ -237,6 +238,23 @@ class Checkpointer:
     def any_rank(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank; a collective."""
         return self._consensus.any_rank([flag])[0]
+
+    def of_all_ranks(self, value: T) -> list[T]:
+        """Return the values of all ranks; a collective."""
+        return self._consensus.of_all(value)
+
+    def go_back(self, state: dict[str, Any], before: int) -> tuple[Commit, Loaded] | None:
+        """Put the newest generation of an earlier step that verifies into the state; None: there is none. All ranks.
+
+        Raises:
+            CheckpointError: the state does not fit, or a rank does not answer.
+        """
+        for commit in self._attempt.commits_before(before):
+            try:
+                return commit, restore(state, commit, blobs=self._attempt.blobs, consensus=self._consensus)
+            except Damaged as damage:
+                logger.warning("skipping generation %d (step %d): %s", commit.generation, commit.step, damage)
+        return None
 
     def newest(self) -> Commit | None:
         """Return the newest generation that this attempt has loaded or committed, or is reading."""

@@ -81,6 +81,13 @@ class Consensus:
         self.call(lambda: dist.all_reduce(mask, dist.ReduceOp.MAX, group=self.group))
         return [bool(flag) for flag in mask.tolist()]
 
+    def of_all(self, value: T) -> list[T]:
+        """Return the values of all ranks."""
+        found = [value] * self.world_size
+        if self.group is not None:
+            self.call(lambda: dist.all_gather_object(found, value, group=self.group))
+        return found
+
     def agree(self, step: int, problem: CheckpointError | None, *, changed: bool, reach: int) -> tuple[bool, int]:
         """Return whether a rank needs a new plan, and the largest reach that a rank asks for.
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from cordee.errors import InputError
+from cordee.errors import CheckpointError, InputError
 from cordee.storage.sealed import canonical
 from cordee.train.checkpoint.state import encode, gather, give, is_own, is_sharded, is_stateful, parts_of, value_of
 from cordee.train.data import stateful
@@ -104,6 +104,62 @@ def capture(state: dict[str, Any], step: int | None = None) -> dict[str, Any]:
     values = {name: value_of(entry) for name, entry in plain.items()}
     own = {name: value for name, value in values.items() if is_own(state[name], value)}
     return {"rng": capture_rng(), "own": own, "dp": dp_of(state)}
+
+
+def check_finite(state: dict[str, object]) -> None:
+    """Raise CheckpointError if a weight that is trained is not finite: such a checkpoint is not worth a good one."""
+    modules = [module for entry in state.values() for module in parts_of(entry, torch.nn.Module)]
+    weights = {
+        name: each.to_local().detach() if hasattr(each, "to_local") else each.detach()
+        for module in modules
+        for name, each in module.named_parameters()
+        if each.requires_grad and each.is_floating_point() and each.numel()
+    }
+    by_device: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, weight in weights.items():
+        if weight.numel():
+            by_device.setdefault((weight.device, weight.dtype), []).append(name)
+    for names in by_device.values():
+        norms = torch.stack(torch._foreach_norm([weights[name] for name in names], ord=float("inf")))
+        finite = norms.isfinite().tolist()
+        if not all(finite):
+            bad = [name for name, good in zip(names, finite, strict=True) if not good]
+            raise CheckpointError(
+                f"{len(bad)} of {len(names)} weights are not finite, the first {bad[0]}",
+                hint='the training has diverged: on_spike="rollback" goes back by itself; "off" saves all the same',
+            )
+
+
+def positions(state: dict[str, object]) -> list[int]:
+    """Return the global batches that each sampler of the state has given."""
+    return [sampler.position // sampler.order.global_batch for sampler in _samplers(state)]
+
+
+def detours(state: dict[str, object]) -> int:
+    """Return how often a sampler of the state has left batches out, or put them off."""
+    return max((sampler.detours for sampler in _samplers(state)), default=0)
+
+
+def detour(state: dict[str, object], ahead: list[int], step: int, first: int, done: int, *, reorder: bool) -> int:
+    """Leave out the batches of the steps from `first` until `done`, or put them off; return their number.
+
+    Args:
+        state: as of `step`.
+        ahead: the positions before it was loaded, when `done` steps were done.
+        step: the next one.
+        first: the first one whose batches are changed.
+        done: the steps that were done.
+        reorder: put them off until the end of their epoch.
+    """
+    moved = 0
+    for sampler, given in zip(_samplers(state), ahead, strict=True):
+        at = sampler.position // sampler.order.global_batch
+        each = max(1, (given - at) // max(1, done - step))  # global batches of a step
+        count = given - at - each * (first - step)
+        if count > 0:
+            sampler.detour(at + each * (first - step), count, reorder=reorder)
+            moved += count
+    return moved
 
 
 def dp_of(state: dict[str, object]) -> list[int] | None:

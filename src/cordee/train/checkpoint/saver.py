@@ -63,7 +63,7 @@ class Saver:
         self._rng: dict[str, object] | None = None  # restored when the loop begins
         self._last: Save | None = None  # the newest of this rank; another rank may have failed at this step
         self._handed_over_s = 0.0  # time of the newest hand-over to the uploader
-        self._estimate = settings.planned.estimate
+        self._settings = settings
         self._cadence = Cadence(settings.every, settings.ram, first_s=AUTO_FIRST_S)
         self.checkpointer = Checkpointer(
             to,
@@ -78,7 +78,7 @@ class Saver:
         )
         self.requested = RequestedSaves(self.checkpointer.blobs, rank)
         self._auto = AutoInterval(
-            self._cadence, settings.every, world_size, lambda: self.checkpointer.past, self._estimate
+            self._cadence, settings.every, world_size, lambda: self.checkpointer.past, settings.planned.estimate
         )
 
     @property
@@ -125,7 +125,7 @@ class Saver:
             elif rank == 0:
                 self._log_resharding(loaded)
         rank_state.loaded(self._state)
-        if loaded is not None or self._estimate is None:
+        if loaded is not None or self._settings.planned.estimate is None:
             self._auto.restart_s = time.time() - process_start_us() / 1e6
         self._cadence.begin(time.monotonic())
         if rank == 0:
@@ -179,14 +179,17 @@ class Saver:
 
     # -- when, and how far ---------------------------------------------------------------------------------
 
-    def at_step(self, step: int) -> None:
-        """Capture if one is due by steps, or was requested, which all ranks know without an agreement."""
+    def at_step(self, step: int, holds: Callable[[], bool] = lambda: False) -> None:
+        """Capture if one is due by steps, or was requested, which all ranks know without an agreement.
+
+        `holds`: asked just before, on all ranks, whether it has to wait.
+        """
         if step == self._start_step + 1:
             self.checkpointer.prepare(self._state, in_memory=self._cadence.captures_in_memory)
-        if step == self.requested.step and step not in (self._start_step, self.tried_step):
+        if step == self.requested.step and step not in (self._start_step, self.tried_step) and not holds():
             self.save(step, len(self._levels))
         reach = self._cadence.at_step(step)
-        if reach is not None and step not in (self._start_step, self.tried_step):
+        if reach is not None and step not in (self._start_step, self.tried_step) and not holds():
             by_schedule = MEMORY if reach == MEMORY else None
             self.save(step, len(self._levels) if self._cadence.is_urgent else by_schedule)
 
@@ -223,7 +226,7 @@ class Saver:
         """
         self.tried_step = step
         self._reporter.switch(SpanClass.CHECKPOINT, step)
-        _synchronize()
+        synchronize()
         reached = 1 if reach is None else reach
         try:
             extras, problem = self._extras(step)
@@ -249,9 +252,45 @@ class Saver:
     def _extras(self, step: int) -> tuple[dict[str, object], CheckpointError | None]:
         """Return the state of this rank alone, or the error to report to the other ranks."""
         try:
+            if self._settings.telemetry.on_spike != "off":
+                rank_state.check_finite(self._state)
             return rank_state.capture(self._state, step), None
         except CheckpointError as error:
             return {}, error
+
+    @property
+    def state(self) -> dict[str, object]:
+        """Return the user's state."""
+        return self._state
+
+    def go_back(self, before: int, left_s: float) -> Commit | None:
+        """Put the newest checkpoint of an earlier step into the state, and return it; None: there is none. All ranks.
+
+        The save that is under way is finished first. `restore_rng` has the generators of the checkpoint.
+        """
+        self.finish(left_s)
+        self._reporter.switch(SpanClass.RESTART, before)
+        found = self.checkpointer.go_back(self._state, before)
+        self._reporter.switch(SpanClass.USEFUL, before)
+        if found is None:
+            return None
+        commit, loaded = found
+        self._rng = loaded.rng
+        if loaded.extras is not None:
+            rank_state.restore(self._state, loaded.extras)
+        rank_state.loaded(self._state)
+        self.tried_step = None
+        return commit
+
+    def save_now(self, step: int, left_s: float) -> None:
+        """Save, and wait until the checkpoint is durable; log a failure and go on."""
+        if self.save(step, len(self._levels)):
+            try:
+                self.checkpointer.wait(left_s)
+            except FencedError:
+                raise
+            except CheckpointError as error:
+                log.error("step %d is not durable: %s", step, error)
 
     def make_durable(self, step: int, left_s: Callable[[], float], reach: int | None = None) -> bool:
         """Commit a checkpoint of this step in `reach` levels (None: all) within the time left; return success."""
@@ -307,7 +346,8 @@ class Saver:
         """Return the measured figures for the decision at a notice."""
         status = self.checkpointer.status()
         newest = self.checkpointer.newest()
-        planned_s = self._estimate.save_us / 1e6 if self._estimate and self._estimate.save_us else None
+        estimate = self._settings.planned.estimate
+        planned_s = estimate.save_us / 1e6 if estimate and estimate.save_us else None
         upload_s = next((each for each in reversed(status.upload_s) if each is not None), planned_s or 0.0)
         busy_s = 0.0
         if status.uploading_step is not None:
@@ -347,6 +387,7 @@ class Saver:
             self._on_estimate()
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
+    """Wait until the GPU has done its work."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()

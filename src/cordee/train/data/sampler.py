@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from cordee.errors import CheckpointError, InputError, LayoutError
+from cordee.train.data.detours import Detours
 from cordee.train.data.order import SampleOrder
 
 log = logging.getLogger("cordee")
@@ -85,6 +86,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             raise InputError(f"micro-batches of at most {micro_batch_max} samples hold nothing")
         self.micro_batch = max(size for size in range(1, most + 1) if self.rank_batch % size == 0)
         self.micro_batches = self.rank_batch // self.micro_batch
+        self._detours = Detours()
         self._position = 0
         self._taken = 0  # micro-batches of the global batch at the position
         self._moved = object()  # a new object whenever the position is set from outside
@@ -115,12 +117,43 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
     @property
     def epoch(self) -> int:
         """The epoch of the next sample."""
-        return self._position // self.order.epoch_samples
+        return self._original(self._position // self.order.global_batch) // self.order.epoch_samples
+
+    @property
+    def detours(self) -> int:
+        """The number of times that batches were left out, or put off, after a spike of the loss."""
+        return len(self._detours)
+
+    def _original(self, number: int) -> int:
+        """Return the place of a global batch in the order without detours, in samples."""
+        return self._detours.original(number) * self.order.global_batch
+
+    def _end(self, epoch: int) -> int:
+        """Return the number of global batches until the end of an epoch."""
+        return self._detours.end(self.order.steps_before(epoch + 1))
+
+    def detour(self, first: int, count: int, *, reorder: bool) -> None:
+        """Leave out global batches from this number on, or put them off until the end of their epoch.
+
+        Those that end their epoch cannot be put off, and are left out.
+
+        Args:
+            first: the number of the first one, not below the position.
+            count: the number of global batches.
+            reorder: put them off.
+        """
+        if reorder:
+            end = self._end(self._original(first) // self.order.epoch_samples)
+            if self._detours.put_off(first, min(count, max(0, end - first)), end):
+                self.position = self._position
+                return
+        self._detours.leave_out(first, count)
+        self.position = self._position
 
     @property
     def trained_epoch(self) -> int:
         """The epoch of the newest global batch that the loop was given."""
-        return max(0, self._position - 1) // self.order.epoch_samples
+        return self._original(max(0, self._position // self.order.global_batch - 1)) // self.order.epoch_samples
 
     def steps_in(self, epochs: int) -> int:
         """Return the number of steps until this many epochs are complete, from the beginning of the run."""
@@ -128,13 +161,13 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def __len__(self) -> int:
         """Return the number of micro-batches of one rank in this epoch, from its beginning."""
-        return (self.order.steps_before(self.epoch + 1) - self.order.steps_before(self.epoch)) * self.micro_batches
+        return (self._end(self.epoch) - self._end(self.epoch - 1)) * self.micro_batches
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's micro-batches from the position to the end of the epoch."""
         self._read = True
-        for step in range(self._position // self.order.global_batch, self.order.steps_before(self.epoch + 1)):
-            first = step * self.order.global_batch + self.dp_rank * self.rank_batch
+        for number in range(self._position // self.order.global_batch, self._end(self.epoch)):
+            first = self._original(number) + self.dp_rank * self.rank_batch
             indices = self.order.samples(first, self.rank_batch).tolist()
             if self._seeded:
                 indices = [Sample(index).at(self.order.seed, first + i) for i, index in enumerate(indices)]
@@ -181,7 +214,8 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, object]:
         """Return the position, and the parameters of the order: the same on every rank, and on any number of them."""
-        return {**self._order_fields(), "position": self.position}
+        detours = {"detours": self._detours.saved()} if self._detours else {}
+        return {**self._order_fields(), "position": self.position, **detours}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the position of the state.
@@ -198,6 +232,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
                 hint="use the arguments that the run began with, or take the sampler out of the state: a new order",
             )
         counted = self._counted
+        self._detours = Detours(state.get("detours", ()))
         self.position = state["position"]
         self._counted = counted
 
