@@ -138,7 +138,7 @@ class Job:
 
     def open(self) -> None:
         """Start to listen for notices; `find` and `load` read the checkpoint."""
-        set_up_logging(self._settings.log_level if self.rank == 0 else logging.WARNING)
+        set_up_logging(self._settings.telemetry.log_level if self.rank == 0 else logging.WARNING)
         if self._settings.to is None:
             if self._meter.guard.acts:
                 raise InputError(

@@ -48,6 +48,7 @@ class Telemetry:
 
     on_spike: OnSpike = "warn"
     track: tuple[str, ...] = ()
+    log_level: int = logging.INFO  # of the lines that are printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,6 @@ class Settings:
     cloud: Cloud | None = field(compare=False)  # for this rank to ask
     hang: HangLimits
     torchelastic: bool
-    log_level: int
     planned: Planned
     telemetry: Telemetry
 
@@ -105,6 +105,7 @@ def settings(
     telemetry = Telemetry(
         on_spike=parse_on_spike(env.get("CORDEE_ON_SPIKE") or on_spike or "warn"),
         track=parse_track(env.get("CORDEE_TRACK") or track or ()),
+        log_level=_log_level(env),
     )
     report_s, restart_s = _number(env, "CORDEE_HANG_REPORT_S"), _number(env, "CORDEE_HANG_RESTART_S")
     epoch = env.get("CORDEE_EPOCH")
@@ -137,7 +138,6 @@ def settings(
             restart_s=(parse_duration_s(hang) if hang else None) if restart_s is None else restart_s,
         ),
         torchelastic="TORCHELASTIC_RUN_ID" in env,
-        log_level=_log_level(env),
         planned=Planned(
             estimate=_estimate(env.get("CORDEE_ESTIMATE")),
             layout=_layout(env.get("CORDEE_LAYOUT"), int(env.get("WORLD_SIZE") or 1)),
