@@ -13,7 +13,7 @@ CELLS = "▁▂▃▄▅▆▇█"
 LOST = "×"
 CURVE_CELLS, CURVE_CELLS_NARROW = 32, 16
 NARROW_COLUMNS = 100
-_BUSY = 'NVML\'s "utilisation": any kernel ran; MFU says how much of the GPU it used'
+BUSY = 'NVML\'s "utilisation": any kernel ran; MFU says how much of the GPU it used'
 
 
 def metrics_table(found: MetricsView, width: int) -> Table:
@@ -33,7 +33,7 @@ def metrics_table(found: MetricsView, width: int) -> Table:
 def remarks(found: MetricsView) -> list[str]:
     """Return what has to be said beside the table."""
     names = {curve.name for curve in found.curves}
-    lines = [f"gpu/busy is {_BUSY}"] if "gpu/busy" in names else []
+    lines = [f"gpu/busy is {BUSY}"] if "gpu/busy" in names else []
     if found.energy_j is not None:
         lines.append(f"energy of its GPUs: {found.energy_j / 3.6e6:,.3f} kWh")
     return lines
@@ -60,25 +60,29 @@ def written(name: str, value: float | None) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
-def small_curve(curve: CurveView, cells: int) -> str:
+def small_curve(curve: CurveView, cells: int, scale: tuple[int, int, float, float] | None = None) -> str:
     """Return a curve in one line, each cell the mean of its part of the steps; one with a value not finite is ×.
+
+    `scale` has the first and last step and the lowest and highest value of the axes; by default the curve's own.
 
     >>> small_curve(CurveView(name="a", steps=[0, 1, 2, 3], at_us=[0] * 4, values=[1.0, 2.0, None, 3.0]), 4)
     '▁▅×█'
     """
-    first, last = curve.steps[0], curve.steps[-1]
+    first, last = (curve.steps[0], curve.steps[-1]) if scale is None else scale[:2]
     span = max(1, last - first)
-    count = min(cells, len(curve.steps))
+    count = min(cells, len(curve.steps) if scale is None else span + 1)
     parts: list[list[float]] = [[] for _ in range(count)]
     for step, value in zip(curve.steps, curve.values, strict=True):
         parts[min(count - 1, (step - first) * count // span)].append(math.nan if value is None else value)
     means = [math.fsum(part) / len(part) if part else None for part in parts]
-    return "".join(_cells(means))
-
-
-def _cells(means: Sequence[float | None]) -> list[str]:
+    while scale is not None and means and means[-1] is None:
+        means.pop()  # a shorter run
     finite = [mean for mean in means if mean is not None and math.isfinite(mean)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    low, high = (min(finite, default=0.0), max(finite, default=0.0)) if scale is None else scale[2:]
+    return "".join(_cells(means, low, high))
+
+
+def _cells(means: Sequence[float | None], low: float, high: float) -> list[str]:
     drawn: list[str] = []
     for mean in means:
         if mean is None:
