@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import cordee
+from cordee.errors import InputError
 from cordee.storage.files import FileBlobs
 from cordee.storage.generations import best_of
 from cordee.storage.log import live_commits, pins, read_entries
@@ -86,3 +87,20 @@ def test_later_checkpoints_are_lines_for_the_verbose(tmp_path: Path, caplog: pyt
             pass
     said = [each.levelno for each in caplog.records if each.message.startswith("checkpoint ")]
     assert said == [logging.INFO, logging.DEBUG, logging.DEBUG]
+
+
+def test_the_best_by_a_metric_stays_and_a_break_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    state = {"n": torch.zeros(1)}
+    with cordee.job(state, to=tmp_path, every=1000, keep_best="val/loss") as job:
+        for step in job.steps(8):
+            state["n"] += 1
+            if step % 2:
+                job.log(**{"val/loss": {1: 3.0, 3: 2.0, 5: 4.0}.get(step, 5.0)})
+            if step == 6:
+                break
+    entries, steps = read_entries(FileBlobs(tmp_path)), steps_of(tmp_path)
+    generation, value = best_of(entries) or (0, 0.0)
+    assert (steps[generation], value) == (4, 2.0)
+    assert max(steps.values()) == 7 and state["n"] == 7, "the step that was left counts as done"
+    with pytest.raises(InputError, match="keep_best='a b' cannot be a metric"):
+        cordee.job({}, keep_best="a b")

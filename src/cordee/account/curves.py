@@ -121,6 +121,7 @@ class SavedJobCurves(NamedTuple):
 
     epoch: int
     step: int
+    logged: tuple[int, int]
     energy_mj: int
     nodes: dict[str, GpusSampled]
     curves: dict[str, SavedCurve]
@@ -133,6 +134,7 @@ class JobCurves:
         curves: by name.
         epoch: of the newest attempt that was restored; reports of earlier ones come too late.
         step: the newest that was reported.
+        logged: step and time of the newest report of metrics.
         energy_mj: energy of its GPUs, in millijoules, as far as the driver counts it.
         nodes: the newest sample of each node of the newest attempt.
     """
@@ -140,6 +142,7 @@ class JobCurves:
     def __init__(self) -> None:
         self.curves: dict[str, Curve] = {}
         self.epoch = self.step = self.energy_mj = 0
+        self.logged = (0, 0)
         self.nodes: dict[str, GpusSampled] = {}
 
     def add(self, name: str, point: CurvePoint) -> None:
@@ -153,6 +156,7 @@ class JobCurves:
         return SavedJobCurves(
             self.epoch,
             self.step,
+            self.logged,
             self.energy_mj,
             self.nodes,
             {name: each.saved() for name, each in self.curves.items()},
@@ -163,6 +167,7 @@ class JobCurves:
         """Return the curves that were saved."""
         new = cls()
         new.epoch, new.step, new.energy_mj, new.nodes = saved.epoch, saved.step, saved.energy_mj, saved.nodes
+        new.logged = saved.logged
         new.curves = {name: Curve.restored(each) for name, each in saved.curves.items()}
         return new
 
@@ -218,17 +223,24 @@ class Curves:
     def _restored(self, event: Restored) -> None:
         if (job := self._live(event)) is not None:
             job.epoch, job.step, job.nodes = event.epoch, event.step, {}
+            job.logged = (event.step, event.at_us)
 
     def _rolled_back(self, event: RolledBack) -> None:
         if (job := self._live(event)) is not None:
             job.step = event.to_step
+            job.logged = (event.to_step, event.at_us)
 
     def _logged(self, event: MetricsLogged) -> None:
         if (job := self._live(event)) is not None:
-            job.step = event.step
+            since_step, since_us = job.logged
+            span = max(1, event.step - since_step)
             steps = event.steps or (event.step,) * len(event.names)
             for name, step, value in zip(event.names, steps, event.values, strict=True):
-                job.add(name, CurvePoint(step, event.at_us, math.nan if value is None else value))
+                # Steps since the report before are taken to be equally long.
+                part = min(span, max(0, step - since_step)) if event.step > since_step else span
+                at_us = event.at_us if not since_us else since_us + (event.at_us - since_us) * part // span
+                job.add(name, CurvePoint(step, at_us, math.nan if value is None else value))
+            job.step, job.logged = event.step, (event.step, event.at_us)
 
     def _measured(self, event: Measured) -> None:
         job = self._live(event)

@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -64,6 +64,8 @@ def job(
     ram: str | int | None = None,
     hang: str | None = None,
     on_spike: str | None = None,
+    keep_best: str | None = None,
+    track: str | Sequence[str] | None = None,
 ) -> "Job":
     """Return a training job over this state, to be used as `with cordee.job(...) as job:`.
 
@@ -84,11 +86,26 @@ def job(
         on_spike: what to do when the logged loss leaves its usual range, or is not finite: "warn" (the default),
             "rollback" (back to the checkpoint before, without those batches), "reorder" (with those batches later),
             "stop" or "off".
+        keep_best: the name of a metric: whenever `log` has a lower value of it than ever before, a checkpoint is made,
+            and stays until a better one replaces it. The value must be the same on all ranks.
+        track: "wandb", "mlflow" or "tensorboard", or some of them: where else the metrics go.
 
     Under a Cordee agent the agent's settings win over these arguments.
     """
     return Job(
-        state, settings(to=to, every=every, keep=keep, grace=grace, base=base, ram=ram, hang=hang, on_spike=on_spike)
+        state,
+        settings(
+            to=to,
+            every=every,
+            keep=keep,
+            grace=grace,
+            base=base,
+            ram=ram,
+            hang=hang,
+            on_spike=on_spike,
+            keep_best=keep_best,
+            track=track,
+        ),
     )
 
 
@@ -331,6 +348,10 @@ class Job:
         if found is not None:
             self._meter.guard.log(self._timer.step, found)
         self._reporter.log(found, tokens)
+        best = self._settings.telemetry.keep_best
+        if best is not None and best in metrics | {"loss": found}:
+            value = found if best == "loss" and found is not None else Reading(best, metrics[best])
+            self.save(best=value.number())
         self._meter.log(tokens, metrics if found is None else {"loss": found, **metrics})
 
     def __exit__(
@@ -338,11 +359,10 @@ class Job:
     ) -> None:
         self._block_if_ending()
         if kind is None:
-            if self._final is None and self.rank == 0:
-                log.info(
-                    "the loop was left before its end, at step %d: no final checkpoint; job.stop() ends it with one",
-                    self._timer.step,
-                )
+            if self._final is None and self._meter.goes_back:  # `break`, on all ranks in one step
+                if self._timer.inside:
+                    self.stepped()
+                self.finish()
             self._report_left(*(("aborted", CheckpointError.exit_code) if self._final is False else ("finished", 0)))
             self._count_out(_NO_LIMIT_S)
         elif issubclass(kind, KeyboardInterrupt) and self.rank == 0:

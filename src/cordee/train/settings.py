@@ -15,6 +15,7 @@ from cordee.events import Estimate
 from cordee.ids import JobId
 from cordee.plan.layout import Layout
 from cordee.plan.wanted import parse_layout
+from cordee.reports import METRIC_NAME
 from cordee.storage.destination import absolute, below, is_remote, level_urls
 from cordee.storage.files import folder_of
 from cordee.telemetry.cloud import Cloud, cloud_here
@@ -48,6 +49,7 @@ class Telemetry:
 
     on_spike: OnSpike = "warn"
     track: tuple[str, ...] = ()
+    keep_best: str | None = None  # a metric: the checkpoint of its lowest value stays
     log_level: int = logging.INFO  # of the lines that are printed
 
 
@@ -92,6 +94,7 @@ def settings(
     hang: str | None = None,
     on_spike: str | None = None,
     track: str | Sequence[str] | None = None,
+    keep_best: str | None = None,
 ) -> Settings:
     """Merge the settings; the agent's win, since they are what the job's owner submitted, except `auto`.
 
@@ -105,6 +108,7 @@ def settings(
     telemetry = Telemetry(
         on_spike=parse_on_spike(env.get("CORDEE_ON_SPIKE") or on_spike or "warn"),
         track=parse_track(env.get("CORDEE_TRACK") or track or ()),
+        keep_best=_metric(keep_best),
         log_level=_log_level(env),
     )
     report_s, restart_s = _number(env, "CORDEE_HANG_REPORT_S"), _number(env, "CORDEE_HANG_RESTART_S")
@@ -221,6 +225,12 @@ def parse_on_spike(word: str) -> OnSpike:
     if word not in get_args(OnSpike):
         raise InputError(f"on_spike={word!r} is not possible", hint=f"use one of: {', '.join(get_args(OnSpike))}")
     return cast(OnSpike, word)
+
+
+def _metric(name: str | None) -> str | None:
+    if name is not None and not METRIC_NAME.fullmatch(name):
+        raise InputError(f"keep_best={name!r} cannot be a metric", hint='name one that you log: keep_best="val/loss"')
+    return name
 
 
 def parse_track(names: str | Sequence[str]) -> tuple[str, ...]:
