@@ -53,7 +53,7 @@ class Preempted(SystemExit):
     """
 
 
-def job(
+def job(  # noqa: PLR0913 - each is a setting of the job
     state: dict[str, Any],
     *,
     to: str | Path | None = None,

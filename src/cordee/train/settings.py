@@ -82,7 +82,7 @@ class Settings:
     telemetry: Telemetry
 
 
-def settings(
+def settings(  # noqa: PLR0913 - those of `cordee.job`
     env: Mapping[str, str] | None = None,
     *,
     to: str | Path | None = None,
