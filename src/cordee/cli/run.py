@@ -12,6 +12,7 @@ from cordee.answers import DryRunView, Submitted
 from cordee.cli import sweep as sweeps
 from cordee.cli import terminal
 from cordee.cli.capture import capture_job, names_program
+from cordee.cli.checkpoint_target import check_target
 from cordee.cli.dry_run import DRAWS, Given, SpecOf, show_dry_run, times, with_flags
 from cordee.cli.job_file import job_from_file, pairs, plan_of
 from cordee.cli.jobs import follow_to_end
@@ -296,6 +297,8 @@ def submit(
     here = here.model_copy(update={"env": {**found.env, **here.env}})
     if not (remote and names_program(here)):  # the node has it, or says that it has not
         check_program(here)
+    if not remote:
+        check_target(here, Path(here.cwd or "."))
     Client.check_secrets(here.secrets, os.environ)
     console = terminal.stderr()
     if not remote and running(folder := terminal.folder(home)) is None:

@@ -32,6 +32,7 @@ from cordee.train.rank_exit import RankExit, beside, durable_name, goes_on_from
 from cordee.train.reading import Reading
 from cordee.train.report import Reporter, set_up_logging
 from cordee.train.settings import Settings, settings
+from cordee.train.software import software_changed
 from cordee.train.step_timer import StepTimer
 from cordee.train.stop.agreement import Agreement, BoundaryAction
 from cordee.train.stop.deadline import Choice
@@ -192,6 +193,11 @@ class Job:
         rank_exit = self._exit
         with self._closing_on_error():
             self.start_step = self._timer.step = self._saving.load()
+            newest = self._saving.checkpointer.newest()
+            if self.rank == 0 and self._settings.spool is not None:
+                changed = software_changed(self._settings.spool, newest.epoch if newest else None)
+                if changed is not None:
+                    log.warning("%s", changed)
             self._agreement = rank_exit.agreement = Agreement(
                 first_step=self._timer.boundary - 1,
                 rank=self.rank,
