@@ -22,7 +22,7 @@ from cordee.client import Client
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.spawn import start_server
 from cordee.demo import tiny_model
-from cordee.errors import EXIT_CHECKPOINTED, InputError, ReplicaError
+from cordee.errors import EXIT_CHECKPOINTED, ReplicaError
 from cordee.events import Event, ReplicaReady
 from cordee.serve.engines.openai import COMPLETIONS
 from cordee.service_answers import ServiceView
@@ -71,13 +71,6 @@ def test_the_end_of_one_part_ends_the_replica(tmp_path: Path) -> None:
         os.kill(other.engine_pid(), signal.SIGKILL)
         assert first.unready().why.startswith("node 1 of 2 the engine command was ended by SIGKILL")
         assert (first.exit_code(), other.exit_code()) == (ReplicaError.exit_code, ReplicaError.exit_code)
-
-
-def test_an_engine_for_one_node_says_so_on_all(tmp_path: Path) -> None:
-    with two_nodes(tmp_path, {"engine": "llama.cpp", "model": "./tiny.gguf"}) as (first, other):
-        assert first.exit_code() == InputError.exit_code
-        assert other.exit_code() == ReplicaError.exit_code
-        assert "GPUs on 2 nodes, and the engine llama.cpp starts on one" in first.output
 
 
 @pytest.mark.slow

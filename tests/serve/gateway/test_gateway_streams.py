@@ -12,6 +12,8 @@ import pytest
 from fake_engine import expected, template
 from gateway_rig import Answer, FakeEngine, Rig, chat, get, post, rig, run, stream, until
 
+from cordee.serve.gateway.health import ANSWER_S, SILENCE_S
+
 PROMPT = "Count words."
 
 
@@ -249,6 +251,26 @@ def test_a_killed_and_a_frozen_replica(tmp_path: Path) -> None:
     assert len(moved) == 2 and all(40 <= row["output_tokens"] <= 140 for row in moved)
     served = sum(row["output_tokens"] for row in made.usage())
     assert served == 270, "each token is counted once, for the replica that made it"
+
+
+def test_the_only_replica_keeps_a_stream_through_a_pause(tmp_path: Path) -> None:
+    """It is silent for longer than a probe is waited for; there is nowhere to go, and the answer is not begun anew."""
+
+    async def work(session: aiohttp.ClientSession) -> Answer:
+        async def pause(answer: Answer) -> None:
+            if answer.events == 20:
+                engines(made)[0].signal(signal.SIGSTOP)
+                await asyncio.sleep(SILENCE_S[0] + 2 * ANSWER_S)
+                engines(made)[0].signal(signal.SIGCONT)
+
+        return await stream(session, made.url, chat(PROMPT, 100), on_event=pause)
+
+    with rig(tmp_path) as made:
+        made.fake("a", interval_ms=2)
+        made.start()
+        check_whole(run(work), 100)
+    assert "out of rotation" not in made.log()
+    assert [row["requests"] for row in made.usage() if row["tenant"]] == [1]
 
 
 def test_an_answer_that_nobody_can_finish_ends_with_an_error(tmp_path: Path) -> None:
