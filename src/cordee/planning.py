@@ -76,7 +76,7 @@ def plan(
     Raises:
         CatalogueError, ShapeError, LayoutError, SpecError: something is unknown, unreadable or does not divide.
     """
-    catalogue = load_catalogue(prices or home_prices())
+    catalogue = load_catalogue(prices or home_prices(), home_gpus())
     count, kind = parse_gpus(gpus)
     return ask(
         Request(
@@ -148,7 +148,7 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
     Raises:
         CatalogueError, ShapeError, LayoutError, SpecError, UnitError, TraceError: something is unknown or unreadable.
     """
-    catalogue = load_catalogue(given.get("prices") or home_prices())
+    catalogue = load_catalogue(given.get("prices") or home_prices(), home_gpus())
     count, kind = parse_gpus(gpus)
     gpu = find_gpu(catalogue, gpus, count, kind)
     layout, context = given.get("layout"), given.get("context")
@@ -321,7 +321,16 @@ def find_gpu(catalogue: Catalogue, text: str, count: int, kind: str | None) -> G
 
 def home_prices() -> Path | None:
     """Return the `prices.toml` in Cordee's home, which a server accounts by too; None if there is none."""
-    path = Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser() / "prices.toml"
+    return _in_home("prices.toml")
+
+
+def home_gpus() -> Path | None:
+    """Return the `gpus.toml` in Cordee's home, which a server plans by too; None if there is none."""
+    return _in_home("gpus.toml")
+
+
+def _in_home(name: str) -> Path | None:
+    path = Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser() / name
     return path if path.exists() else None
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cordee.errors import CatalogueError
-from cordee.hardware.load import find_chip, load_catalogue
+from cordee.errors import CatalogueError, CordeeError
+from cordee.hardware.load import find_chip, load_catalogue, load_home
 from cordee.units import GB
 
 CATALOGUE = load_catalogue()
@@ -30,7 +30,7 @@ def test_the_catalogue_has_the_gpus_people_rent_and_a_price_for_each() -> None:
 def test_facts_are_of_the_right_size(gpu) -> None:  # A wrong power of ten is the likely mistake in a data file.
     assert 20 * GB <= gpu.memory_bytes <= 300 * GB
     assert 0.5e12 <= gpu.memory_bytes_per_s <= 10e12
-    assert 100e12 <= gpu.peak_flop_per_s("bf16") <= 3e15
+    assert 50e12 <= gpu.peak_flop_per_s("bf16") <= 3e15
     assert gpu.flop_per_s["fp32"] < gpu.flop_per_s["bf16"]
     assert gpu.network_bytes_per_s < gpu.link_bytes_per_s <= 1e12
     assert 0.4 < gpu.matmul_fraction < 1
@@ -48,6 +48,9 @@ def test_facts_are_of_the_right_size(gpu) -> None:  # A wrong power of ten is th
         ("NVIDIA A100-SXM4-40GB", "A100-40"),
         ("a100", "A100-80"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA GeForce RTX 3090", "RTX-3090"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("5090", "RTX-5090"),
         ("AMD Instinct MI300X", "MI300X"),
     ],
 )
@@ -116,3 +119,43 @@ def test_a_card_has_the_multiprocessors_that_are_enabled_on_it() -> None:
     l40s, rtx = (catalogue.find_gpu(name).efficiency for name in ("L40S", "RTX-4090"))
     assert (l40s.units, rtx.units) == (18_176 // 128, 16_384 // 128)
     assert "L40S" in str(l40s.source) and "Ada" in str(rtx.source)
+
+
+OWN_GPU = """
+[L4]
+like = "L40S"
+memory = "24GB"
+memory_bandwidth = "300GB/s"
+dense_tflops = { bf16 = 121, fp16 = 121, fp32 = 30.3 }
+source = "the vendor's datasheet"
+as_of = "2023-03"
+units = { enabled = 58, source = "7,424 cores", as_of = "2023-03" }
+"""
+
+
+def test_a_home_may_have_gpus_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "gpus.toml").write_text(OWN_GPU)
+    (tmp_path / "prices.toml").write_text('[L4.spot]\nusd_per_gpu_hour = 0.2\nsource = "a bill"\nas_of = "2026-11"\n')
+    own, like = load_home(tmp_path).find_gpu("NVIDIA L4"), CATALOGUE.find_gpu("L40S")
+    assert (own.memory_bytes, own.memory_bytes_per_s, own.efficiency.units) == (24 * GB, 300 * GB, 58)
+    assert own.peak_flop_per_s("bf16") == 121e12 and own.link == like.link and not own.kernels.grids
+    assert load_home(tmp_path).price(own, "spot") is not None
+    assert load_home(tmp_path / "empty") == CATALOGUE
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        (OWN_GPU.replace('like = "L40S"', ""), "L4 lacks like"),
+        (OWN_GPU.replace("L40S", "L41S"), "unknown GPU 'L41S'"),
+        (OWN_GPU.replace("24GB", "24"), "24"),
+        (OWN_GPU.replace("as_of", "asof", 1), "L4 lacks as_of"),
+        (OWN_GPU + 'memry = "1GB"', "L4 has unknown memry"),
+        ("L4 = 3", "L4 is 3, not a table"),
+        ("[L4", "cannot be read"),
+    ],
+)
+def test_a_gpu_of_ones_own_that_is_not_whole_is_refused(tmp_path: Path, written: str, says: str) -> None:
+    (tmp_path / "gpus.toml").write_text(written)
+    with pytest.raises(CordeeError, match=says):
+        load_home(tmp_path)

@@ -16,6 +16,7 @@ from cordee.cli import terminal
 from cordee.cli.nodes import CLOCK_OFF_S, node_state
 from cordee.errors import InputError, NotFoundError
 from cordee.hardware.load import load_catalogue
+from cordee.planning import home_gpus
 from cordee.units import US_PER_S, plural
 from cordee.view.faults import LEMON, NodeFault, faults_of, is_sick, lemon_faults
 
@@ -71,7 +72,7 @@ def _findings(to: Path, slots: int | None, *, quick: bool) -> Iterator[Finding]:
     if not quick:
         with terminal.waiting("a product, and an all-reduce"):
             gpus = devices.count if devices.real else 0
-            yield from probe_findings(devices.gpu_name, gpus, load_catalogue())
+            yield from probe_findings(devices.gpu_name, gpus, load_catalogue(gpus_path=home_gpus()))
     yield write_speed(to)
     yield from host_findings(to)
 

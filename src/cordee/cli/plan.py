@@ -24,7 +24,7 @@ from cordee.plan.rent_or_buy import Ownership, ownership_from
 from cordee.plan.settings import Settings
 from cordee.plan.training import FRAMEWORKS, LOSSES, PRECISIONS
 from cordee.plan.wanted import layout_wanted
-from cordee.planning import find_gpu, home_prices, parse_tokens
+from cordee.planning import find_gpu, home_gpus, home_prices, parse_tokens
 from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape, model_path
@@ -125,7 +125,7 @@ def plan(
 
     Exits with 21 if no layout fits; the answer then shows by how many bytes, and what would fit.
     """
-    catalogue = load_catalogue(prices or home_prices())
+    catalogue = load_catalogue(prices or home_prices(), home_gpus())
     first, last, kind = _gpus(gpus)
     gpu = find_gpu(catalogue, gpus, last, kind)
     request = Request(

@@ -27,6 +27,7 @@ from cordee.errors import CatalogueError, InputError
 from cordee.events import Node, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
+from cordee.planning import home_gpus
 from cordee.simulate.answer import PolicyComparison, comparison, replayed
 from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_clusters
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
@@ -225,7 +226,7 @@ def _priced(nodes: tuple[Node, ...], price_as: str | None) -> tuple[Node, ...]:
     Raises:
         CatalogueError: the catalogue has no GPU of this name, and none stands for it.
     """
-    catalogue, found = load_catalogue(), []
+    catalogue, found = load_catalogue(gpus_path=home_gpus()), []
     for node in nodes:
         if node.gpu_name != UNNAMED_GPU and price_as is None:
             _check_known(catalogue, node.gpu_name)

@@ -14,7 +14,7 @@ from cordee.control.eligible import micro_usd_per_hour
 from cordee.errors import InputError, TraceError
 from cordee.events import Node
 from cordee.hardware.load import load_catalogue
-from cordee.planning import serving_request
+from cordee.planning import home_gpus, serving_request
 from cordee.serve.policy.scale import ScaleRules
 from cordee.simulate.compare import Scenario, count_jobs
 from cordee.simulate.policies import NamedPolicy
@@ -202,7 +202,7 @@ def _plan(spec: JobSpec, service: ServiceSpec, play: FluidPlay, wanted: Wanted, 
             target=wanted.target,
             window_us=round(service.window_s * US_PER_S),
             idle_us=round(service.idle_s * US_PER_S),
-            micro_usd_per_hour=micro_usd_per_hour(spec, nodes, load_catalogue()),
+            micro_usd_per_hour=micro_usd_per_hour(spec, nodes, load_catalogue(gpus_path=home_gpus())),
             max_micro_usd_per_hour=service.max_micro_usd_per_hour,
         ),
     )

@@ -63,8 +63,7 @@ from cordee.errors import (
     StoreError,
     as_body,
 )
-from cordee.hardware.catalog import Catalogue
-from cordee.hardware.load import load_catalogue
+from cordee.hardware.load import load_home
 from cordee.schedule.policy import Policy
 from cordee.schedule.state.state import State
 from cordee.units import plural
@@ -108,7 +107,7 @@ class Offer:
         if slots != "auto" and not (slots.isdecimal() and int(slots) > 0):
             raise InputError(f"{slots!r} is not a number of CPU slots", hint="write --slots 8, or --slots auto")
         if price_as != "none":
-            load_catalogue().find_gpu(price_as)
+            load_home(home.path).find_gpu(price_as)
         home.keep_settings({"slots": slots, "price_as": price_as, "on": on})
         return cls(None if slots == "auto" else int(slots), None if price_as == "none" else price_as, on)
 
@@ -131,7 +130,7 @@ class Server:
         self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may call its put
         self._signal: int | None = None
         self._logged: set[tuple[str, str]] = set()  # errors of the last tick, so that each is logged once
-        catalogue = _catalogue(home.path)
+        catalogue = load_home(home.path)
         owners = home.owners(local_owner())
         url = database or f"sqlite:///{home.path / 'cordee.db'}"
         lead = None if database is None else _lead(home, public, database)
@@ -414,11 +413,6 @@ class Server:
     def _stop(self, number: int, _: FrameType | None) -> None:
         self._signal = number
         self._turn.put(None)
-
-
-def _catalogue(home: Path) -> Catalogue:
-    own = home / "prices.toml"
-    return load_catalogue(own if own.exists() else None)
 
 
 def _queued_gpus(state: State) -> int:

@@ -16,21 +16,68 @@ from cordee.units import parse_bytes, parse_bytes_per_s
 _DATA = Path(__file__).parent / "data"
 
 
-def load_catalogue(prices_path: Path | None = None) -> Catalogue:
-    """Return the GPUs and prices that Cordee ships, with the user's `prices.toml` laid over them.
+def load_catalogue(prices_path: Path | None = None, gpus_path: Path | None = None) -> Catalogue:
+    """Return the GPUs and prices that Cordee ships, with the user's `gpus.toml` and `prices.toml` laid over them.
 
     Raises:
-        CatalogueError: the user's file is missing, is not TOML, or names an unknown GPU or capacity.
+        CatalogueError: a file is missing or is not TOML; a GPU lacks a fact, or is like none that is known; a price
+            names an unknown GPU or capacity.
     """
     shipped = _shipped()
+    if gpus_path is not None:
+        own_gpus = _own_gpus(gpus_path)
+        names = {gpu.name for gpu in own_gpus}
+        kept_gpus = tuple(gpu for gpu in shipped.gpus if gpu.name not in names)
+        shipped = Catalogue(gpus=kept_gpus + own_gpus, prices=shipped.prices)
     if prices_path is None:
         return shipped
-    table = _read_toml(prices_path)
-    cpu = _cpu_price(table.pop("cpu"), str(prices_path)) if "cpu" in table else None
-    own = _read_prices(table, shipped, str(prices_path))
+    own = _read_prices(_read_toml(prices_path), shipped, str(prices_path))
     replaced = {(price.gpu, price.capacity) for price in own}
     kept = tuple(p for p in shipped.prices if (p.gpu, p.capacity) not in replaced)
-    return Catalogue(gpus=shipped.gpus, prices=kept + own, cpu=cpu)
+    return Catalogue(gpus=shipped.gpus, prices=kept + own)
+
+
+def load_home(home: Path) -> Catalogue:
+    """Return the catalogue of a Cordee home: with its `gpus.toml` and its `prices.toml`, where they are.
+
+    Raises:
+        CatalogueError: as `load_catalogue`.
+    """
+    prices, gpus = home / "prices.toml", home / "gpus.toml"
+    return load_catalogue(prices if prices.exists() else None, gpus if gpus.exists() else None)
+
+
+_OWN_EXAMPLE = (
+    'write [L4] like = "L40S", memory = "24GB", memory_bandwidth = "300GB/s", '
+    'dense_tflops = { bf16 = 121, fp16 = 121 }, source = "the vendor\'s datasheet", as_of = "2026-11"'
+)
+_OWN_FACTS = ("memory", "memory_bandwidth", "dense_tflops", "source", "as_of")
+
+
+def _own_gpus(path: Path) -> tuple[Gpu, ...]:
+    """Return the GPUs of a user's file: each has its memory and speed, and the rest of a shipped one that it is like.
+
+    No measured kernel counts for them.
+    """
+    every, tables = _read_toml(_DATA / "gpus.toml"), _read_toml(_DATA / "efficiency.toml")
+    found = []
+    for name, facts in _read_toml(path).items():
+        where = f"{path}: {name}"
+        if not isinstance(facts, dict):
+            raise CatalogueError(f"{where} is {facts!r}, not a table", hint=_OWN_EXAMPLE)
+        missing = [key for key in ("like", *_OWN_FACTS) if key not in facts]
+        if missing:
+            raise CatalogueError(f"{where} lacks {', '.join(missing)}", hint=_OWN_EXAMPLE)
+        model = every[_shipped().find_gpu(str(facts["like"])).name]
+        unknown = sorted(set(facts) - {"like", "units", *model})
+        if unknown:
+            raise CatalogueError(f"{where} has unknown {', '.join(unknown)}", hint=_OWN_EXAMPLE)
+        own = {key: value for key, value in facts.items() if key != "like"}
+        try:
+            found.append(_gpu(name, model | {"aliases": []} | own, tables, Kernels()))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CatalogueError(f"{where} cannot be read: {error}", hint=_OWN_EXAMPLE) from None
+    return tuple(found)
 
 
 @cache
@@ -65,7 +112,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CatalogueError(f"{path} does not exist", hint="give the path of a prices.toml") from None
+        raise CatalogueError(f"{path} does not exist", hint="give the path of a prices.toml or gpus.toml") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CatalogueError(f"{path} cannot be read: {error}", hint="it must be a TOML file") from None
 
