@@ -229,9 +229,7 @@ def run(
         declare(spec, home, ship=ship, slots=slots, follow=follow, as_json=as_json)
         return
     ask = terminal.may_ask() and not yes and not as_json
-    submit(
-        spec, home, unprotected=unprotected, follow=follow, ship=ship, slots=slots, ask=ask, as_json=as_json
-    )  # fmt: skip
+    submit(spec, home, unprotected=unprotected, follow=follow, ship=ship, slots=slots, ask=ask, as_json=as_json)
 
 
 def _section(texts: list[str] | None, **others: Any) -> dict[str, Any] | None:
