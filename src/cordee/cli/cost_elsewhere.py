@@ -175,6 +175,7 @@ class _Prices:
 
     def _find(self, kind: str) -> tuple[int, str]:
         from cordee.hardware.load import load_catalogue
+        from cordee.planning import home_gpus
 
         if self._price_as is not None and self._price_as.startswith("$"):
             return parse_micro_usd(self._price_as), f"{self._price_as}/GPU-h, as given"
@@ -182,7 +183,7 @@ class _Prices:
             return 0, "none, as asked for"
         name = self._price_as or kind or self._of_cluster
         try:
-            catalogue = load_catalogue()
+            catalogue = load_catalogue(gpus_path=home_gpus())
             gpu = catalogue.find_gpu(name)
         except CatalogueError:
             if self._price_as is not None:

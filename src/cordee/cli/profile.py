@@ -14,6 +14,7 @@ from cordee.cli.profile_plan import PlanFlags, find_profiles, planned_by_flags, 
 from cordee.cli.profile_text import print_profile
 from cordee.errors import CatalogueError, SpecError
 from cordee.hardware.load import load_catalogue
+from cordee.planning import home_gpus
 from cordee.telemetry.profile import (
     KernelTable,
     RankReport,
@@ -155,7 +156,7 @@ def _shown(reports: Sequence[RankReport], rank: int | None, straggler: int) -> i
 
 def _peak(name: str | None, precision: str, reports: Sequence[RankReport]) -> float | None:
     """Return the FLOP/s of the named GPU, or of the profile's if the catalogue has it."""
-    catalogue = load_catalogue()
+    catalogue = load_catalogue(gpus_path=home_gpus())
     if name is not None:
         return catalogue.find_gpu(name).peak_flop_per_s(precision)
     profiled = next((report.gpu for report in reports if report.gpu), None)
