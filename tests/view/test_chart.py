@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cordee.view.chart import BOTTOM, NARROW, TOP, WIDE, Axis, ChartLine, Mark, chart_html, chart_svg
+from cordee.view.frame import ROW, Frame, key
 from cordee.view.tables import table_html
 
 PLAIN = Axis("GPUs", lambda value: f"{value:g}")
@@ -66,3 +67,11 @@ def test_a_mark_is_named_and_a_single_point_is_no_error() -> None:
 def test_a_table_escapes_its_cells() -> None:
     html = table_html(["layout", "step"], [["tp<8>", "1 s"]])
     assert "tp&lt;8&gt;" in html and html.count("<td>") == 1 and html.count('scope="row"') == 1
+
+
+def test_the_key_of_a_narrow_drawing_has_as_many_rows_as_it_needs() -> None:
+    entries = [("useful", "w" * 30), ("lost", "w" * 30), ("", "words alone")]
+    drawn, more = key(entries, Frame("narrow", 420, 90, 0), 50)
+    assert re.findall(r'<rect class="(\w+)" x="(\d+)" y="(\d+)"', drawn) == [("useful", "0", "39"), ("lost", "0", "59")]
+    assert more == ROW
+    assert key(entries, Frame("wide", 1080, 90, 0), 50)[1] == 0
