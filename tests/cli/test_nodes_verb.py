@@ -12,6 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 from rich.console import Console
 
+import cordee
 from cordee.answers import JobDetailView, NodeView
 from cordee.cli.main import main
 from cordee.cli.nodes import detail, node_state, show
@@ -208,6 +209,14 @@ def test_the_list_fits_80_columns_with_all_columns(monkeypatch: pytest.MonkeyPat
     text = "\n".join(lines)
     assert all(part in text for part in ("b1/r7", "gpt.1 (2),", "95.5 CPU", "$2.99/GPU-h", "others (3)"))
     assert f"{name}: GPUs 4,7 in use; GPU 5 too hot" in " ".join(text.split())
+
+
+def test_the_list_names_a_node_with_another_version_of_cordee(capsys: pytest.CaptureFixture[str]) -> None:
+    other, same = "cordee 0.0.1", f"cordee {cordee.__version__}"
+    nodes = [("a", True, other), ("b", True, same), ("c", False, other)]
+    show([NODE.model_copy(update={"name": name, "up": up, "software": [it]}) for name, up, it in nodes])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if ", here " in line] == [f"a: {other}, here {cordee.__version__}"], "b is not other"
 
 
 def test_the_doctor_shows_what_agents_report_and_drains_the_bad(
