@@ -241,6 +241,25 @@ class NodeOrder(View):
     why: Annotated[str, Field(max_length=1000)] = ""
 
 
+class MaintenanceOrder(NodeOrder):
+    """A request to book a node for maintenance: its attempts have left by `from_us`."""
+
+    from_us: Annotated[int, Field(ge=0, le=2**62)]
+    until_us: Annotated[int, Field(ge=0, le=2**62)]
+
+
+class MaintenanceView(View):
+    """A node's maintenance, to come or under way; `began` says whether nothing starts there any more."""
+
+    booking: str
+    node: str
+    from_us: int
+    until_us: int
+    by: str
+    why: str
+    began: bool
+
+
 class JoinTokenRequest(View):
     """A request for a join token: good for `uses` nodes and `for_s` seconds."""
 

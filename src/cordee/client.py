@@ -27,6 +27,7 @@ from cordee.answers import (
     Joined,
     JoinTokenView,
     Leaving,
+    MaintenanceView,
     NodeView,
     QueueRules,
     QueuesSubmission,
@@ -407,6 +408,19 @@ class Client:
     def uncordon(self, node: str, *, why: str = "") -> NodeView:
         """Put a node back into use."""
         return self._order_node(node, "uncordon", why)
+
+    def book_maintenance(self, node: str, *, from_us: int, until_us: int, why: str) -> MaintenanceView:
+        """Book a node for maintenance; times are in microseconds since the Unix epoch."""
+        body = {"from_us": from_us, "until_us": until_us, "why": why}
+        return self._ask(MaintenanceView, "POST", f"/v1/nodes/{quote(node, safe='')}/maintenance", json=body)
+
+    def maintenance(self) -> list[MaintenanceView]:
+        """Return every maintenance that is not over."""
+        return self._ask(list[MaintenanceView], "GET", "/v1/maintenance")
+
+    def cancel_maintenance(self, booking: str) -> MaintenanceView:
+        """Cancel a maintenance; one that has begun ends."""
+        return self._ask(MaintenanceView, "DELETE", f"/v1/maintenance/{quote(booking, safe='')}")
 
     def _order_node(self, node: str, order: str, why: str) -> NodeView:
         return self._ask(NodeView, "POST", f"/v1/nodes/{quote(node, safe='')}/{order}", json={"why": why})

@@ -177,3 +177,38 @@ def test_the_job_file_and_the_flag_name_jobs_to_start_after() -> None:
         parse_spec("run: a\ngpus: 1\nafter: [prep:sometimes]")
     with pytest.raises(SpecError, match="after is for a job that trains"):
         parse_spec("run: serve\ngpus: 1\nafter: a\nservice: {engine: command}")
+
+
+def test_maintenance_is_booked_listed_refused_and_cancelled(api: Api) -> None:
+    now_us = api.scene.time.us
+    hour = 3_600_000_000
+    made = api.client.book_maintenance("local", from_us=now_us + hour, until_us=now_us + 2 * hour, why="firmware")
+    assert (made.node, made.by, made.began) == ("local", "ada", False)
+    assert api.client.maintenance() == [made]
+    for begin, end, text in ((3, 3, "cannot begin"), (1.5, 4, f"booked as {made.booking}")):
+        with pytest.raises(InputError, match=text):
+            api.client.book_maintenance(
+                "local", from_us=now_us + round(begin * hour), until_us=now_us + round(end * hour), why="x"
+            )
+    with pytest.raises(NotFoundError, match="no node 'nowhere'"):
+        api.client.book_maintenance("nowhere", from_us=now_us, until_us=now_us + hour, why="x")
+    api.scene.time.us += hour
+    api.scene.control.tick()
+    assert api.client.nodes()[0].cordon_why.endswith(": firmware") and api.client.maintenance()[0].began
+    assert api.client.cancel_maintenance(made.booking).booking == made.booking
+    assert api.client.nodes()[0].cordoned_by is None and api.client.maintenance() == []
+    with pytest.raises(NotFoundError, match="no maintenance 'm0'"):
+        api.client.cancel_maintenance("m0")
+
+
+def test_times_in_a_job_file() -> None:
+    spec = parse_spec("run: a\ngpus: 1\nnot_before: '1970-01-01 00:01'\nwindow: 22:00-06:00 Europe/Berlin")
+    assert (spec.not_before_us, spec.window) == (60_000_000, "22:00-06:00 Europe/Berlin")
+    for line, text in (
+        ("not_before: soon", "'soon' is not a time"),
+        ("window: 22-6", "'22-6' is not a window"),
+        ("window: 22:00-06:00 Nowhere", "'Nowhere' is not a time zone"),
+        ("stop_at_end: true", "stop_at_end needs window"),
+    ):
+        with pytest.raises(SpecError, match=text):
+            parse_spec(f"run: a\ngpus: 1\n{line}")

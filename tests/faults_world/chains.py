@@ -9,7 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cordee.control.tick import Control
-from cordee.events import After, AfterEnd, HoldReleased, Job, JobHeld, JobPrioritized, RequeueRequested
+from cordee.events import (
+    After,
+    AfterEnd,
+    HoldReleased,
+    Job,
+    JobHeld,
+    JobPrioritized,
+    MaintenanceBooked,
+    RequeueRequested,
+)
 from cordee.ids import JobId
 from cordee.units import US_PER_S
 
@@ -42,6 +51,11 @@ def plan(world: "FaultWorld", rng: random.Random, begin_us: int, span_us: int) -
         at_us = begin_us + rng.randint(1, span_us)
         what = rng.choice(("hold", "pause", "pause", "requeue", "requeue", "prioritize"))
         world.engine.at(at_us, _ask, world, job_id, what, rng.randint(1, 200) * US_PER_S)
+    if rng.random() < 0.5:
+        node, after_us = rng.choice(world.nodes).name, rng.randint(1, 900) * US_PER_S
+        world.engine.at(
+            begin_us + rng.randint(1, span_us), _book, world, node, after_us, rng.randint(1, 300) * US_PER_S
+        )
 
 
 def _ask(world: "FaultWorld", job_id: JobId, what: str, for_us: int) -> None:
@@ -52,6 +66,23 @@ def _ask(world: "FaultWorld", job_id: JobId, what: str, for_us: int) -> None:
     world.request(_request(job_id, what))
     if what in ("hold", "pause"):
         world.engine.at(world.engine.now_us() + for_us, release, world, job_id)
+
+
+def _book(world: "FaultWorld", node: str, after_us: int, for_us: int) -> None:
+    """Let an operator book a node for maintenance."""
+    world.injected["maintenance"] = world.injected.get("maintenance", 0) + 1
+    from_us = world.engine.now_us() + after_us
+
+    def ask(control: Control) -> None:
+        if node in control.state.nodes.records:
+            control.note(
+                MaintenanceBooked(
+                    at_us=control.fold.last_us, booking=f"m-{node}", node=node, from_us=from_us,
+                    until_us=from_us + for_us, by="ann", why="firmware",
+                )
+            )  # fmt: skip
+
+    world.request(ask)
 
 
 def release(world: "FaultWorld", job_id: JobId) -> None:

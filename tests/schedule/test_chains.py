@@ -10,6 +10,8 @@ from cordee.events import (
     JobEnded,
     JobHeld,
     JobPrioritized,
+    MaintenanceBooked,
+    NodeCordoned,
     RequeueRequested,
     StopRequested,
     SweepDeclared,
@@ -185,3 +187,73 @@ def test_an_owner_exchanges_the_places_of_two_own_jobs_and_passes_nobody_else():
     world.tell(JobPrioritized(at_us=3 * S, job_id=JobId("b"), by="ann", place_of=JobId("a"))).play()
     assert order(world) == ["run", "b", "x", "a"]
     replayed(world)
+
+
+HOUR = 3600
+NIGHT = (22 * HOUR * S, 6 * HOUR * S, 0)
+
+
+def placed(world: World) -> list[tuple[str, int]]:
+    return [(each.job_id, each.at_us // S) for each in world.log if type(each).__name__ == "AttemptPlaced"]
+
+
+def test_a_job_starts_at_its_time_and_in_its_window_only():
+    world = World(N1, job("a", 8, not_before_us=500 * S), job("b", 8, window=NIGHT), job("c", 2), work={"a": 30})
+    world.tell(held("b"))
+    world.play(until_s=10)
+    assert (world.phase("a"), world.phase("b"), world.phase("c")) == ("waiting", "held", "running")
+    assert (why(world, "a").reason, why(world, "a").until_us) == ("waits-for-time", 500 * S)
+    assert why(world, "a").text == "starts at 1970-01-01 00:08 UTC at the earliest"
+    world.play()
+    world.tell(released("b", 7 * HOUR)).play()
+    assert [each for each in placed(world) if each[0] != "c"] == [("a", 500), ("b", 22 * HOUR)]
+    replayed(world)
+
+
+def test_a_job_that_waits_when_its_window_closes_waits_for_the_next_one():
+    big = job("big", 8, "production")
+    world = World(N1, big, job("b", 8, window=NIGHT, at_us=S), work={"big": 8 * HOUR, "b": 10}).play()
+    assert placed(world) == [("big", 1), ("b", 22 * HOUR)]
+    assert world.state.jobs[JobId("b")].waited_us <= 6 * HOUR * S, "the day is no wait"
+    replayed(world)
+
+
+def test_a_job_that_stops_at_the_end_of_its_window_goes_on_in_the_next_one():
+    world = World(N1, job("b", 8, window=NIGHT, window_stops=True), work={"b": 7 * HOUR}).play(until_s=6 * HOUR)
+    [given] = [each for each in world.log if type(each).__name__ == "NoticeGiven"]
+    assert (given.reason, given.at_us) == ("window", 6 * HOUR * S - 30 * S)
+    assert world.phase("b") == "waiting" and not world.state.attempts
+    world.play()
+    assert [at for _, at in placed(world)] == [0, 22 * HOUR] and world.phase("b") == "done"
+    replayed(world)
+
+
+def maintenance(node_name: str, from_s: int, for_s: int) -> MaintenanceBooked:
+    more = {"from_us": from_s * S, "until_us": (from_s + for_s) * S, "by": "ada", "why": "firmware"}
+    return MaintenanceBooked(at_us=0, booking="m1", node=node_name, **more)
+
+
+def test_before_a_maintenance_attempts_save_and_go_elsewhere_and_nothing_starts_there():
+    world = World(N1, node("n2"), job("a", 8), job("b", 8, grace_us=60 * S), work=dict.fromkeys("ab", 2000))
+    world.tell(maintenance("n1", 1000, 500)).play(until_s=399)
+    assert not world.state.nodes.records["n1"].cordoned_by
+    world.play(until_s=400)
+    record = world.state.nodes.records["n1"]
+    assert (record.cordoned_by, record.leave_us) == ("ada", 1000 * S)
+    assert record.cordon_why == "maintenance 1970-01-01 00:16 UTC to 1970-01-01 00:25 UTC: firmware"
+    world.play(until_s=1000)
+    moved = next(each for each in world.log if type(each).__name__ == "NoticeGiven")
+    grace_s = 60 if moved.job_id == "b" else 30
+    assert (moved.reason, moved.at_us, moved.deadline_us) == ("drain", (1000 - grace_s) * S, 1000 * S)
+    assert not any(lease.node == "n1" for each in world.state.attempts.values() for lease in each.held)
+    world.play()
+    assert {world.phase(name) for name in "ab"} == {"done"}
+    assert [at for _, at in placed(world)] == [0, 0, 1500], "the node is back after its maintenance"
+    assert not world.state.agenda.bookings and world.state.nodes.records["n1"].leave_us is None
+    replayed(world)
+
+
+def test_a_node_that_was_cordoned_before_stays_so_after_its_maintenance():
+    world = World(N1, NodeCordoned(at_us=0, node="n1", by="bob", why="broken"), maintenance("n1", 1000, 500)).play()
+    record = world.state.nodes.records["n1"]
+    assert (record.cordoned_by, record.cordon_why, world.now_us) == ("bob", "broken", 1500 * S)

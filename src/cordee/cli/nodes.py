@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 import cordee
 from cordee.answers import NodeView
-from cordee.cli import terminal
+from cordee.cli import maintenance, terminal
 from cordee.cli.join import consent_to_evict, join, leave, token
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
@@ -34,6 +34,11 @@ nodes = typer.Typer(cls=_Nodes, add_completion=False)
 
 Name = Annotated[str | None, typer.Argument(metavar="NODE", show_default=False)]
 Why = Annotated[str, typer.Option(help="The reason, shown to everybody; required.", show_default=False)]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="Book a maintenance instead: its begin, +2h or '2026-11-24 06:00' (UTC, or +01:00)."),
+]
+For = Annotated[str | None, typer.Option("--for", help="With --from: how long the maintenance lasts: 4h.")]
 Note = Annotated[str, typer.Option(help="A remark for the log.", show_default=False)]
 
 
@@ -73,9 +78,19 @@ def cordon(node: Name = None, *, why: Why = "", home: Home = None, as_json: Json
 
 @nodes.command()
 def drain(
-    node: Name = None, *, why: Why = "", yes: terminal.Yes = False, home: Home = None, as_json: Json = False
+    node: Name = None,
+    *,
+    why: Why = "",
+    begin: From = None,
+    lasts: For = None,
+    yes: terminal.Yes = False,
+    home: Home = None,
+    as_json: Json = False,
 ) -> None:
-    """Drain a node: cordon it, and its attempts checkpoint and leave."""
+    """Drain a node: cordon it, and its attempts checkpoint and leave; with --from and --for, for a maintenance."""
+    if begin is not None or lasts is not None:
+        maintenance.book(node, why, begin, lasts, home, as_json)
+        return
     ask = terminal.may_ask() and not yes and not as_json
     _order(Client.drain, "drain", node, why, home, as_json, ask=ask)
 
@@ -86,6 +101,8 @@ def uncordon(node: Name = None, *, why: Note = "", home: Home = None, as_json: J
     _order(Client.uncordon, "uncordon", node, why, home, as_json)
 
 
+nodes.command("maintenance")(maintenance.show)
+nodes.command()(maintenance.cancel)
 nodes.command()(token)
 nodes.command()(join)
 nodes.command()(leave)

@@ -81,6 +81,12 @@ After = Annotated[
         metavar="JOB[:ok|any|failed]",
     ),
 ]
+NotBefore = Annotated[
+    str | None, typer.Option(help="Start then at the earliest: +2h, or '2026-11-24 06:00' (UTC, or with +01:00).")
+]
+Window = Annotated[
+    str | None, typer.Option(help="Start in these hours only: 22:00-06:00, or '22:00-06:00 Europe/Berlin'.")
+]
 Model = Annotated[str | None, typer.Option(help="Model that the job trains; admission checks whether it fits.")]
 Plan = Annotated[
     Path | None, typer.Option(help="File of `cordee plan --json`: sets GPUs, model, layout and checkpoint interval.")
@@ -181,6 +187,8 @@ def run(
     limit_cost: LimitCost = None,
     retries: Retries = None,
     after: After = None,
+    not_before: NotBefore = None,
+    window: Window = None,
     model: Model = None,
     plan: Plan = None,
     layout: LayoutText = None,
@@ -209,6 +217,7 @@ def run(
         "name": name, "tier": tier, "queue": queue, "priority": priority, "capacity": capacity, "launch": launch,
         "checkpoint_to": checkpoint_to, "checkpoint_every": every, "grace": grace, "limit_time": limit_time,
         "limit_cost": limit_cost, "retries": retries, "after": after, "model": model, "notify_to": notify,
+        "not_before": None if not_before is None else terminal.moment(not_before), "window": window,
         "cpus": cpus, "memory": memory, "plan": None if plan is None else plan_of(plan, layout),
     }  # fmt: skip
     more = {"search": search, "trials": trials, "max_running": max_running, "metric": metric, "goal": goal}

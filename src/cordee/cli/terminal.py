@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +18,9 @@ from rich.text import Text
 
 from cordee.client import Client
 from cordee.servers import default_home
-from cordee.units import US_PER_S, format_duration
+from cordee.units import US_PER_S, format_duration, parse_duration_s
 from cordee.workload.load import model_names
+from cordee.workload.times import parse_time_us
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -138,6 +140,18 @@ def table(*columns: str, right: Sequence[str] = (), folds: Sequence[str] = ()) -
             overflow="fold" if column in folds else "ellipsis",
         )
     return made
+
+
+def moment(text: str) -> str:
+    """Return a moment that people write, `+2h` or a date with its time, as ISO 8601.
+
+    Raises:
+        UnitError: it is none.
+    """
+    if text.startswith("+"):
+        return datetime.fromtimestamp(time.time() + parse_duration_s(text[1:]), UTC).isoformat()
+    parse_time_us(text)
+    return text
 
 
 def state(word: str) -> Text:

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from math import gcd
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from cordee.schedule.state.retries import INFRASTRUCTURE, SCRIPT, exit_cause
 from cordee.storage.destination import check_destination
 from cordee.units import MICRO_USD, US_PER_S, format_bytes, format_micro_usd, plural
 from cordee.workload.spec import Elastic, JobSpec, Retries
+from cordee.workload.times import parse_window
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -294,6 +296,9 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
         estimate_us=None if spec.estimate_s is None else _us(spec.estimate_s),
         preemptions_max=spec.limit.preemptions,
         retries=_retries(spec.retries),
+        not_before_us=spec.not_before_us,
+        window=() if spec.window is None else parse_window(spec.window, datetime.now(UTC)),
+        window_stops=spec.stop_at_end,
         estimates=() if expected is None else expected.estimates,
     )
 

@@ -1,14 +1,14 @@
-"""The HTTP face of chains: hold, pause, resume, requeue and prioritize a job."""
+"""The HTTP face of chains: hold, pause, resume, requeue and prioritize a job; book nodes for maintenance."""
 
 from typing import Annotated
 
 from fastapi import Depends
 
-from cordee.answers import JobView
+from cordee.answers import JobView, MaintenanceOrder, MaintenanceView
 from cordee.control.chains import ChainOperations
 from cordee.control.dependencies import Asked, Owner, user_router
 
-router = user_router("/v1/jobs")
+router = user_router("/v1")
 
 
 async def _chains(operations: Asked) -> ChainOperations:
@@ -18,31 +18,49 @@ async def _chains(operations: Asked) -> ChainOperations:
 Chains = Annotated[ChainOperations, Depends(_chains)]
 
 
-@router.post("/{ref}/pause")
+@router.post("/jobs/{ref}/pause")
 def pause(ref: str, chains: Chains, owner: Owner) -> JobView:
     """Pause a job: it saves, gives its GPUs back, and waits until it is resumed."""
     return chains.hold(ref, by=owner, leave=True)
 
 
-@router.post("/{ref}/hold")
+@router.post("/jobs/{ref}/hold")
 def hold(ref: str, chains: Chains, owner: Owner) -> JobView:
     """Keep a job from starting until it is resumed; one that runs goes on."""
     return chains.hold(ref, by=owner)
 
 
-@router.post("/{ref}/resume")
+@router.post("/jobs/{ref}/resume")
 def resume(ref: str, chains: Chains, owner: Owner) -> JobView:
     """Let a held or paused job start again."""
     return chains.resume(ref, by=owner)
 
 
-@router.post("/{ref}/requeue")
+@router.post("/jobs/{ref}/requeue")
 def requeue(ref: str, chains: Chains, owner: Owner) -> JobView:
     """Send a job to the end of its queue, after it has saved; one that has ended runs again."""
     return chains.requeue(ref, by=owner)
 
 
-@router.post("/{ref}/prioritize")
+@router.post("/jobs/{ref}/prioritize")
 def prioritize(ref: str, chains: Chains, owner: Owner) -> JobView:
     """Send a waiting job to the top of its queue; for its owner, of the owner's own jobs."""
     return chains.prioritize(ref, by=owner)
+
+
+@router.post("/nodes/{name}/maintenance", status_code=201)
+def book(name: str, order: MaintenanceOrder, chains: Chains, owner: Owner) -> MaintenanceView:
+    """Book a node for maintenance: its attempts save and leave in time, and nothing starts there."""
+    return chains.book(name, order, by=owner)
+
+
+@router.get("/maintenance")
+def bookings(chains: Chains) -> list[MaintenanceView]:
+    """Return every maintenance that is not over."""
+    return chains.bookings()
+
+
+@router.delete("/maintenance/{booking}")
+def cancel(booking: str, chains: Chains, owner: Owner) -> MaintenanceView:
+    """Cancel a maintenance; one that has begun ends."""
+    return chains.cancel(booking, by=owner)

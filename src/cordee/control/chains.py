@@ -3,14 +3,22 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cordee.answers import JobView
+from cordee.answers import JobView, MaintenanceOrder, MaintenanceView
 from cordee.control.operations import Operations
-from cordee.errors import ForbiddenError, InputError
-from cordee.events import HoldReleased, JobHeld, JobPrioritized, RequeueRequested
+from cordee.errors import ForbiddenError, InputError, NotFoundError
+from cordee.events import (
+    HoldReleased,
+    JobHeld,
+    JobPrioritized,
+    MaintenanceBooked,
+    MaintenanceCancelled,
+    RequeueRequested,
+)
 from cordee.ids import JobId
 from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.state.chains import never
 from cordee.schedule.state.records import JobRecord, Phase
+from cordee.schedule.state.windows import in_utc
 from cordee.workload.spec import JobSpec
 
 
@@ -104,6 +112,68 @@ class ChainOperations:
                 control.note(asked)
 
         return self._changed(ref, change)
+
+    def book(self, node: str, order: MaintenanceOrder, *, by: str) -> MaintenanceView:
+        """Book a node for maintenance.
+
+        Raises:
+            InputError: the time is over or empty, or overlaps another one of the node.
+            NotFoundError: there is no such node.
+        """
+        control, now_us = self.operations.control, self._now_us()
+        with control.changed:
+            self.operations.check_node(node)
+            if not max(now_us, order.from_us) < order.until_us:
+                raise InputError(
+                    f"a maintenance until {in_utc(order.until_us)} cannot begin at {in_utc(order.from_us)}",
+                    hint="cordee nodes drain NODE --why TEXT --from +2h --for 4h",
+                )
+            for each in control.state.agenda.bookings.values():
+                if each.node == node and each.from_us < order.until_us and order.from_us < each.until_us:
+                    raise InputError(
+                        f"{node} is booked as {each.booking} from {in_utc(each.from_us)} to {in_utc(each.until_us)}",
+                        hint=f"cordee nodes cancel {each.booking}",
+                    )
+            booking = f"m{control.number + 1}"
+            control.note(
+                MaintenanceBooked(
+                    at_us=now_us, booking=booking, node=node, from_us=order.from_us, until_us=order.until_us, by=by,
+                    why=order.why,
+                )
+            )  # fmt: skip
+            view = self._booking(booking)
+        self.operations.wake()
+        return view
+
+    def bookings(self) -> list[MaintenanceView]:
+        """Return every maintenance that is not over, the first one first."""
+        control = self.operations.control
+        with control.changed:
+            found = sorted(control.state.agenda.bookings.values(), key=lambda each: (each.from_us, each.booking))
+            return [self._booking(each.booking) for each in found]
+
+    def cancel(self, booking: str, *, by: str) -> MaintenanceView:
+        """Cancel a maintenance; one that has begun ends, and its node is put back into use.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        control = self.operations.control
+        with control.changed:
+            if booking not in control.state.agenda.bookings:
+                raise NotFoundError(f"there is no maintenance {booking!r}", hint="cordee nodes maintenance")
+            view = self._booking(booking)
+            control.note(MaintenanceCancelled(at_us=self._now_us(), booking=booking, by=by))
+            if view.began:
+                control.uncordon(view.node, by=by, why=f"maintenance {booking} was cancelled")
+        self.operations.wake()
+        return view
+
+    def _booking(self, booking: str) -> MaintenanceView:
+        state = self.operations.control.state
+        found = state.agenda.bookings[booking]
+        began = state.nodes.records[found.node].leave_us == found.from_us
+        return MaintenanceView.of(found, began=began)
 
     def _best_of_owner(self, record: JobRecord) -> JobId | None:
         """Return the first waiting job of the owner in the queue and tier of this one; None if it is this one."""

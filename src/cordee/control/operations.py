@@ -426,7 +426,7 @@ class Operations:
             NotFoundError: the node does not exist.
         """
         with self.control.changed:
-            self._check_node(name)
+            self.check_node(name)
             self.control.cordon(name, by=by, why=why, drain=drain)
         self.wake()
         return self._node(name)
@@ -438,12 +438,13 @@ class Operations:
             NotFoundError: the node does not exist.
         """
         with self.control.changed:
-            self._check_node(name)
+            self.check_node(name)
             self.control.uncordon(name, by=by, why=why)
         self.wake()
         return self._node(name)
 
-    def _check_node(self, name: str) -> None:
+    def check_node(self, name: str) -> None:
+        """Raise NotFoundError unless the node is known."""
         known = sorted(self.control.state.nodes.records)
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1) or known[:5]

@@ -23,6 +23,8 @@ from cordee.events import (
     JobSubmitted,
     KeyCreated,
     KeyRevoked,
+    MaintenanceBooked,
+    MaintenanceCancelled,
     ModelOrdered,
     NodeCordoned,
     NodeUncordoned,
@@ -49,7 +51,9 @@ from cordee.schedule import enact
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
 
-Asked = JobHeld | HoldReleased | RequeueRequested | JobPrioritized | SweepHeld
+Asked = (
+    JobHeld | HoldReleased | RequeueRequested | JobPrioritized | SweepHeld | MaintenanceBooked | MaintenanceCancelled
+)
 
 
 class _Fresh(NamedTuple):
@@ -212,7 +216,11 @@ class Control:
     def uncordon(self, node: str, *, by: str, why: str) -> None:
         """Put a node back into use."""
         with self.changed:
-            if self.state.nodes.records[node].cordoned_by is not None:
+            record, now_us = self.state.nodes.records[node], self._clock.now_us()
+            for each in list(self.state.agenda.bookings.values()):
+                if each.node == node and each.from_us == record.leave_us:  # or it would be cordoned again at once
+                    self._append(MaintenanceCancelled(at_us=now_us, booking=each.booking, by=by))
+            if record.cordoned_by is not None:
                 self._append(NodeUncordoned(at_us=self._clock.now_us(), node=node, by=by, why=why))
 
     def tick(self) -> int | None:

@@ -61,6 +61,8 @@ from cordee.events.requests import (
     JobHeld,
     JobPrioritized,
     JobReleased,
+    MaintenanceBooked,
+    MaintenanceCancelled,
     RequeueRequested,
 )
 from cordee.events.values import (
@@ -111,6 +113,8 @@ __all__ = [
     "KeyRevoked",
     "KillOrdered",
     "Lease",
+    "MaintenanceBooked",
+    "MaintenanceCancelled",
     "Measured",
     "MetricsLogged",
     "ModelOrdered",

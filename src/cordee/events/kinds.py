@@ -8,6 +8,8 @@ from cordee.events.requests import (
     JobHeld,
     JobPrioritized,
     JobReleased,
+    MaintenanceBooked,
+    MaintenanceCancelled,
     RequeueRequested,
 )
 from cordee.events.values import (
@@ -182,6 +184,7 @@ class NodeCordoned:
     by: str
     why: str = ""
     drain: bool = False
+    leave_us: int | None = None  # its attempts get notice in time to have left by then; None: no such time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -586,6 +589,8 @@ Event = (
     | NodeReclaimed
     | NodeCordoned
     | NodeUncordoned
+    | MaintenanceBooked
+    | MaintenanceCancelled
     | QueuesSet
     | ServiceDeclared
     | ServiceScaled

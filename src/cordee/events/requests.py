@@ -50,6 +50,28 @@ class JobPrioritized:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceBooked:
+    """An operator books a node for maintenance: by then its attempts have saved and left, and nothing starts there."""
+
+    at_us: int
+    booking: str  # its id
+    node: str
+    from_us: int
+    until_us: int
+    by: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceCancelled:
+    """A booking is void: an operator cancelled it, or it is over."""
+
+    at_us: int
+    booking: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobDeferred:
     """The scheduler takes a job out of its line: it may not start now."""
 

@@ -36,6 +36,7 @@ class NoticeReason(StrEnum):
     RESIZE = "resize"  # it starts again at once on fewer or more GPUs
     MOVE = "move"  # it starts again at once elsewhere, so that a shape becomes free for `for_job`
     DRAIN = "drain"  # an operator drains the node
+    WINDOW = "window"  # its window closes
     PAUSE = "pause"  # its owner or an operator pauses the job
     REQUEUE = "requeue"  # its owner or an operator sends the job to the end of its queue
 
@@ -194,6 +195,9 @@ class Job:
     trial: int = 0  # its number in the sweep, counted from 1
     pauses: bool = False  # once an attempt left with a checkpoint by itself, until a JobResumed
     after: tuple[After, ...] = ()  # it starts after all of these
+    not_before_us: int | None = None  # it starts then at the earliest
+    window: tuple[int, ...] = ()  # it starts between these times of day: begin, end, offset from UTC; empty: at any
+    window_stops: bool = False  # it gets notice in time to have left when its window closes
 
     def estimate_on(self, gpus: int) -> Estimate | None:
         """Return the estimate for this number of GPUs; None if there is none."""

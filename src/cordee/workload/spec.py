@@ -5,6 +5,7 @@ Quantities have units (`limit.time: 47h` becomes `limit.time_s`); a bare number 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -19,6 +20,7 @@ from cordee.workload.service import WRITTEN_AS as SERVICE_WRITTEN_AS
 from cordee.workload.service import ServiceSpec, filled_in, read_service
 from cordee.workload.sweep import SweepSpec, read_sweep
 from cordee.workload.telemetry import OnSpike, Tracker
+from cordee.workload.times import parse_time_us, parse_window
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
 
 Launch = Literal["auto", "rank", "node"]
@@ -157,6 +159,14 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _window(text: str) -> str:
+    try:
+        parse_window(text, datetime(2000, 1, 1, tzinfo=UTC))
+    except InputError as error:
+        raise ValueError(error.message) from None
+    return text
+
+
 class JobSpec(_Section):
     """One job; or a service or a sweep, then each of its replicas or trials is such a job.
 
@@ -176,6 +186,9 @@ class JobSpec(_Section):
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")] = "default"
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     after: Annotated[tuple[AfterText, ...], BeforeValidator(_listed)] = ()  # jobs or sweeps: `prep`, `prep:any`
+    not_before_us: Annotated[int, Field(ge=0)] | None = None
+    window: Annotated[str, AfterValidator(_window)] | None = None  # times of day: `22:00-06:00 Europe/Berlin`
+    stop_at_end: bool = False  # of the window: it gets notice, in time to have left
     estimate_s: Annotated[float, Field(gt=0)] | None = None
     cpus: Annotated[float, Field(gt=0)] | None = None
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -225,6 +238,8 @@ class JobSpec(_Section):
         if twice:
             raise ValueError(f"{twice[0]} is both in env and in secrets: a secret's value never stands in the spec")
         self._check_shape()
+        if self.stop_at_end and self.window is None:
+            raise ValueError("stop_at_end needs window: 22:00-06:00")
         if self.sweep is not None:
             self._check_sweep(self.sweep)
         return self
@@ -249,6 +264,7 @@ class JobSpec(_Section):
             ("model", self.model is not None),
             ("checkpoint", self.checkpoint.to is not None),
             ("after", self.after != ()),
+            ("window", self.window is not None),
         ):
             if has:
                 raise ValueError(f"{section} is for a job that trains: a service has service.replicas, service.model")
@@ -357,6 +373,7 @@ def _ram(text: str) -> float | str:
 
 # Keys of the YAML whose value carries a unit: the field in base units, and its reader. The top is section None.
 _UNITS: dict[tuple[str | None, str], tuple[str, Callable[[str], Any]]] = {
+    (None, "not_before"): ("not_before_us", parse_time_us),
     (None, "estimate"): ("estimate_s", parse_duration_s),
     (None, "memory"): ("memory_bytes", parse_bytes),
     ("elastic", "grow_after"): ("grow_after_s", parse_duration_s),

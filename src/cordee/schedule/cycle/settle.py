@@ -46,6 +46,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle.draft import Draft, emit, guarded
+from cordee.schedule.cycle.maintain import leave_us, maintain
 from cordee.schedule.preemption.notice import notice
 from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.state.chains import deferral, never
@@ -53,6 +54,7 @@ from cordee.schedule.state.records import Attempt, JobRecord, Phase
 from cordee.schedule.state.retries import ANY, cause_of, counted_as, exceeded, own_fault
 from cordee.schedule.state.state import State
 from cordee.schedule.state.transitions import used_up_day
+from cordee.schedule.state.windows import closes_us
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 
 ATTEMPTS_WITHOUT_COMMIT = 3
@@ -64,6 +66,8 @@ _BAD = (Outcome.LOST, Outcome.FAILED, Outcome.KILLED)
 
 def settle(state: State, draft: Draft) -> None:
     """Settle all jobs that need a decision: ranks ended, deadlines, limits, stops, the server's shutdown."""
+    if state.agenda.bookings:
+        maintain(state, draft)
     for job_id in sorted(_due(state, draft.now_us)):
         guarded(state, draft, job_id, settle_job)
     decided = -1
@@ -78,7 +82,7 @@ def wake(state: State, draft: Draft) -> None:
     failed = {job_id for job_id, _ in draft.errors}  # A step that failed would fail again, so it waits for a change.
     for job_id in state.agenda.unsettled:
         if job_id in state.attempts and job_id not in failed:
-            draft.wake_by(_wake_us(state.attempts[job_id]))
+            draft.wake_by(_wake_us(state, state.attempts[job_id]))
     seen = state.agenda.unsettled.keys() | failed
     draft.wake_by(next((at_us for at_us, job_id in state.agenda.limits if job_id not in seen), None))
     draft.wake_by(next((at_us for at_us, job_id in state.agenda.times if job_id not in failed), None))
@@ -118,7 +122,8 @@ def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
         return True
     reason = _why_notice(state, record, attempt, now_us)
     if reason is not None:
-        emit(state, draft, notice(attempt, reason, now_us, gone_us=_reclaimed_us(state, attempt)))
+        gone = [at_us for at_us in (_reclaimed_us(state, attempt), leave_us(state, attempt)) if at_us is not None]
+        emit(state, draft, notice(attempt, reason, now_us, gone_us=min(gone, default=None)))
     return True
 
 
@@ -139,11 +144,15 @@ def _settle_waiting(state: State, draft: Draft, record: JobRecord) -> None:
         emit(state, draft, found)
 
 
-def _wake_us(attempt: Attempt) -> int | None:
+def _wake_us(state: State, attempt: Attempt) -> int | None:
     """Return the time at which `settle` does something else for a live attempt without an event."""
     if not attempt.held or attempt.kill is not None:
         return None
-    return attempt.limit_at_us if attempt.notice is None else attempt.notice.deadline_us
+    if attempt.notice is not None:
+        return attempt.notice.deadline_us
+    gone_us = leave_us(state, attempt)
+    times = (attempt.limit_at_us, None if gone_us is None else gone_us - attempt.job.grace_us)
+    return min((at_us for at_us in times if at_us is not None), default=None)
 
 
 def _worst_end(attempt: Attempt) -> RanksEnded:
@@ -187,6 +196,12 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
         return NoticeReason.RECLAIM
     if any(state.nodes.records[lease.node].drains for lease in attempt.held):
         return NoticeReason.DRAIN
+    gone_us = leave_us(state, attempt)
+    if gone_us is not None and now_us >= gone_us - attempt.job.grace_us:
+        return NoticeReason.DRAIN
+    closes = closes_us(attempt.job, attempt.placed_us) if attempt.job.window_stops else None
+    if closes is not None and now_us >= closes - attempt.job.grace_us:
+        return NoticeReason.WINDOW
     if attempt.limit_at_us is not None and now_us >= attempt.limit_at_us:
         return NoticeReason.LIMIT
     return NoticeReason.QUOTA if state.quotas.spent(record.job, now_us) else None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from cordee.events import MaintenanceBooked
 from cordee.ids import JobId
 
 
@@ -26,6 +27,8 @@ class Agenda:
         shrunk: live attempts on fewer GPUs than their jobs asked for.
         times: (time at which a deferred job is looked at again, job), ascending.
         dependents: by a job or sweep that has not ended, the jobs that start after it.
+        bookings: nodes booked for maintenance, by the booking's id.
+        graces: the longest grace period of any job so far, under "longest".
         sweeps: sweeps that have not ended, and those for which a job waits.
     """
 
@@ -37,6 +40,8 @@ class Agenda:
     times: list[tuple[int, JobId]] = field(default_factory=list)
     dependents: dict[str, tuple[JobId, ...]] = field(default_factory=dict)
     sweeps: dict[str, SweepCount] = field(default_factory=dict)
+    bookings: dict[str, MaintenanceBooked] = field(default_factory=dict)
+    graces: dict[str, int] = field(default_factory=dict)
 
     def copied(self) -> "Agenda":
         """Return a copy for a second owner."""
@@ -45,5 +50,5 @@ class Agenda:
     def value(self) -> object:
         """Return a deep copy, to compare."""
         sets = (self.unsettled, self.restarting, self.entitled, self.shrunk)
-        chains = (tuple(self.times), dict(self.dependents), dict(self.sweeps))
+        chains = (tuple(self.times), dict(self.dependents), dict(self.sweeps), dict(self.bookings))
         return (*(frozenset(each) for each in sets), tuple(self.limits), *chains)

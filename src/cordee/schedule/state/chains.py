@@ -12,6 +12,8 @@ from cordee.events import (
     JobHeld,
     JobPrioritized,
     JobReleased,
+    MaintenanceBooked,
+    MaintenanceCancelled,
     RequeueRequested,
     SweepDeclared,
     SweepEnded,
@@ -21,6 +23,7 @@ from cordee.schedule.state.agenda import SweepCount
 from cordee.schedule.state.records import Gate, JobRecord, Order, Phase
 from cordee.schedule.state.retries import ANY, again_at_us, cause_of, counted_as
 from cordee.schedule.state.state import State
+from cordee.schedule.state.windows import closes_us, in_utc, opens_us
 
 _ENDS = {AfterEnd.OK: "ended well", AfterEnd.ANY: "ended", AfterEnd.FAILED: "failed"}
 _NAMED = 3
@@ -52,15 +55,27 @@ def deferral(state: State, record: JobRecord, now_us: int) -> JobDeferred | None
         names = [each.of for each in waits if each.end is end]
         if names:
             reasons.append(f"waits until {_and(names)} {'has' if len(names) == 1 else 'have'} {done}")
-    until_us = again_at_us(record.job, record.failures, record.last)
-    if until_us is not None and until_us > now_us and record.last is not None:
-        reasons.append(_between_tries(record, record.last))
-    else:
-        until_us = None
+    times = [(at_us, text) for at_us, text in _times(record, now_us) if at_us > now_us]
+    reasons += [text for _, text in times]
+    until_us = max((at_us for at_us, _ in times), default=None)
     if not reasons:
         return None
     why = "; ".join(reasons)
     return JobDeferred(at_us=now_us, job_id=record.job.job_id, state=phase.value, why=why, until_us=until_us)
+
+
+def _times(record: JobRecord, now_us: int) -> list[tuple[int, str]]:
+    """Return the times before which a job does not start, with the reason for each."""
+    job, found = record.job, list[tuple[int, str]]()
+    if job.not_before_us is not None:
+        found.append((job.not_before_us, f"starts at {in_utc(job.not_before_us)} at the earliest"))
+    opens = opens_us(job, now_us)
+    if opens is not None:
+        found.append((opens, f"starts in its window only, which opens at {in_utc(opens)}"))
+    again_us = again_at_us(job, record.failures, record.last)
+    if again_us is not None and record.last is not None:
+        found.append((again_us, _between_tries(record, record.last)))
+    return found
 
 
 def _between_tries(record: JobRecord, last: AttemptEnded) -> str:
@@ -118,7 +133,7 @@ def _and(names: list[str]) -> str:
 def queue(state: State, record: JobRecord) -> None:
     """Put a job that may have to wait into no line yet, and any other one into its line; `record` is new."""
     job_id = record.job.job_id
-    if not record.job.after:
+    if not (record.job.after or record.job.not_before_us or record.job.window):
         state.journal.put(state.jobs, job_id, record)
         state.enqueue(record)
         return
@@ -153,16 +168,13 @@ def deferred(state: State, event: JobDeferred) -> None:
         state.waiting.remove(record)
         state.journal.drop(state.agenda.restarting, event.job_id)
         state.journal.drop(state.agenda.entitled, event.job_id)
-    _forget_time(state, record)
     after = record._replace(
         phase=Phase(event.state),
         waits_since_us=event.at_us,
         paused_us=record.paused_us + _deferred_us(record, event.at_us),
         gate=record.gate._replace(deferred=event),
     )
-    state.journal.put(state.jobs, event.job_id, after)
-    if event.until_us is not None:
-        state.journal.insert(state.agenda.times, (event.until_us, event.job_id))
+    _put(state, after, event.until_us)
     state.journal.drop(state.agenda.unsettled, event.job_id)
     state.changes.count()
 
@@ -172,23 +184,39 @@ def released(state: State, event: JobReleased) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or not _is_deferred(record):
         return
-    _forget_time(state, record)
     after = record._replace(
         phase=Phase.QUEUED,
         waits_since_us=event.at_us,
         paused_us=record.paused_us + _deferred_us(record, event.at_us),
         gate=record.gate._replace(deferred=None),
     )
-    state.journal.put(state.jobs, event.job_id, after)
     state.journal.drop(state.agenda.unsettled, event.job_id)
-    state.enqueue(after)
+    enter(state, after, event.at_us)
 
 
-def leave_lines(state: State, record: JobRecord) -> None:
-    """Take a job that ends out of its line, and out of the times at which it would be looked at."""
+def enter(state: State, record: JobRecord, at_us: int) -> None:
+    """Put a job into its line, and look at it again when its window closes; `record` is new."""
+    state.enqueue(_put(state, record, closes_us(record.job, at_us)))
+
+
+def leave_lines(state: State, record: JobRecord) -> JobRecord:
+    """Take a job that ends or starts out of its line, and return its record without a time to look at it again."""
     if record.phase is Phase.QUEUED:
         state.waiting.remove(record)
-    _forget_time(state, record)
+    return _put(state, record, None)
+
+
+def _put(state: State, record: JobRecord, look_us: int | None) -> JobRecord:
+    """Store a record, and the time at which it is looked at again."""
+    job_id, before = record.job.job_id, record.gate.look_us
+    if before != look_us:
+        if before is not None:
+            state.journal.remove(state.agenda.times, (before, job_id))
+        if look_us is not None:
+            state.journal.insert(state.agenda.times, (look_us, job_id))
+        record = record._replace(gate=record.gate._replace(look_us=look_us))
+    state.journal.put(state.jobs, job_id, record)
+    return record
 
 
 def _is_deferred(record: JobRecord) -> bool:
@@ -198,12 +226,6 @@ def _is_deferred(record: JobRecord) -> bool:
 
 def _deferred_us(record: JobRecord, at_us: int) -> int:
     return at_us - record.waits_since_us if record.phase.deferred else 0
-
-
-def _forget_time(state: State, record: JobRecord) -> None:
-    event = record.gate.deferred
-    if event is not None and event.until_us is not None and record.phase.deferred:
-        state.journal.remove(state.agenda.times, (event.until_us, event.job_id))
 
 
 # -- requests of people ----------------------------------------------------------------------------------------
@@ -291,6 +313,23 @@ def _order_now(state: State, record: JobRecord) -> Order:
 
 def _set_gate(state: State, record: JobRecord, gate: Gate) -> None:
     state.journal.put(state.jobs, record.job.job_id, record._replace(gate=gate))
+
+
+# -- maintenance -----------------------------------------------------------------------------------------------
+
+
+def booked(state: State, event: MaintenanceBooked) -> None:
+    """Note a booking."""
+    if event.booking not in state.agenda.bookings:
+        state.journal.put(state.agenda.bookings, event.booking, event)
+        state.changes.count()
+
+
+def cancelled(state: State, event: MaintenanceCancelled) -> None:
+    """Forget a booking."""
+    if event.booking in state.agenda.bookings:
+        state.journal.drop(state.agenda.bookings, event.booking)
+        state.changes.count()
 
 
 # -- sweeps ----------------------------------------------------------------------------------------------------

@@ -126,14 +126,14 @@ class Nodes:
         if known is None:
             return False
         record = replace(known, cordoned_by=event.by, cordon_why=event.why, drains=event.drain)
-        self._set(record, event.at_us)
-        return event.drain
+        self._set(replace(record, leave_us=event.leave_us), event.at_us)
+        return event.drain or event.leave_us is not None
 
     def uncordoned(self, event: NodeUncordoned) -> None:
         """Put a cordoned node back into use."""
         known = self.records.get(event.node)
         if known is not None:
-            self._set(replace(known, cordoned_by=None, cordon_why="", drains=False), event.at_us)
+            self._set(replace(known, cordoned_by=None, cordon_why="", drains=False, leave_us=None), event.at_us)
 
     def end_quarantines(self, now_us: int) -> None:
         """End the quarantines that are over by now."""

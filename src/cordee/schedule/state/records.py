@@ -75,6 +75,7 @@ class Gate(NamedTuple):
         requeue: the request to send its live attempt to the end of its queue.
         deferred: the decision that took it out of its line; None: it is in one, or runs.
         order: the place that people gave it.
+        look_us: when it is looked at again: it may start, or its window closes; None: at no time.
     """
 
     stop: StopRequested | None = None
@@ -82,6 +83,7 @@ class Gate(NamedTuple):
     requeue: RequeueRequested | None = None
     deferred: JobDeferred | None = None
     order: Order | None = None
+    look_us: int | None = None
 
 
 class JobRecord(NamedTuple):
@@ -188,6 +190,7 @@ class NodeRecord:
     cordoned_by: str | None = None  # the operator who took it out of use
     cordon_why: str = ""
     drains: bool = False  # cordoned, and its attempts get notice
+    leave_us: int | None = None  # cordoned, and its attempts get notice in time to have left by then
     downs: tuple[int, ...] = ()  # times at which it went down lately
     quarantined_until_us: int = 0  # because it went down too often
 

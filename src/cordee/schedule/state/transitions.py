@@ -26,6 +26,8 @@ from cordee.events import (
     JobResumed,
     JobSubmitted,
     KillOrdered,
+    MaintenanceBooked,
+    MaintenanceCancelled,
     NodeCordoned,
     NodeDown,
     NodeReachable,
@@ -53,9 +55,10 @@ from cordee.schedule.quota.day import DAY_US
 from cordee.schedule.quota.held import held_by
 from cordee.schedule.quota.limits import notice_at_us
 from cordee.schedule.state import chains, retries
-from cordee.schedule.state.records import Attempt, JobRecord, Phase, micro_usd_per_hour
+from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase, micro_usd_per_hour
 from cordee.schedule.state.running import is_exempt, min_run_ends_us, min_run_us
 from cordee.schedule.state.state import State
+from cordee.schedule.state.windows import closes_us
 
 _PREEMPTED = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA)
 _RESTARTS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
@@ -96,6 +99,8 @@ def _submitted(state: State, event: JobSubmitted) -> None:
     job = event.job
     if job.job_id not in state.jobs:
         chains.queue(state, JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us))
+        if job.grace_us > state.agenda.graces.get("longest", 0):
+            state.journal.put(state.agenda.graces, "longest", job.grace_us)
         if job.sweep is not None:
             chains.trial_submitted(state, job.sweep)
         state.journal.note(state.nodes.free.mix.unseen, state.nodes.free.mix.seen(job, event.at_us))
@@ -114,7 +119,7 @@ def _job_ended(state: State, event: JobEnded) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or record.phase.ended or event.job_id in state.attempts:
         return
-    chains.leave_lines(state, record)
+    record = chains.leave_lines(state, record)
     state.journal.drop(state.agenda.unsettled, event.job_id)
     state.journal.drop(state.agenda.restarting, event.job_id)
     if event.state != Phase.STOPPED and record.used_us:
@@ -171,6 +176,9 @@ def _placed(state: State, event: AttemptPlaced) -> None:
         used_cost=record.used_cost,
         micro_usd_per_hour=micro_usd_per_hour(record.job, event.leases, prices),
     )
+    closes = closes_us(record.job, event.at_us) if record.job.window_stops else None
+    if closes is not None:
+        limit_at_us = min(closes - record.job.grace_us, NEVER if limit_at_us is None else limit_at_us)
     attempt = Attempt(
         job=record.job,
         epoch=event.epoch,
@@ -185,7 +193,7 @@ def _placed(state: State, event: AttemptPlaced) -> None:
     held = held_by(record.job, event.leases, prices)
     state.quotas.put(record.job, held, event.at_us)
     state.journal.note(state.quotas.take, record.job, held, event.at_us)
-    state.waiting.remove(record)
+    record = chains.leave_lines(state, record)
     state.journal.put(state.attempts, event.job_id, attempt)
     state.journal.drop(state.agenda.restarting, event.job_id)
     state.journal.drop(state.agenda.entitled, event.job_id)
@@ -308,10 +316,9 @@ def _attempt_ended(state: State, event: AttemptEnded) -> None:
     if attempt.limit_at_us is not None:
         state.journal.remove(state.agenda.limits, (attempt.limit_at_us, event.job_id))
     state.journal.drop(state.agenda.unsettled, event.job_id)
-    state.journal.put(state.jobs, event.job_id, queued)
     if restarts:
         state.journal.put(state.agenda.restarting, event.job_id, None)
-    state.enqueue(queued)
+    chains.enter(state, queued, event.at_us)
 
 
 def _live(state: State, job_id: JobId, epoch: int) -> Attempt | None:
@@ -367,6 +374,8 @@ _HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
     JobPrioritized: chains.prioritized,
     JobDeferred: chains.deferred,
     JobReleased: chains.released,
+    MaintenanceBooked: chains.booked,
+    MaintenanceCancelled: chains.cancelled,
     SweepDeclared: chains.sweep_declared,
     SweepEnded: chains.sweep_ended,
     NodeUp: lambda state, event: state.nodes.up(event),

@@ -1,0 +1,40 @@
+"""Times of day at which a job may start: a window, in microseconds since midnight at a fixed offset from UTC."""
+
+from datetime import UTC, datetime
+
+from cordee.events import Job
+from cordee.schedule.quota.day import DAY_US
+from cordee.units import US_PER_S
+
+
+def opens_us(job: Job, now_us: int) -> int | None:
+    """Return when the window of a job opens; None: it is open, or the job has none.
+
+    >>> from cordee.ids import JobId
+    >>> night = (22 * 3600 * US_PER_S, 6 * 3600 * US_PER_S, 0)
+    >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=1, window=night)
+    >>> opens_us(job, 23 * 3600 * US_PER_S), opens_us(job, 7 * 3600 * US_PER_S) // (3600 * US_PER_S)
+    (None, 22)
+    """
+    if not job.window:
+        return None
+    begin_us, end_us, offset_us = job.window
+    since_us = (now_us + offset_us - begin_us) % DAY_US
+    return None if since_us < (end_us - begin_us) % DAY_US else now_us - since_us + DAY_US
+
+
+def closes_us(job: Job, now_us: int) -> int | None:
+    """Return when the window of a job, which is open, closes; None: the job has none."""
+    if not job.window:
+        return None
+    begin_us, end_us, offset_us = job.window
+    return now_us - (now_us + offset_us - begin_us) % DAY_US + (end_us - begin_us) % DAY_US
+
+
+def in_utc(at_us: int) -> str:
+    """Return a time as people read it.
+
+    >>> in_utc(0)
+    '1970-01-01 00:00 UTC'
+    """
+    return datetime.fromtimestamp(at_us / US_PER_S, UTC).strftime("%Y-%m-%d %H:%M UTC")
