@@ -9,9 +9,8 @@ from cordee.answers import MaintenanceView
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.errors import InputError
-from cordee.schedule.state.windows import in_utc
 from cordee.units import US_PER_S, parse_duration_s
-from cordee.workload.times import parse_time_us
+from cordee.workload.times import in_utc, parse_time_us
 
 
 def book(node: str | None, why: str, begin: str | None, lasts: str | None, home: Path | None, as_json: bool) -> None:

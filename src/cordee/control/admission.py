@@ -7,12 +7,12 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from math import gcd
 from pathlib import Path
 
 from cordee.control.eligible import dearest, hourly_price, kind_of, may_get
 from cordee.control.expected import Expected, expect
+from cordee.control.zones import window_of
 from cordee.errors import ScriptError, SpecError, TooLargeError, UnprotectedError
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.catalog import Catalogue
@@ -24,7 +24,6 @@ from cordee.schedule.state.retries import INFRASTRUCTURE, SCRIPT, exit_cause
 from cordee.storage.destination import check_destination
 from cordee.units import MICRO_USD, US_PER_S, format_bytes, format_micro_usd, plural
 from cordee.workload.spec import Elastic, JobSpec, Retries
-from cordee.workload.times import parse_window
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -297,7 +296,7 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
         preemptions_max=spec.limit.preemptions,
         retries=_retries(spec.retries),
         not_before_us=spec.not_before_us,
-        window=() if spec.window is None else parse_window(spec.window, datetime.now(UTC)),
+        window=window_of(spec.window),
         window_stops=spec.stop_at_end,
         estimates=() if expected is None else expected.estimates,
     )

@@ -18,8 +18,8 @@ from cordee.ids import JobId
 from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.state.chains import never
 from cordee.schedule.state.records import JobRecord, Phase
-from cordee.schedule.state.windows import in_utc
 from cordee.workload.spec import JobSpec
+from cordee.workload.times import in_utc
 
 
 @dataclass(slots=True)

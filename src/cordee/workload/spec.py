@@ -5,7 +5,6 @@ Quantities have units (`limit.time: 47h` becomes `limit.time_s`); a bare number 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -161,7 +160,7 @@ def _listed(value: Any) -> Any:
 
 def _window(text: str) -> str:
     try:
-        parse_window(text, datetime(2000, 1, 1, tzinfo=UTC))
+        parse_window(text)
     except InputError as error:
         raise ValueError(error.message) from None
     return text

@@ -4,8 +4,8 @@ from cordee.events import MaintenanceBooked, MaintenanceCancelled, NodeCordoned,
 from cordee.schedule.cycle.draft import Draft, emit
 from cordee.schedule.state.records import Attempt
 from cordee.schedule.state.state import State
-from cordee.schedule.state.windows import in_utc
 from cordee.units import US_PER_S
+from cordee.workload.times import in_utc
 
 LEAD_US = 600 * US_PER_S
 """The time before a maintenance from which nothing starts on the node; the longest grace period, if that is longer."""

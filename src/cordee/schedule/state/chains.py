@@ -23,7 +23,8 @@ from cordee.schedule.state.agenda import SweepCount
 from cordee.schedule.state.records import Gate, JobRecord, Order, Phase
 from cordee.schedule.state.retries import ANY, again_at_us, cause_of, counted_as
 from cordee.schedule.state.state import State
-from cordee.schedule.state.windows import closes_us, in_utc, opens_us
+from cordee.schedule.state.windows import closes_us, opens_us
+from cordee.workload.times import in_utc
 
 _ENDS = {AfterEnd.OK: "ended well", AfterEnd.ANY: "ended", AfterEnd.FAILED: "failed"}
 _NAMED = 3

@@ -1,10 +1,7 @@
 """Times of day at which a job may start: a window, in microseconds since midnight at a fixed offset from UTC."""
 
-from datetime import UTC, datetime
-
 from cordee.events import Job
 from cordee.schedule.quota.day import DAY_US
-from cordee.units import US_PER_S
 
 
 def opens_us(job: Job, now_us: int) -> int | None:
@@ -29,12 +26,3 @@ def closes_us(job: Job, now_us: int) -> int | None:
         return None
     begin_us, end_us, offset_us = job.window
     return now_us - (now_us + offset_us - begin_us) % DAY_US + (end_us - begin_us) % DAY_US
-
-
-def in_utc(at_us: int) -> str:
-    """Return a time as people read it.
-
-    >>> in_utc(0)
-    '1970-01-01 00:00 UTC'
-    """
-    return datetime.fromtimestamp(at_us / US_PER_S, UTC).strftime("%Y-%m-%d %H:%M UTC")
