@@ -8,9 +8,10 @@ def opens_us(job: Job, now_us: int) -> int | None:
     """Return when the window of a job opens; None: it is open, or the job has none.
 
     >>> from cordee.ids import JobId
-    >>> night = (22 * 3600 * US_PER_S, 6 * 3600 * US_PER_S, 0)
+    >>> from cordee.units import US_PER_HOUR
+    >>> night = (22 * US_PER_HOUR, 6 * US_PER_HOUR, 0)
     >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=1, window=night)
-    >>> opens_us(job, 23 * 3600 * US_PER_S), opens_us(job, 7 * 3600 * US_PER_S) // (3600 * US_PER_S)
+    >>> opens_us(job, 23 * US_PER_HOUR), opens_us(job, 7 * US_PER_HOUR) // US_PER_HOUR
     (None, 22)
     """
     if not job.window:
