@@ -580,6 +580,7 @@ class Job:
         self.state = {}
         if self._exit is not None:
             self._exit.close()
+        self._meter.close()
         self._reporter.close()
 
 

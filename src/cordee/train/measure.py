@@ -19,6 +19,7 @@ from cordee.train.metrics import Metrics
 from cordee.train.report import Reporter
 from cordee.train.settings import Settings
 from cordee.train.step_timer import StepTimer
+from cordee.train.trackers import Trackers, run_id
 
 FIRST_STEPS = 3  # after them, gradients, optimizer state and the allocator's blocks exist
 PERIOD_S = 15.0
@@ -44,13 +45,18 @@ class Meter:
         self._tokens = self._tokens_steps = 0
         self._next_s = 0.0
         self._peak_bytes = 0
-        self._metrics = Metrics(reporter, rank)
+        self._trackers = Trackers(settings.telemetry.track if rank == 0 else (), run_id(settings))
+        self._metrics = Metrics(reporter, rank, self._trackers.put)
         self._epoch: int | None = None
 
     def log(self, tokens: int, metrics: Mapping[str, object]) -> None:
         """Count the tokens of the whole gang in the step that runs, and take its metrics."""
         self._tokens += tokens
         self._metrics.log(metrics, self._pace.step + self._pace.inside)
+
+    def close(self) -> None:
+        """Let the trackers write what waits."""
+        self._trackers.close()
 
     def epoch_of(self, state: Mapping[str, object]) -> None:
         """Log the epoch of the data when a sampler in the state has reached the next one."""

@@ -6,7 +6,7 @@ This file needs no torch. A value on a GPU is read a step later or some, so that
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cordee.errors import InputError
 from cordee.events import MetricsLogged
@@ -26,8 +26,11 @@ _KEPT_MAX = 1_000  # readings of one metric that wait for a report
 class Metrics:
     """The values that one rank's script logged; those of rank 0 are reported."""
 
-    def __init__(self, reporter: Reporter, rank: int) -> None:
-        self._reporter, self._rank = reporter, rank
+    def __init__(
+        self, reporter: Reporter, rank: int, also: Callable[[list[tuple[int, str, float]]], None] = lambda points: None
+    ) -> None:
+        """Report through the reporter, and pass steps, names and values to `also`."""
+        self._reporter, self._rank, self._also = reporter, rank, also
         self._points: dict[str, list[tuple[int, Reading]]] = {}  # by name: steps and values, the newest last
         self._next_s = 0.0
 
@@ -80,6 +83,7 @@ class Metrics:
             log.warning("the metrics of step %d cannot be read: %s", step, error)
             return
         if found:
+            self._also(found)
             steps, names, numbers = zip(*found, strict=True)
             values = tuple(number if math.isfinite(number) else None for number in numbers)
             self._reporter.append(MetricsLogged, rank=self._rank, step=step, names=names, values=values, steps=steps)
