@@ -45,8 +45,8 @@ class Meter:
         self._tokens = self._tokens_steps = 0
         self._next_s = 0.0
         self._peak_bytes = 0
-        self._trackers = Trackers(settings.telemetry.track if rank == 0 else (), run_id(settings))
-        self._metrics = Metrics(reporter, rank, self._trackers.put)
+        trackers = Trackers(settings.telemetry.track if rank == 0 else (), run_id(settings))
+        self._metrics = Metrics(reporter, rank, trackers)
         self._epoch: int | None = None
 
     def log(self, tokens: int, metrics: Mapping[str, object]) -> None:
@@ -56,7 +56,7 @@ class Meter:
 
     def close(self) -> None:
         """Let the trackers write what waits."""
-        self._trackers.close()
+        self._metrics.close()
 
     def epoch_of(self, state: Mapping[str, object]) -> None:
         """Log the epoch of the data when a sampler in the state has reached the next one."""

@@ -6,13 +6,14 @@ This file needs no torch. A value on a GPU is read a step later or some, so that
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from cordee.errors import InputError
 from cordee.events import MetricsLogged
 from cordee.reports import LIST_ITEMS_MAX, METRIC_NAME, METRICS_MAX
 from cordee.train.reading import Reading
 from cordee.train.report import Reporter
+from cordee.train.trackers import Trackers
 
 log = logging.getLogger("cordee")
 
@@ -26,11 +27,8 @@ _KEPT_MAX = 1_000  # readings of one metric that wait for a report
 class Metrics:
     """The values that one rank's script logged; those of rank 0 are reported."""
 
-    def __init__(
-        self, reporter: Reporter, rank: int, also: Callable[[list[tuple[int, str, float]]], None] = lambda points: None
-    ) -> None:
-        """Report through the reporter, and pass steps, names and values to `also`."""
-        self._reporter, self._rank, self._also = reporter, rank, also
+    def __init__(self, reporter: Reporter, rank: int, trackers: Trackers | None = None) -> None:
+        self._reporter, self._rank, self._trackers = reporter, rank, trackers
         self._points: dict[str, list[tuple[int, Reading]]] = {}  # by name: steps and values, the newest last
         self._next_s = 0.0
 
@@ -68,6 +66,11 @@ class Metrics:
         if self._points and time.monotonic() >= self._next_s:
             self._report(step, last=False)
 
+    def close(self) -> None:
+        """Let the trackers write what waits."""
+        if self._trackers is not None:
+            self._trackers.close()
+
     def report(self, step: int) -> None:
         """Report all values logged since the last report, even if that waits for a device."""
         self._report(step, last=True)
@@ -83,7 +86,8 @@ class Metrics:
             log.warning("the metrics of step %d cannot be read: %s", step, error)
             return
         if found:
-            self._also(found)
+            if self._trackers is not None:
+                self._trackers.put(found)
             steps, names, numbers = zip(*found, strict=True)
             values = tuple(number if math.isfinite(number) else None for number in numbers)
             self._reporter.append(MetricsLogged, rank=self._rank, step=step, names=names, values=values, steps=steps)
