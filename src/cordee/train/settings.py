@@ -45,7 +45,7 @@ class HangLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """What to do about a spike of the loss, and where else metrics go."""
+    """The answer to a spike of the loss, and where else metrics go."""
 
     on_spike: OnSpike = "warn"
     track: tuple[str, ...] = ()

@@ -77,9 +77,9 @@ class SpikeDetector:
     def take(self, step: int, value: float) -> Spike | None:
         """Take the loss of a step, and return a spike when it is confirmed; once for each."""
         if not math.isfinite(value):
-            first, news = self._unusual[0] if self._unusual else step, not self._lost
+            first, is_new = self._unusual[0] if self._unusual else step, not self._lost
             self._lost, self._unusual = True, []
-            return Spike(first, step, value, *self.usual()) if news else None
+            return Spike(first, step, value, *self.usual()) if is_new else None
         self._lost = False
         if not self._finite:
             return None
