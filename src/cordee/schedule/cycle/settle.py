@@ -255,9 +255,9 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
         return Phase.STOPPED, _limits(record)
     if reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA) and not record.job.requeue:
         return Phase.STOPPED, "preempted, and the job asked not to be requeued"
-    hopeless = _hopeless(record.job, attempt, ended)
-    if hopeless is not None:
-        return Phase.FAILED, hopeless
+    final = _final_failure(record.job, attempt, ended)
+    if final is not None:
+        return Phase.FAILED, final
     if limit := exceeded(record.job, record.failures):
         return Phase.FAILED, f"{attempt_name(record.job.job_id, attempt.epoch)} {ended.why} ({limit})"
     if record.attempts_without_commit >= ATTEMPTS_WITHOUT_COMMIT:
@@ -266,7 +266,7 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
     return None
 
 
-def _hopeless(job: Job, attempt: Attempt, ended: AttemptEnded) -> str | None:
+def _final_failure(job: Job, attempt: Attempt, ended: AttemptEnded) -> str | None:
     """Return why a script would fail again in the same way; None if it may not, or if the job limits this cause."""
     fault = own_fault(ended.failure)
     if ended.outcome is not Outcome.FAILED or fault is None or attempt.stepped or attempt.captured_us is not None:

@@ -1,4 +1,4 @@
-"""The answer of all ranks to a spike, at the boundary where they meet because of it: go back, or end with the reason."""
+"""The answer of all ranks to a spike, at the boundary where they meet for it: go back, or end with the reason."""
 
 import logging
 from collections.abc import Callable
