@@ -68,6 +68,8 @@ def test_checkpoints_in_a_copy_of_the_submitted_files_are_refused(
     assert settings(told, to="/elsewhere").to == "/elsewhere/a-bcdefg"
     assert settings(told, to="s3://bucket/run").to == "s3://bucket/run/a-bcdefg"
     assert settings({**told, "CORDEE_CHECKPOINT_TO": "/there"}, to="ckpt").to == "/there"
+    here = {**told, "CORDEE_FOLDER": "/home/ada/gpt"}
+    assert settings(here, to="ckpt").to == "/home/ada/gpt/ckpt/a-bcdefg", "the submitter's folder, not its copy"
 
 
 def test_a_bare_number_of_seconds_is_refused() -> None:
