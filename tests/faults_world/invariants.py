@@ -104,7 +104,7 @@ class Invariants:
             ServerShuttingDown: lambda event: self._shut_down(True),
             JobSubmitted: self._submitted,
             JobEnded: self._job_ended,
-            JobHeld: lambda event: self._paused.setdefault(event.job_id, event),
+            JobHeld: self._held_by,
             HoldReleased: lambda event: self._paused.pop(event.job_id, None),
             RequeueRequested: self._requeued,
             NodeUp: self._node_up,
@@ -157,7 +157,12 @@ class Invariants:
         self._first_ends.setdefault(job_id, set()).add(event.state)
 
     def _requeued(self, event: RequeueRequested) -> None:
-        self.ended.pop(event.job_id, None)
+        if self.ended.pop(event.job_id, None) is not None:
+            self._paused.pop(event.job_id, None)  # it runs again, whoever held it before it ended
+
+    def _held_by(self, event: JobHeld) -> None:
+        if event.job_id not in self.ended:
+            self._paused.setdefault(event.job_id, event)
 
     def _check_may_start(self, name: str, job: Job) -> None:
         """Check that nobody holds the job, and that those that it starts after have ended so, or run again."""
