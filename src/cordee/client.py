@@ -59,7 +59,7 @@ from cordee.servers import (
     home_token,
     is_private,
     read_join_token,
-    write_private,
+    secrets_kept,
 )
 from cordee.service_answers import (
     CostLinesView,
@@ -207,7 +207,7 @@ class Client:
                 )
             body = sent.model_dump(mode="json") | {"secrets": {name: environ[name] for name in names}}
             return self._ask(shape, "POST", path, json=body)
-        with _secrets_kept(folder, names, environ):
+        with secrets_kept(folder, names, environ):
             return self._ask(shape, "POST", path, json=sent.model_dump(mode="json", exclude={"secrets"}))
 
     def dry_run(self, spec: Mapping[str, Any], *, unprotected: bool = False, draws: int = 0) -> DryRunView:
@@ -590,20 +590,3 @@ def _error(answer: "httpx.Response") -> CordeeError:
     except ValueError:
         found = None
     return found or ServerError(f"the server answered {answer.status_code} to {answer.request.url.path}")
-
-
-@contextmanager
-def _secrets_kept(folder: Path, names: Any, environ: Mapping[str, str]) -> Iterator[None]:
-    """Write the named secrets for the agent; restore the folder if the job is refused."""
-    before = {name: (folder / name).read_bytes() if (folder / name).exists() else None for name in names}
-    for name in names:
-        write_private(folder / name, environ[name].encode())
-    try:
-        yield
-    except CordeeError:
-        for name, old in before.items():
-            if old is None:
-                (folder / name).unlink(missing_ok=True)
-            else:
-                write_private(folder / name, old)
-        raise

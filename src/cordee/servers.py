@@ -8,12 +8,14 @@ import ipaddress
 import json
 import os
 import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cordee.errors import HomeUnsuitableError, InputError, NoServerError, TokenError
+from cordee.errors import CordeeError, HomeUnsuitableError, InputError, NoServerError, TokenError
 from cordee.tls import parse_fingerprint
 
 _REMOTE = "remote.json"
@@ -244,3 +246,21 @@ def read_join_token(token: str) -> tuple[str, str | None]:
     except ValueError:
         pass
     raise InputError("this is not a join token, or not all of it", hint="copy the whole line of `cordee nodes token`")
+
+
+@contextmanager
+def secrets_kept(folder: Path, names: Iterable[str], environ: Mapping[str, str]) -> Iterator[None]:
+    """Write the named secrets for the agent; restore the folder if the job is refused."""
+    names = list(names)
+    before = {name: (folder / name).read_bytes() if (folder / name).exists() else None for name in names}
+    for name in names:
+        write_private(folder / name, environ[name].encode())
+    try:
+        yield
+    except CordeeError:
+        for name, old in before.items():
+            if old is None:
+                (folder / name).unlink(missing_ok=True)
+            else:
+                write_private(folder / name, old)
+        raise
