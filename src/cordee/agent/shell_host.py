@@ -21,7 +21,6 @@ from pathlib import Path
 from cordee import frames
 from cordee.agent.process import PROC, TAG, find, worked
 from cordee.agent.terminals import beside_ranks, exit_code_of, resize, spawn_in_terminal
-from cordee.telemetry.notices import read_notice
 from cordee.telemetry.shells import write_shell_socket
 from cordee.units import format_duration
 
@@ -105,7 +104,7 @@ class Host:
         self._pid = popen.pid
         loop = asyncio.get_running_loop()
         loop.add_reader(self._master, self._read)
-        loop.add_signal_handler(signal.SIGTERM, self._noticed, spool)
+        loop.add_signal_handler(signal.SIGTERM, log, "it got notice")  # the agent tells the client
         folder = Path(tempfile.mkdtemp(prefix="cordee-shell-"))
         try:
             server = await asyncio.start_unix_server(self._serve, str(folder / "s"))
@@ -249,12 +248,6 @@ class Host:
     def _kill(self) -> None:
         with contextlib.suppress(OSError):
             os.killpg(self._pid, signal.SIGKILL)
-
-    def _noticed(self, spool: Path) -> None:
-        notice = read_notice(spool)
-        left = "soon" if notice is None else f"in {format_duration(notice.left_s())}"
-        log("it got notice")
-        self._send(frames.control(note=f"this job got notice and ends {left}: save your work"))
 
 
 def log(text: str) -> None:

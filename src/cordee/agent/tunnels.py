@@ -39,6 +39,7 @@ CONNECT_S = 5.0
 SHELL_S = 20.0  # a shell's process may still be starting
 LINGER_S = 0.5  # a process that a command left behind may keep its terminal or its pipes open
 HANG_UP_S = 5.0  # from SIGHUP to SIGKILL of a command whose client is gone
+_EOF = frames.control(eof=True)
 QUEUE_MAX = 16  # chunks of output that wait for the network
 
 _log = logging.getLogger("cordee.agent")
@@ -211,7 +212,7 @@ class Stream(Peer):
             while chunk := await reader.read(frames.CHUNK_BYTES):
                 for message in self.decoded(chunk):
                     yield message
-        yield frames.control(eof=True)
+        yield _EOF
         await self._finished.wait()
 
     async def writer(self) -> asyncio.StreamWriter:
@@ -303,7 +304,7 @@ class Shell(Stream):
         """Yield the messages of the shell; its end is the end."""
         self.finish()
         async for message in super().messages():
-            yield message
+            yield frames.control(end=f"the shell of {self._name} is gone") if message == _EOF else message
 
 
 class _Session:

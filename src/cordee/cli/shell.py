@@ -13,7 +13,7 @@ from cordee.cli.job_file import pairs
 from cordee.cli.run import Capacity, Cpus, Env, Gpus, Memory, Name, Priority, Queue, Secret, Ship, Slots, Tier, submit
 from cordee.cli.terminal import Home
 from cordee.client import Client
-from cordee.errors import InputError, NotFoundError, ServerError
+from cordee.errors import CordeeError, InputError, NotFoundError, ServerError
 from cordee.units import parse_duration_s
 from cordee.workload.spec import JobSpec
 
@@ -176,6 +176,17 @@ def _wait_for_start(client: Client, job_id: str) -> None:
             time.sleep(_LOOK_S)
 
 
+def _what_follows(client: Client, job_id: str) -> str:
+    """Return a clause about a shell whose tunnel has ended: it goes on, or why it does not."""
+    try:
+        job = client.job(job_id)
+        if job.state == "running" and client.why(job_id).reason == "running":
+            return f"; the shell stays for a while: cordee shell --attach {job_id}"
+        return f" ({job.why})" if job.why else ""
+    except CordeeError:
+        return f"; it stays for a while if its node is there: cordee shell --attach {job_id}"
+
+
 async def _attach(client: Client, job_id: str, screen: "tunnels.Screen") -> int:
     from cordee.cli import tunnels
 
@@ -183,5 +194,5 @@ async def _attach(client: Client, job_id: str, screen: "tunnels.Screen") -> int:
         with screen.raw():
             code, why = await tunnels.use(websocket, screen)
     if code is None:
-        why += f"; the shell stays for a while: cordee shell --attach {job_id}"
+        why += await asyncio.to_thread(_what_follows, client, job_id)
     return tunnels.exit_code(code, why, screen)
