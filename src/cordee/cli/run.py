@@ -228,8 +228,7 @@ def run(
         raise InputError("--layout needs --plan", hint="add --plan plan.json")
     spec_of = _spec_of(what, gpus, flags | {"env": env, "secret": secret}, dry_run=dry_run)
     if dry_run:
-        given = Given(gpus, tier, queue, unprotected)
-        show_dry_run(spec_of, given, home=home, as_json=as_json)
+        show_dry_run(spec_of, Given(gpus, tier, queue, unprotected), home=home, as_json=as_json)
         return
     spec = spec_of(gpus, tier, queue)
     if spec.service is not None:
