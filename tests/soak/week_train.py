@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of a step")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--nan-at", type=int, default=-1, help="the batch that spoils the loss")
+    parser.add_argument("--on-spike")
     parser.add_argument("--die", help="a file: rank 1 dies in the middle, once, and leaves it")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -31,7 +32,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     sampler = cordee.ElasticBatchSampler(range(4096), 4, seed=1)
     loader = DataLoader(range(4096), batch_sampler=sampler)  # type: ignore[arg-type]
-    with cordee.job({"model": model, "optimizer": optimizer, "data": sampler}, every=5) as job:
+    with cordee.job({"model": model, "optimizer": optimizer, "data": sampler}, every=5, on_spike=args.on_spike) as job:
         batches = sampler.batches(loader)
         for step in job.steps(args.steps):
             samples = next(batches).tolist()
