@@ -1,7 +1,7 @@
-"""One week of one researcher on one box and a borrowed node: real processes, from the first verb to the bill.
+"""One week of one researcher on one box: real processes, from the first verb to the bill.
 
-Twelve jobs: a job without GPUs, a chain, a sweep of three, a rank that dies, two preemptions, a drained node, a loss that is
-not a number, a shell, and a reboot in which everything is killed at once.
+Twelve jobs: some without GPUs, a chain, a sweep of three, two preemptions, a rank that dies, a loss that is not a number, a
+shell, a drained node, and a reboot in which everything is killed at once.
 """
 
 import json
@@ -148,11 +148,11 @@ def _typed(week: Week, *words: str, lines: tuple[str, ...]) -> str:
 @pytest.mark.gang
 @pytest.mark.timeout(1800)
 def test_a_week(week: Week) -> None:
-    gpus_total = 2
+    gpus_total, hurry = 2, week.folder / "hurry"
 
     # Monday: data is prepared without a GPU, what needs it waits, and a twin of `gpt` shows how that ends undisturbed.
     prep = week.typed("run", "--name", "prep", "--gpus", "0", "--", "sh", "-c", f"echo ready > {week.out}/data")
-    twin = week.run("twin", "--after", prep, steps="40", pace="0.01")
+    twin = week.run("twin", "--after", prep, steps="800")
     alarm = week.typed("run", "--name", "alarm", "--gpus", "0", "--after", f"{twin}:failed", "--", "true")
     week.ends(prep)
     week.ends(twin)
@@ -171,7 +171,7 @@ def test_a_week(week: Week) -> None:
     assert "lr" in week.cordee("sweep", "list")
 
     # Wednesday: production pushes `gpt` aside, twice; the second of the gangs that do so loses a rank, and goes on.
-    gpt = week.run("gpt", "--tier", "preemptible", steps="40", pace="0.4")
+    gpt = week.run("gpt", "--tier", "preemptible", steps="800", slow_until=str(hurry))
     week.at_step("gpt", 6)
     week.ends(week.run("urgent", "--tier", "production", gpus=2, steps="10"))
     week.at_step("gpt", 12)
@@ -196,12 +196,13 @@ def test_a_week(week: Week) -> None:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
     week.cordee("up", "--slots", str(gpus_total), "--price-as", "H100")
+    hurry.touch()
     preempted = week.ends(gpt)
     assert len(preempted["attempts"]) >= 4, "two preemptions, a drain, and a reboot"
 
     # The week is over: no step was lost, and every microsecond is on the bill.
     assert week.weights("gpt") == week.weights("twin")
-    assert {int(line.split()[0]) for line in week.diary("gpt")} == set(range(40))
+    assert {int(line.split()[0]) for line in week.diary("gpt")} == set(range(800))
     assert dict(line.split(" ", 1) for line in week.diary("gpt")) == dict(
         line.split(" ", 1) for line in week.diary("twin")
     )

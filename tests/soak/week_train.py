@@ -16,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", required=True)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--pace", type=float, default=0.02, help="seconds of a step")
+    parser.add_argument("--slow-until", type=Path, help="a file: until it is there, a step takes half a second")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--nan-at", type=int, default=-1, help="the batch that spoils the loss")
     parser.add_argument("--on-spike")
@@ -49,7 +49,8 @@ def main() -> None:
             job.log(loss=loss, tokens=len(samples))
             with (args.out / f"{args.name}.{rank}").open("a") as diary:
                 diary.write(f"{step} {' '.join(map(str, samples))}\n")
-            time.sleep(args.pace)
+            if args.slow_until and not args.slow_until.exists():
+                time.sleep(0.5)
             if args.die and rank == 1 and step == args.steps // 2 and not Path(args.die).exists():
                 Path(args.die).touch()
                 os._exit(9)
