@@ -1,7 +1,7 @@
 """One week of one researcher on one box: real processes, from the first verb to the bill.
 
-Twelve jobs: some without GPUs, a chain, a sweep of three, two preemptions, a rank that dies, a loss that is not a number,
-a shell, a drained node, and a reboot in which everything is killed at once.
+Twelve jobs: some without GPUs, a chain, a sweep of three, two preemptions, a rank that dies, a loss that is not a
+number, a shell, a drained node, and a reboot in which everything is killed at once.
 """
 
 import json
