@@ -326,6 +326,7 @@ def test_a_secret_reaches_the_rank_and_nobody_else(
     verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     value = "s3cret-value-of-this-test"
+    monkeypatch.chdir(tmp_path)  # this file, which has the value, is not the job's code
     monkeypatch.setenv("MY_TOKEN", value)
     shell = f"echo told $MY_TOKEN; echo $MY_TOKEN > {tmp_path}/seen"
     job_id = finished(verb, home, "--name", "hush", "--secret", "MY_TOKEN", "--", "sh", "-c", shell)

@@ -222,7 +222,7 @@ def test_a_mistake_is_pointed_at(line: str, place: str, says: str, hint: str) ->
         ("run: []\ngpus: 4", "run is empty"),
         ("run: [a, 3]\ngpus: 4", "run = ['a', 3]"),
         ("run: x\ngpus: many", "'many' is not a number of GPUs"),
-        ("run: x\ngpus: 0", "at least 1 GPU"),
+        ("run: x\ngpus: -1", "'-1' is not a number of GPUs"),
         ("run: x\ngpus: [4]", "gpus cannot be [4]"),
         ("\x00", "not valid YAML"),
         ("run: x\ngpus: 1\nenv: &e {A: *e}", "env.A is not a text"),
