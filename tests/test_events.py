@@ -138,7 +138,7 @@ def test_events_of_version_0_1_load() -> None:
     """The file holds one event of each of its 21 kinds with every field filled, and a notice of each reason of then."""
     assert len({line["kind"] for line, _ in old_events()}) == 21
     assert len({type(event) for _, event in old_events()}) == 22, "`NodeDraining` became two kinds"
-    later = {NoticeReason.PAUSE, NoticeReason.REQUEUE, NoticeReason.WINDOW}
+    later = {NoticeReason.PAUSE, NoticeReason.REQUEUE, NoticeReason.WINDOW, NoticeReason.REHEARSAL}
     assert {event.reason for _, event in old_events() if isinstance(event, NoticeGiven)} == set(NoticeReason) - later
 
 

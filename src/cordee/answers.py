@@ -486,12 +486,46 @@ class DryRunView(View):
     forecast: ForecastView | None
 
 
+class RehearsalView(View):
+    """The result of a rehearsal.
+
+    Attributes:
+        job_id: of the rehearsal.
+        code: digest of the files and the command that it ran.
+        ended_us: when it was over.
+        why: one sentence with the numbers.
+        gpus, gpu_name: on which it ran.
+        steps: that it ran before its notice.
+        peak_bytes, step_us, save_us, restart_us: measured; null: not measured.
+        grace_s: the grace period that a job of this code gets by default; null if the rehearsal failed.
+    """
+
+    job_id: str
+    code: str
+    ended_us: int
+    passed: bool
+    why: str
+    notes: list[str]
+    gpus: int
+    gpu_name: str
+    steps: int
+    peak_bytes: int | None
+    step_us: int | None
+    save_us: int | None
+    restart_us: int | None
+    grace_s: float | None
+
+
 class Submitted(View):
-    """A queued job. `notes` are the assumptions made; the price is that of the most expensive GPUs that it may get."""
+    """A queued job. `notes` are the assumptions made; the price is that of the most expensive GPUs that it may get.
+
+    `rehearsed` is the newest result for its code, on as many GPUs if there is one; null: it was not rehearsed.
+    """
 
     job: JobView
     notes: list[str]
     micro_usd_per_hour: int
+    rehearsed: RehearsalView | None = None
 
 
 class ErrorFacts(View):

@@ -32,12 +32,12 @@ from cordee.answers import (
     QueueRules,
     QueuesSubmission,
     QueuesView,
+    RehearsalView,
     Submission,
     Submitted,
     WhyView,
 )
 from cordee.errors import (
-    CertificateError,
     CordeeError,
     InputError,
     NoServerError,
@@ -51,6 +51,7 @@ from cordee.events import Event, Queue
 from cordee.ids import JobId
 from cordee.ids import job_id as new_job_id
 from cordee.metric_answers import JobCostView, LiveView, MetricsView
+from cordee.rehearsal_answers import RehearsalStarted, RehearsalSubmission
 from cordee.servers import (
     ServerAddress,
     default_home,
@@ -60,6 +61,7 @@ from cordee.servers import (
     is_private,
     read_join_token,
     secrets_kept,
+    transport,
 )
 from cordee.service_answers import (
     CostLinesView,
@@ -76,6 +78,7 @@ from cordee.service_answers import (
 )
 from cordee.sweep_answers import SweepDetailView, SweepSubmission, SweepView
 from cordee.tls import client_context
+from cordee.workload.rehearsal import rehearsal_name
 
 if TYPE_CHECKING:
     import httpx
@@ -221,6 +224,25 @@ class Client:
         body = sent.model_dump(mode="json")
         return self._ask(DryRunView, "POST", "/v1/dry-run", json=body, params={"draws": draws})
 
+    def rehearse(
+        self, spec: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ, **how: Any
+    ) -> RehearsalStarted:
+        """Queue the rehearsal of a job: some steps of it, a notice, and the same steps after the resume.
+
+        `how` are the fields of `RehearsalSubmission`: `gpus`, `steps`, `replayed`, `limit_s`.
+
+        Raises:
+            AdmissionError: the job was refused, and nothing was queued.
+            SpecError: a secret is not in the environment.
+        """
+        job_id = new_job_id(rehearsal_name(str(spec.get("name") or "job")), secrets.token_bytes(6))
+        sent = RehearsalSubmission(job_id=job_id, spec=dict(spec), **how)
+        return self._submit(RehearsalStarted, "/v1/rehearsals", sent, environ)
+
+    def rehearsals(self) -> list[RehearsalView]:
+        """Return the newest result of each code and number of GPUs, the newest first."""
+        return self._ask(list[RehearsalView], "GET", "/v1/rehearsals")
+
     def missing_files(self, digests: Iterable[str], *, tree: str | None = None) -> list[str]:
         """Return the digests of submitted files whose content the server lacks.
 
@@ -246,7 +268,7 @@ class Client:
             NotFoundError: the server lacks them.
         """
         body = FileDigests(digests=list(digests)).model_dump()
-        with _transport(self.url):
+        with transport(self.url):
             answer = self._http.post(f"{self.url}/v1/jobs/{quote(job_id)}/files", json=body)
         if answer.is_error:
             raise _error(answer)
@@ -547,7 +569,7 @@ class Client:
         return True
 
     def _ask_here(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
-        with _transport(self.url):
+        with transport(self.url):
             answer = self._http.request(method, self.url + path, **kwargs)
         if answer.is_error:
             raise _error(answer)
@@ -556,32 +578,13 @@ class Client:
     @contextmanager
     def _stream(self, path: str, params: Mapping[str, Any]) -> Iterator[Iterator[str]]:
         with (
-            _transport(self.url),
+            transport(self.url),
             self._http.stream("GET", self.url + path, params=dict(params), timeout=None) as answer,
         ):
             if answer.is_error:
                 answer.read()
                 raise _error(answer)
             yield answer.iter_lines()
-
-
-@contextmanager
-def _transport(url: str) -> Iterator[None]:
-    import httpx
-
-    try:
-        yield
-    except httpx.HTTPError as error:
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            raise CertificateError(
-                f"the certificate of {url} is not trusted: {error}",
-                hint="a self-made one is accepted by its fingerprint (CORDEE_FINGERPRINT, or `cordee connect URL TOKEN "
-                "--fingerprint F`; a whole join token has it), one of your own authority by SSL_CERT_FILE",
-            ) from error
-        raise NoServerError(
-            f"no server answers at {url}: {error or type(error).__name__}",
-            hint="start one with `cordee up`; for one on another machine, check that its port is open",
-        ) from error
 
 
 def _error(answer: "httpx.Response") -> CordeeError:

@@ -15,7 +15,17 @@ from types import NoneType, UnionType
 from typing import TypeGuard, get_args, get_type_hints
 
 from cordee.event_json import decode
-from cordee.events import Event, Measured, MetricsLogged, RankEvent, RankLeft, ReplicaReady, ReplicaUnready, Reported
+from cordee.events import (
+    Event,
+    Measured,
+    MetricsLogged,
+    RankEvent,
+    RankLeft,
+    ReplicaReady,
+    ReplicaUnready,
+    Reported,
+    StepsRehearsed,
+)
 from cordee.ids import JobId
 from cordee.units import US_PER_HOUR
 
@@ -34,7 +44,7 @@ METRIC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 RANK_REPORTS = frozenset(get_args(RankEvent))
 
 # A rank's uploader has a stream of its own; `drain` is its name in version 0.1.0.
-_OF_ITS_OWN_RANK = (RankLeft, Measured, MetricsLogged, ReplicaReady, ReplicaUnready)
+_OF_ITS_OWN_RANK = (RankLeft, Measured, MetricsLogged, StepsRehearsed, ReplicaReady, ReplicaUnready)
 _ADDRESS = re.compile(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}")
 
 _STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)(?:-(?:uploader|drain))?")
@@ -273,6 +283,7 @@ _BY_NAME: Mapping[str, _Check] = {
     "address": _address,
     "names": _names,
     "values": _finite,
+    "losses": _finite,
     **dict.fromkeys(("at_us", "from_us", "since_us"), _time),
 }
 _BY_TYPE: Mapping[object, _Check] = {

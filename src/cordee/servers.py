@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cordee.errors import CordeeError, HomeUnsuitableError, InputError, NoServerError, TokenError
+from cordee.errors import CertificateError, CordeeError, HomeUnsuitableError, InputError, NoServerError, TokenError
 from cordee.tls import parse_fingerprint
 
 _REMOTE = "remote.json"
@@ -264,3 +264,28 @@ def secrets_kept(folder: Path, names: Iterable[str], environ: Mapping[str, str])
             else:
                 write_private(folder / name, old)
         raise
+
+
+@contextmanager
+def transport(url: str) -> Iterator[None]:
+    """Say in our words why a request to this URL found no server.
+
+    Raises:
+        CertificateError: its certificate is not trusted.
+        NoServerError: nothing answers.
+    """
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise CertificateError(
+                f"the certificate of {url} is not trusted: {error}",
+                hint="a self-made one is accepted by its fingerprint (CORDEE_FINGERPRINT, or `cordee connect URL TOKEN "
+                "--fingerprint F`; a whole join token has it), one of your own authority by SSL_CERT_FILE",
+            ) from error
+        raise NoServerError(
+            f"no server answers at {url}: {error or type(error).__name__}",
+            hint="start one with `cordee up`; for one on another machine, check that its port is open",
+        ) from error

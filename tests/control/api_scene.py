@@ -11,6 +11,7 @@ from cordee.control.api import create_app
 from cordee.control.listen import Listener
 from cordee.control.members import Members, PublicAddress
 from cordee.control.operations import Operations
+from cordee.control.rehearsals.operations import RehearsalOperations
 from cordee.control.secret_store import SecretStore
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.store.credentials import Credentials
@@ -50,7 +51,9 @@ class Api:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.services, self.sweeps = ServiceOperations.over(self.operations), SweepOperations.over(self.operations)
-        self._http = WebServer(create_app(self.operations, self.services, self.sweeps), listener, public)
+        self.rehearsals = RehearsalOperations.over(self.operations)
+        app = create_app(self.operations, self.services, self.sweeps, self.rehearsals)
+        self._http = WebServer(app, listener, public)
         self._http.begin()
         self.client = Client(folder, url=self.url, token=TOKEN)
 

@@ -11,7 +11,7 @@ import pytest
 from api_scene import OTHER, SPEC, TOKEN, Api
 from stage import GPT, JOB
 
-from cordee import __version__, errors, metric_answers, service_answers, sweep_answers
+from cordee import __version__, errors, metric_answers, rehearsal_answers, service_answers, sweep_answers
 from cordee import answers as views
 from cordee.answers import View
 from cordee.cli.jobs import steps_text
@@ -99,6 +99,8 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "delete /maintenance/{booking}": "MaintenanceView",
         "post /sweeps/{ref}/pause": "SweepView",
         "post /sweeps/{ref}/resume": "SweepView",
+        "post /rehearsals": "RehearsalStarted",
+        "get /rehearsals": "RehearsalView",
         "post /join-tokens": "JoinTokenView",
         "post /agents/join": "Joined",
         "post /agents/{node}/leave": "Leaving",
@@ -109,7 +111,7 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "post /down": "HealthView",
     }
     for name in set(answers.values()) - {"a stream"}:
-        rooms = (views, service_answers, sweep_answers, metric_answers)
+        rooms = (views, service_answers, sweep_answers, metric_answers, rehearsal_answers)
         shape = next(getattr(each, name) for each in rooms if hasattr(each, name))
         assert described["components"]["schemas"][name]["properties"].keys() == shape.model_fields.keys()
 

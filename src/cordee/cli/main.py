@@ -26,6 +26,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Jobs": {
         "run": ("cordee.cli.run", "Queue a job, or a sweep of jobs; start a server if none runs."),
+        "rehearse": ("cordee.cli.rehearse", "Run some steps of a job, and check that it survives a notice."),
         "sweep": ("cordee.cli.sweep", "Show sweeps: their trials, the best one, their cost."),
         "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
         "top": ("cordee.cli.top", "Show jobs and GPUs live: step, loss, tokens/s, MFU, memory, $/h."),
@@ -78,6 +79,7 @@ EXAMPLES = {
     "shell": "cordee shell --gpus 1 --idle 30m",
     "exec": "cordee exec my-job -- nvidia-smi",
     "port-forward": "cordee port-forward my-job 8888",
+    "rehearse": "cordee rehearse job.yaml",
     "stop": "cordee stop my-job --wait",
     "top": "cordee top --once",
     "compare": "cordee compare exp1 exp2 --html compare.html",

@@ -55,6 +55,13 @@ Database = Annotated[
 ]
 
 
+Certificate = Annotated[Path | None, typer.Option(help="PEM certificate for --listen.", show_default="a self-made one")]
+MaxGrace = Annotated[
+    str | None,
+    typer.Option(help="Longest grace period that follows from a rehearsal.", show_default="as before, else 10m"),
+]
+
+
 def up(
     *,
     slots: Annotated[
@@ -73,9 +80,7 @@ def up(
             show_default="as before, else off",
         ),
     ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(help="PEM certificate for --listen.", show_default="a self-made one")
-    ] = None,
+    certificate: Certificate = None,
     key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
     database: Database = None,
     standby: Annotated[
@@ -88,6 +93,7 @@ def up(
     nodes: NodesMax = 1,
     idle: Idle = "5m",
     sbatch: Sbatch = "",
+    max_grace: MaxGrace = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,
@@ -96,6 +102,7 @@ def up(
     from cordee.control.spawn import check_installed, check_not_connected, start_server
 
     folder = terminal.folder(home)
+    _keep_max_grace(folder, max_grace)
     on = _machines(on, partition, nodes, idle, sbatch)
     if foreground:
         check_installed()
@@ -136,6 +143,14 @@ def _machines(on: str | None, partition: str | None, nodes: int, idle: str, sbat
     if partition is not None or sbatch:
         raise InputError("--partition and --sbatch are for a Slurm cluster", hint="add --on slurm")
     return on
+
+
+def _keep_max_grace(folder: Path, text: str | None) -> None:
+    """Keep the limit of grace periods among the options of the home; the server reads it at each submission."""
+    from cordee.control.home import Home as Folder
+
+    if text is not None:
+        Folder(folder).keep_settings({"grace_max": f"{parse_duration_s(text):g}s"})
 
 
 def _describe(health: HealthView, folder: Path, slots: str | None) -> None:

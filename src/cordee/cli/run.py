@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from cordee.cli.checkpoint_target import check_target
 from cordee.cli.dry_run import DRAWS, Given, SpecOf, show_dry_run, times, with_flags
 from cordee.cli.job_file import job_from_file, pairs, plan_of
 from cordee.cli.jobs import follow_to_end
+from cordee.cli.rehearse_text import summary
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, SpecError, UnitError
@@ -277,6 +279,12 @@ def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_ru
     return from_flags
 
 
+def job_of(what: list[str], gpus: str | None, flags: dict[str, Any]) -> JobSpec:
+    """Return the job of a file, or of a command and its flags."""
+    tier, queue = flags.get("tier"), flags.get("queue")
+    return _spec_of(what, gpus, flags, dry_run=False)(gpus, tier, queue)
+
+
 def submit(
     spec: JobSpec,
     home: Path | None,
@@ -293,6 +301,39 @@ def submit(
 
     With `follow` the process exits when the job has ended. With `quiet` the server's notes on the job are left out.
     """
+    here, said = prepared(spec, home, slots)
+    remote, console = is_remote(home), terminal.stderr()
+    with terminal.connect(home) as client:
+        if ask and here.sweep is None:
+            _consent(here, client.dry_run(here.model_dump(mode="json"), unprotected=unprotected))
+        here, copied = capture_job(client, here, ship=ship, remote=remote)
+        if here.sweep is not None:
+            return _declare_sweep(client, here, unprotected=unprotected, follow=follow, as_json=as_json)
+        made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
+        if as_json:
+            terminal.print_json(made)
+        else:
+            job = made.job
+            print(f"{job.job_id} {job.state}: {_submitted(here, made)}; {_rehearsed(here, made)}")
+            _say_what_it_waits_for(console, client, job.job_id)
+        for note in [*(() if quiet else made.notes), *copied, *said]:
+            console.print(f"note: {note}", highlight=False)
+        if follow:
+            try:
+                raise SystemExit(follow_to_end(client, made.job.job_id))
+            except KeyboardInterrupt:
+                console.print(f"the job continues: cordee logs -f {made.job.job_id}", highlight=False)
+                raise SystemExit(128 + signal.SIGINT) from None
+        return made.job.job_id
+
+
+def prepared(spec: JobSpec, home: Path | None, slots: str | None) -> tuple[JobSpec, list[str]]:
+    """Return the job with this folder and environment, and what to say of them; start a server if none runs.
+
+    Raises:
+        ScriptError: its program is not there.
+        SpecError: a secret is not in the environment.
+    """
     from cordee.control.admission import check_program
     from cordee.control.spawn import ensure_server, running
 
@@ -306,32 +347,10 @@ def submit(
     if not remote:
         check_target(here, Path(here.cwd or "."))
     Client.check_secrets(here.secrets, os.environ)
-    console = terminal.stderr()
     if not remote and running(folder := terminal.folder(home)) is None:
         with terminal.waiting(f"starting a server on {folder}"):
             ensure_server(folder, slots=slots)
-    with terminal.connect(home) as client:
-        if ask and here.sweep is None:
-            _consent(here, client.dry_run(here.model_dump(mode="json"), unprotected=unprotected))
-        here, copied = capture_job(client, here, ship=ship, remote=remote)
-        if here.sweep is not None:
-            return _declare_sweep(client, here, unprotected=unprotected, follow=follow, as_json=as_json)
-        made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
-        if as_json:
-            terminal.print_json(made)
-        else:
-            job = made.job
-            print(f"{job.job_id} {job.state}: {_submitted(here, made)}")
-            _say_what_it_waits_for(console, client, job.job_id)
-        for note in [*(() if quiet else made.notes), *copied, *found.notes()]:
-            console.print(f"note: {note}", highlight=False)
-        if follow:
-            try:
-                raise SystemExit(follow_to_end(client, made.job.job_id))
-            except KeyboardInterrupt:
-                console.print(f"the job continues: cordee logs -f {made.job.job_id}", highlight=False)
-                raise SystemExit(128 + signal.SIGINT) from None
-        return made.job.job_id
+    return here, found.notes()
 
 
 def _declare_sweep(client: Client, spec: JobSpec, *, unprotected: bool, follow: bool, as_json: bool) -> str:
@@ -366,6 +385,13 @@ def _held(spec: JobSpec) -> str:
     """
     cores = spec.cpus or 1
     return plural(spec.gpus, "GPU") if spec.gpus else f"{cores:g} CPU core{'' if cores == 1 else 's'}"
+
+
+def _rehearsed(spec: JobSpec, made: Submitted) -> str:
+    """Return whether a job is known to survive a notice."""
+    if made.rehearsed is not None:
+        return summary(made.rehearsed, time.time_ns() // 1000)
+    return "unprotected" if spec.checkpoint.to is None else "not rehearsed"
 
 
 def _processes(spec: JobSpec) -> str:

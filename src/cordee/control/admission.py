@@ -130,6 +130,12 @@ _LEAVES_WHEN = {
 }
 
 
+def spec_for(job: Job, spec: JobSpec) -> str:
+    """Return the spec of an admitted job as the log and its agents have it: with the grace period that it got."""
+    got = spec.on_preempt.model_copy(update={"grace_s": job.grace_us / US_PER_S})
+    return spec.model_copy(update={"on_preempt": got}).model_dump_json()
+
+
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     """Describe what a job without checkpoints can lose; None for those with them, without GPUs, and for services."""
     if spec.checkpoint.to is not None or spec.service is not None or not spec.gpus:
@@ -167,6 +173,13 @@ def check_program(spec: JobSpec) -> None:
     script = _script(words)
     if script is not None and not (folder / script).exists():
         raise ScriptError(f"{script} does not exist in {folder}", hint="check `run`, or submit from its folder")
+
+
+def script_of(spec: JobSpec) -> Path | None:
+    """Return the script that the job's command runs, by its absolute path; None if it cannot be determined."""
+    words = _first_command(spec.run) if isinstance(spec.run, str) else list(spec.run)
+    script = _script(words) if words and words[0] not in _SHELL_WORDS else None
+    return None if script is None or spec.cwd is None else Path(spec.cwd) / script
 
 
 def _first_command(line: str) -> list[str]:
@@ -278,7 +291,7 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
         capacity=Capacity(spec.capacity),
         time_limit_us=None if spec.limit.time_s is None else _us(spec.limit.time_s),
         cost_limit_micro_usd=spec.limit.cost_micro_usd,
-        grace_us=_us(spec.on_preempt.grace_s),
+        grace_us=_us(spec.on_preempt.notice_s),
         requeue=spec.on_preempt.then == "requeue",
         protected=spec.checkpoint.to is not None,
         checkpoint_every_us=every_us,

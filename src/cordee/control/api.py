@@ -42,9 +42,21 @@ from cordee.answers import (
 from cordee.control import chain_routes, job_metrics, logs, tenants_api, tunnels
 from cordee.control.agents import transfers
 from cordee.control.agents.executor import AgentsExecutor
-from cordee.control.dependencies import REFUSALS, Asked, Itself, MayJoin, Owner, body_of, known_query, user_router
+from cordee.control.dependencies import (
+    REFUSALS,
+    Asked,
+    Itself,
+    MayJoin,
+    Owner,
+    body_of,
+    known_query,
+    refuse_exposed_secrets,
+    user_router,
+)
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.operations import Operations
+from cordee.control.rehearsals import routes as rehearsals_routes
+from cordee.control.rehearsals.operations import RehearsalOperations
 from cordee.control.services import routes as services_routes
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.sweeps import routes as sweeps_routes
@@ -53,7 +65,6 @@ from cordee.errors import CordeeError, InputError, NotFoundError, as_body
 from cordee.event_json import encode
 from cordee.events import Event
 from cordee.reports import COUNT_MAX
-from cordee.servers import is_loopback
 
 EVENTS_AT_ONCE = 500
 DRAWS_MAX = 1_000
@@ -96,12 +107,7 @@ def health(operations: Asked) -> HealthView:
 @router.post("/jobs", status_code=201)
 def submit(submission: Submission, operations: Asked, owner: Owner, request: Request) -> Submitted:
     """Queue a job, or refuse it and change nothing."""
-    peer = "" if request.client is None else request.client.host
-    if submission.secrets and request.url.scheme != "https" and not is_loopback(peer):
-        raise InputError(
-            f"the secrets of this job came unencrypted from {peer}: anyone in between has them",
-            hint="replace them, and use the server's https URL",
-        )
+    refuse_exposed_secrets(request, submission.secrets)
     return operations.submit(submission, owner)
 
 
@@ -348,10 +354,16 @@ def _methods(request: Request) -> str:
     return ", ".join(sorted(found))
 
 
+def above_jobs(operations: Operations) -> tuple[ServiceOperations, SweepOperations, RehearsalOperations]:
+    """Create the parts whose controllers make jobs, over the operations on jobs."""
+    return ServiceOperations.over(operations), SweepOperations.over(operations), RehearsalOperations.over(operations)
+
+
 def create_app(
     operations: Operations,
     services: ServiceOperations | None = None,
     sweeps: SweepOperations | None = None,
+    rehearsals: RehearsalOperations | None = None,
     agents: AgentsExecutor | None = None,
 ) -> FastAPI:
     """Create the application around the operations; tunnels need the links to the agents."""
@@ -359,8 +371,10 @@ def create_app(
     app.state.operations = operations
     app.state.services = services or ServiceOperations.over(operations)
     app.state.sweeps = sweeps or SweepOperations.over(operations)
-    of_users = (router, job_metrics.router, chain_routes.router, services_routes.router, sweeps_routes.router)
-    for each in (*of_users, tenants_api.router, tenants_api.metrics_router):
+    app.state.rehearsals = rehearsals or RehearsalOperations.over(operations)
+    for above in (services_routes, sweeps_routes, rehearsals_routes):
+        app.include_router(above.router)
+    for each in (router, job_metrics.router, chain_routes.router, tenants_api.router, tenants_api.metrics_router):
         app.include_router(each)
     app.include_router(agents_router)
     app.include_router(transfers.router)

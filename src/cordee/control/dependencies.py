@@ -2,6 +2,7 @@
 
 import difflib
 import hmac
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Security
@@ -11,6 +12,7 @@ from fastapi.security import HTTPBearer
 from cordee.answers import ErrorView
 from cordee.control.operations import Operations
 from cordee.errors import ForbiddenError, InputError, TokenError
+from cordee.servers import is_loopback
 
 
 async def _operations(request: Request) -> Operations:
@@ -98,6 +100,20 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
         if length > bytes_max:
             raise InputError(f"the body has more than {bytes_max:,} bytes", hint="send it in parts")
     return b"".join(parts)
+
+
+def refuse_exposed_secrets(request: Request, secrets: Mapping[str, str]) -> None:
+    """Refuse secrets that came unencrypted from another machine.
+
+    Raises:
+        InputError: they did.
+    """
+    peer = "" if request.client is None else request.client.host
+    if secrets and request.url.scheme != "https" and not is_loopback(peer):
+        raise InputError(
+            f"the secrets of this job came unencrypted from {peer}: anyone in between has them",
+            hint="replace them, and use the server's https URL",
+        )
 
 
 _bearer = HTTPBearer(auto_error=False, description="A token of the server's home.")

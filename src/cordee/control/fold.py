@@ -8,6 +8,7 @@ from cordee.account.curves import Curves, SavedJobCurves
 from cordee.account.ledger import Ledger, SavedLedger
 from cordee.account.measured import Measurement, Measurements, SavedMeasurements
 from cordee.control.directory import Directory, SavedDirectory
+from cordee.control.rehearsed.fold import Rehearsals, SavedRehearsals
 from cordee.control.trials import SavedSweeps, Sweeps
 from cordee.events import Event
 from cordee.ids import JobId
@@ -33,6 +34,7 @@ class SavedFold(NamedTuple):
     directory: SavedDirectory
     sweeps: SavedSweeps
     curves: dict[JobId, SavedJobCurves]
+    rehearsals: SavedRehearsals
 
 
 class EndedJob(NamedTuple):
@@ -54,6 +56,7 @@ class Fold:
         directory: services and their replicas.
         sweeps: sweeps and their trials.
         curves: what jobs log, and what is measured of them, step by step.
+        rehearsals: rehearsals and their results.
         number: the log's number up to which they are folded.
         last_us: the newest time of the log, rank reports not counted.
     """
@@ -63,6 +66,7 @@ class Fold:
         if saved is None:
             self.state, self.ledger, self.measurements = State(policy), Ledger(), Measurements()
             self.directory, self.sweeps, self.curves = Directory(), Sweeps(), Curves()
+            self.rehearsals = Rehearsals()
             self.number = self.last_us = 0
         else:
             self.state = restored_state(saved.state, policy)
@@ -70,6 +74,7 @@ class Fold:
             self.measurements = Measurements.restored(saved.measurements)
             self.directory = Directory.restored(saved.directory)
             self.sweeps, self.curves = Sweeps.restored(saved.sweeps), Curves.restored(saved.curves)
+            self.rehearsals = Rehearsals.restored(saved.rehearsals)
             self.number, self.last_us = saved.number, saved.last_us
 
     def saved(self) -> SavedFold:
@@ -83,6 +88,7 @@ class Fold:
             self.directory.saved(),
             self.sweeps.saved(),
             self.curves.saved(),
+            self.rehearsals.saved(),
         )
 
     def apply(self, numbered: Iterable[tuple[int, Event]]) -> Failed:
@@ -99,6 +105,7 @@ class Fold:
                 self.directory.apply(number, event)
                 self.sweeps.apply(event)
                 self.curves.apply(event)
+                self.rehearsals.apply(event)
             except Exception as error:
                 # A rank's report, now or in an old log, must not keep the server from running.
                 if not is_rank_report(event):
@@ -117,6 +124,7 @@ class Fold:
             self.directory.apply(number, event)
             self.sweeps.apply(event)
             self.curves.apply(event)
+            self.rehearsals.apply(event)
         self.state.quotas.forget()
         self.number += len(events)
         self.last_us = events[-1].at_us
@@ -124,7 +132,7 @@ class Fold:
     def ended_jobs(self) -> list[JobId]:
         """Return the jobs that have ended and that nothing refers to any more."""
         notices = (attempt.notice for attempt in self.state.attempts.values())
-        needed = {event.job_id for event in self.measurements.due()}
+        needed = {event.job_id for event in self.measurements.due()} | self.rehearsals.going.keys()
         needed |= {notice.for_job for notice in notices if notice is not None and notice.for_job is not None}
         records = self.state.jobs.items()
         needed |= {JobId(each.of) for _, record in records if not record.phase.ended for each in record.job.after}

@@ -126,15 +126,7 @@ class Home:
 
     def settings(self) -> dict[str, str]:
         """Return the options of the last `up`; empty the first time."""
-        try:
-            options = json.loads((self.path / "settings.json").read_text())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise HomeUnsuitableError(
-                f"{self.path / 'settings.json'} cannot be read: {error}", hint="remove it, and say --slots again"
-            ) from error
-        return {str(name): str(value) for name, value in options.items()}
+        return read_settings(self.path)
 
     def keep_settings(self, options: dict[str, str]) -> None:
         """Keep these options of this `up`, and the others as they were."""
@@ -184,3 +176,16 @@ def _mounts() -> str:
         return Path("/proc/mounts").read_text(errors="replace")
     except OSError:  # not Linux: mounts are not known
         return ""
+
+
+def read_settings(home: Path) -> dict[str, str]:
+    """Return the options of the last `up` of a home; empty before the first."""
+    try:
+        options = json.loads((home / "settings.json").read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise HomeUnsuitableError(
+            f"{home / 'settings.json'} cannot be read: {error}", hint="remove it, and say --slots again"
+        ) from error
+    return {str(name): str(value) for name, value in options.items()}

@@ -3,14 +3,11 @@
 import difflib
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
-
-from pydantic import ValidationError
 
 import cordee
 from cordee.account.measured import Measurement, StepsLeft
@@ -35,22 +32,24 @@ from cordee.answers import (
     Submitted,
     WhyView,
 )
-from cordee.control.admission import Admitted, admit
+from cordee.control.admission import Admitted, admit, spec_for
 from cordee.control.dry_run import dry_run, forecast_of
 from cordee.control.files import JobFiles
 from cordee.control.fold import EndedJob
 from cordee.control.members import Members
 from cordee.control.notify.destinations import read_destinations
 from cordee.control.ports import Clock
+from cordee.control.rehearsed.measured import as_rehearsed, code_here, rehearsal_view
 from cordee.control.secret_store import SecretStore
 from cordee.control.snapshot import decoded_jobs
+from cordee.control.specs import spec_of
 from cordee.control.standby import Standby
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import DependencyError, ForbiddenError, NotFoundError, SpecError, StoreError
 from cordee.events import After, AfterEnd, Lease, Node, Queue
 from cordee.hardware.catalog import Catalogue
-from cordee.ids import ALPHABET, JobId, attempt_name
+from cordee.ids import JobId, attempt_name
 from cordee.schedule.explain import explain
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.quota.queues import DEFAULT
@@ -139,13 +138,14 @@ class Operations:
         if spec.notify.to:
             read_destinations(self.home).check(spec.notify.to)
         job_id = JobId(submission.job_id)
+        code = code_here(spec)
         with self.control.changed:
-            admitted = None
+            admitted, found = None, self.control.fold.rehearsals.of(code, spec.gpus)
             if job_id not in self.control.state.jobs and not self.store.archive.retired(job_id):
                 admitted = self.admitted(spec, job_id, owner, unprotected=submission.unprotected)
                 self.secrets.keep(job_id, submission.secrets)
                 try:
-                    self.control.submit(admitted.job, spec.model_dump_json())
+                    self.control.submit(admitted.job, spec_for(admitted.job, spec))
                 except StoreError:
                     self.secrets.keep(job_id, {})
                     raise
@@ -155,6 +155,7 @@ class Operations:
             job=_job_view(row),
             notes=list(admitted.notes) if admitted else [],
             micro_usd_per_hour=admitted.micro_usd_per_hour if admitted else 0,
+            rehearsed=None if found is None else rehearsal_view(found),
         )
 
     def add_files(self, packed: bytes, owner: str, tree: str | None) -> int:
@@ -247,7 +248,10 @@ class Operations:
             unprotected=unprotected,
         )
         after = tuple(each for text in spec.after if (each := self._after(text, job_id, spec.name)) is not None)
-        return replace(admitted, job=replace(admitted.job, after=after)) if after else admitted
+        if after:
+            admitted = replace(admitted, job=replace(admitted.job, after=after))
+        with self.control.changed:
+            return as_rehearsed(admitted, spec, self.control.fold.rehearsals, home=self.home)
 
     def _after(self, text: str, job_id: JobId, name: str) -> After | None:
         """Return a dependency that a spec names; None if it has come true already.
@@ -513,35 +517,6 @@ class Operations:
         over = self.closing or self.store.jobs(job_id)[0]["ended_us"] is not None
         newest = attempts[-1] if attempts else None
         return (newest["epoch"], newest["ended_us"] is not None, over) if newest else (0, True, over)
-
-
-def spec_of(submission: Submission) -> JobSpec:
-    """Return the spec of a job that may be submitted.
-
-    Raises:
-        SpecError: it is none, its id is not of its name, or it is a service.
-    """
-    spec = read_spec(submission.spec)
-    if spec.service is not None:
-        raise SpecError(f"{spec.name} is a service, not a job", hint="send it to /v1/services, as `cordee serve run`")
-    if spec.sweep is not None:
-        raise SpecError(f"{spec.name} is a sweep, not a job", hint="send it to /v1/sweeps, as `cordee run`")
-    if not re.fullmatch(re.escape(spec.name) + f"-[{ALPHABET}]{{6}}", submission.job_id):
-        raise SpecError(f"{submission.job_id!r} is not an id of a job named {spec.name!r}", hint="use cordee.client")
-    return spec
-
-
-def read_spec(data: Mapping[str, Any]) -> JobSpec:
-    """Return the spec that a client sent.
-
-    Raises:
-        SpecError: it is none.
-    """
-    try:
-        return JobSpec.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise SpecError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def _compared(measurement: Measurement | None) -> list[ComparisonView]:

@@ -29,7 +29,7 @@ from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.agents.link import AgentLinks, read_all
-from cordee.control.api import create_app, local_owner
+from cordee.control.api import above_jobs, create_app, local_owner
 from cordee.control.collector import collected_when_idle
 from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
 from cordee.control.engines.port import Engine, Host
@@ -44,14 +44,12 @@ from cordee.control.notify.notifier import Notifier, jobs_of
 from cordee.control.operations import Operations
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
-from cordee.control.services.operations import ServiceOperations
 from cordee.control.snapshots import Snapshots, newest_fold
 from cordee.control.standby import LOOPBACK, LeaderOnly, Standby
 from cordee.control.store.credentials import Credentials
 from cordee.control.store.database import check_database, count_jobs
 from cordee.control.store.leader import Lead
 from cordee.control.store.sql import SqlStore
-from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.tick import Control
 from cordee.control.web import WebServer
 from cordee.errors import (
@@ -177,7 +175,7 @@ class Server:
             secrets=job_secrets,
             machines=self._executor,
         )
-        self._above_jobs = ServiceOperations.over(operations), SweepOperations.over(operations)
+        self._above_jobs = above_jobs(operations)
 
     @property
     def operations(self) -> Operations:

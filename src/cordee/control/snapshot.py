@@ -26,6 +26,7 @@ _FOLDING = (
     "control/codec.py",
     "control/fold.py",
     "control/directory.py",
+    "control/rehearsed/fold.py",
     "control/trials.py",
     "workload/sweep.py",
     "event_json.py",

@@ -28,9 +28,11 @@ from cordee.events import (
     ModelOrdered,
     NodeCordoned,
     NodeUncordoned,
+    NoticeGiven,
     Queue,
     QueuesSet,
     RankEvent,
+    RehearsalEnded,
     ReportsRefused,
     RequeueRequested,
     ServerShuttingDown,
@@ -183,8 +185,8 @@ class Control:
         """Order a replica of several models to hold this one."""
         self._append(ModelOrdered(at_us=self._clock.now_us(), job_id=job_id, epoch=epoch, model=model, why=why))
 
-    def note(self, event: TenantSet | KeyCreated | KeyRevoked | Asked) -> None:
-        """Note a change of tenants or keys, which have tables of their own, or a request of a person about a job."""
+    def note(self, event: TenantSet | KeyCreated | KeyRevoked | NoticeGiven | RehearsalEnded | Asked) -> None:
+        """Note a change of tenants or keys, which have tables of their own, a request about a job, or a rehearsal's."""
         self._append(event)
 
     def take_in(self, source: str, seq: int, events: Sequence[Event]) -> int:

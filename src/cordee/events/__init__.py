@@ -56,7 +56,9 @@ from cordee.events.rank_reports import (
     Restored,
     RolledBack,
     SpikeFound,
+    StepsRehearsed,
 )
+from cordee.events.rehearsal import RehearsalEnded
 from cordee.events.requests import (
     HoldReleased,
     JobDeferred,
@@ -138,6 +140,7 @@ __all__ = [
     "RankLeft",
     "RanksEnded",
     "RanksStarted",
+    "RehearsalEnded",
     "ReplicaReady",
     "ReplicaUnready",
     "Reported",
@@ -152,6 +155,7 @@ __all__ = [
     "ServiceScaled",
     "SpanClass",
     "SpikeFound",
+    "StepsRehearsed",
     "StopRequested",
     "SweepDeclared",
     "SweepEnded",

@@ -15,7 +15,9 @@ from cordee.events.rank_reports import (
     Restored,
     RolledBack,
     SpikeFound,
+    StepsRehearsed,
 )
+from cordee.events.rehearsal import RehearsalEnded
 from cordee.events.requests import (
     HoldReleased,
     JobDeferred,
@@ -429,6 +431,7 @@ Event = (
     | JobEnded
     | JobPaused
     | JobResumed
+    | RehearsalEnded
     | JobHeld
     | HoldReleased
     | RequeueRequested
@@ -469,6 +472,7 @@ Event = (
     | CheckpointCommitted
     | RankLeft
     | RankBehind
+    | StepsRehearsed
     | ReplicaReady
     | ReplicaUnready
     | TokensServed

@@ -116,6 +116,18 @@ class RankBehind(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepsRehearsed(AttemptEvent):
+    """A rank of a rehearsal has run the steps that follow its checkpoint: on past the save, or after the resume."""
+
+    rank: int
+    first_step: int  # that of the checkpoint
+    losses: tuple[float | None, ...]  # of each step, as it was logged; None: none was, or it is not finite
+    weights: float | None  # the norm of its weights afterwards; None: not finite
+    state: tuple[str, ...]  # afterwards: `data NAME DIGEST` of samplers and loaders, `own NAME DIGEST` of the rest
+    to: str  # the destination of its checkpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReady(AttemptEvent):
     """The engine of a replica has answered a request: the gateway may send it others."""
 
@@ -147,6 +159,7 @@ RankEvent = (
     | CheckpointCommitted
     | RankLeft
     | RankBehind
+    | StepsRehearsed
     | ReplicaReady
     | ReplicaUnready
 )

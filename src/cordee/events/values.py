@@ -39,6 +39,7 @@ class NoticeReason(StrEnum):
     WINDOW = "window"  # its window closes
     PAUSE = "pause"  # its owner or an operator pauses the job
     REQUEUE = "requeue"  # its owner or an operator sends the job to the end of its queue
+    REHEARSAL = "rehearsal"  # the job is a rehearsal, which shows that it survives this
 
 
 class Outcome(StrEnum):
@@ -193,6 +194,8 @@ class Job:
     revision: int = 0  # of the service's declaration that it was made from
     sweep: str | None = None  # the id of the sweep of which it is a trial; None: it is no trial
     trial: int = 0  # its number in the sweep, counted from 1
+    code: str = ""  # digest of its files and its command; "": not known
+    rehearsed_steps: int = 0  # of a rehearsal: the steps that it runs before its notice; 0: it is none
     pauses: bool = False  # once an attempt left with a checkpoint by itself, until a JobResumed
     after: tuple[After, ...] = ()  # it starts after all of these
     not_before_us: int | None = None  # it starts then at the earliest

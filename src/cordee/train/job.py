@@ -27,9 +27,11 @@ from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.saver import Saver, synchronize
 from cordee.train.guard.react import Diverged, agreed_spike, go_back
 from cordee.train.measure import Meter
-from cordee.train.mesh import layout_mesh
+from cordee.train.mesh import layout_mesh, rank_and_world_size
+from cordee.train.preempted import Preempted
 from cordee.train.rank_exit import RankExit, beside, durable_name, goes_on_from
 from cordee.train.reading import Reading
+from cordee.train.rehearsal import Rehearsal, rehearsal
 from cordee.train.report import Reporter, set_up_logging
 from cordee.train.settings import Settings, settings
 from cordee.train.software import software_changed
@@ -44,14 +46,6 @@ log = logging.getLogger("cordee")
 
 _NO_LIMIT_S = 86_400.0  # An uploader limits itself; this ends the wait for one that is lost.
 _numbers = itertools.count()
-
-
-class Preempted(SystemExit):
-    """The exit of a rank at the agreed step: no line after the loop runs.
-
-    The code is 75 if its checkpoint is durable and 60 if not. Under torchrun, which takes any code but 0 for a failure,
-    it is 0 in place of 75.
-    """
 
 
 def job(  # noqa: PLR0913 - each is a setting of the job
@@ -116,10 +110,9 @@ class Job:
     def __init__(self, state: dict[str, Any], settings: Settings) -> None:
         self.state = state
         self.start_step = 0  # the first step of this attempt
-        self.rank, self.world_size = _rank_and_world_size()
+        self.rank, self.world_size = rank_and_world_size()
         self._settings = settings
         self._timer = StepTimer(rungs())
-        self._points = 0  # safe points since the boundary before
         self._final: bool | None = None  # whether the final checkpoint is durable; None: the loop is not over
         self._closed = False
         self._saving: Saver | None = None
@@ -127,6 +120,7 @@ class Job:
         self._agreement: Agreement | None = None
         self._watch: RankWatch | None = None
         self._reporter = Reporter(settings, self.rank)
+        self._rehearsal = rehearsal(self.rank, self._reporter, settings.to)
         self._meter = Meter(self._reporter, self._timer, self.rank, settings)
 
     # -- the user's side -----------------------------------------------------------------------------------
@@ -284,19 +278,23 @@ class Job:
         """
         self._block_if_ending()
         saving = self._saving
-        if saving is not None:
+        if self._rehearsal is not None and saving is not None:
+            self._rehearse(self._rehearsal, saving)
+        elif saving is not None:
             saving.at_step(self._timer.step, self._holds)
             self._ask_about_loss()
             self._meet(saving, self._timer.boundary)
             if self._timer.step in self._timer.rungs and self._timer.step > self.start_step:
                 self._leave_at_rung(saving)
-        self._points = 0
+        self._timer.points = 0
         self._timer.began()
 
     def stepped(self) -> None:
         """Count a step that was run."""
         self._meter.epoch_of(self.state)
         self._reporter.stepped(self._timer.step)
+        if self._rehearsal is not None:
+            self._rehearsal.stepped()
         self._timer.ended()
         self._meter.stepped()
 
@@ -309,12 +307,12 @@ class Job:
         Raises:
             Preempted: the rank leaves.
         """
-        self._points += 1
+        self._timer.points += 1
         if self._watch is not None:
             self._watch.keep_alive()
         if self._saving is not None:
             last = self._timer.inside - 1  # of the steps, the one whose training is done
-            self._meet(self._saving, self._timer.boundary + (last << 20) + self._points)
+            self._meet(self._saving, self._timer.boundary + (last << 20) + self._timer.points)
 
     def finish(self) -> None:
         """Make the final checkpoint, after the last step. If it fails, the end of the `with` block raises."""
@@ -359,6 +357,8 @@ class Job:
             value = found if best == "loss" and found is not None else Reading(best, metrics[best])
             self.save(best=value.number())
         self._meter.log(tokens, metrics if found is None else {"loss": found, **metrics})
+        if self._rehearsal is not None:
+            self._rehearsal.log(loss)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -405,6 +405,8 @@ class Job:
         """Save or leave at this boundary, if the ranks agreed to; all pass the same boundaries in the same order."""
         agreement = self._agreement
         assert agreement is not None, "enter the job first"
+        if self._rehearsal is not None and self._rehearsal.is_past_save:
+            return
         step = self._timer.step + self._timer.inside  # within a step, its training is done at a boundary
         while (action := agreement.at(number)) is BoundaryAction.SAVE:
             if self._holds():
@@ -482,6 +484,8 @@ class Job:
         elif choice is Choice.FINISH:
             saving.finish(rank_exit.left_s(self._settings.grace_s))
         self._meter.report()
+        if durable and self._rehearsal is not None and self._rehearsal.goes_on(step):
+            return
         rank_exit.report_notice(durable=durable)
         if self.rank == 0:
             kept = "its checkpoint is durable" if durable else f"durable: {durable_name(saving)}"
@@ -489,6 +493,18 @@ class Job:
             log.info("left at step %d: %s%s", step, kept, again)
         self._count_out(self._settings.grace_s)
         raise Preempted(rank_exit.exit_code)
+
+    def _rehearse(self, rehearsal: Rehearsal, saving: Saver) -> None:
+        """Meet the other ranks before a step of a rehearsal, after its notice, or leave after its last step."""
+        step, agreement, rank_exit = self._timer.step, self._agreement, self._exit
+        assert agreement is not None and rank_exit is not None, "enter the job first"
+        if rehearsal.is_over(step):
+            rehearsal.report(self.state, step, self._meter.report)
+            rank_exit.report("finished", 0) if rehearsal.resumed else rank_exit.report_notice(durable=True)
+            self._count_out(self._settings.grace_s)
+            raise Preempted(rank_exit.exit_code)
+        meet = partial(self._meet, saving, self._timer.boundary)
+        rehearsal.meet(step, agreement, self._meter, partial(saving.at_step, step, self._holds), meet)
 
     def _leave_at_rung(self, saving: Saver) -> None:
         """Save, and leave the GPUs to others; the job is paused until its sweep promotes it. All ranks come here."""
@@ -582,15 +598,3 @@ class Job:
             self._exit.close()
         self._meter.close()
         self._reporter.close()
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size > 1:
-        raise StopError(
-            f"this is one of {world_size} ranks, and torch.distributed is not initialised",
-            hint="call torch.distributed.init_process_group() before cordee.job()",
-        )
-    return 0, 1

@@ -17,12 +17,14 @@ class StepTimer:
         step: the one that runs, or the next one.
         undone: steps that were done and rolled back.
         inside: a step runs.
+        points: safe points since the boundary before.
     """
 
     def __init__(self, rungs: tuple[int, ...] = ()) -> None:
         self.rungs = rungs
         self.step = self.undone = 0
         self.inside = False
+        self.points = 0
         self._began_s = 0.0
         self._took_s: deque[float] = deque(maxlen=_STEPS)
 

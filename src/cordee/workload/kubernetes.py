@@ -224,7 +224,7 @@ def _template(spec: JobSpec, cluster: Cluster, nodes: int, gpus: int) -> Manifes
 
 def _seconds_to_notice(spec: JobSpec, limit_s: float) -> int:
     """Return the part of a limit that may pass before notice, since the grace period lies inside the limit."""
-    return max(1, math.floor(max(limit_s - spec.on_preempt.grace_s, limit_s / 2)))
+    return max(1, math.floor(max(limit_s - spec.on_preempt.notice_s, limit_s / 2)))
 
 
 def _pod(spec: JobSpec, cluster: Cluster, nodes: int, gpus: int) -> Manifest:
@@ -254,7 +254,7 @@ def _pod(spec: JobSpec, cluster: Cluster, nodes: int, gpus: int) -> Manifest:
         container["workingDir"] = spec.cwd
     pod: Manifest = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": math.ceil(spec.on_preempt.grace_s),
+        "terminationGracePeriodSeconds": math.ceil(spec.on_preempt.notice_s),
         "containers": [container],
         "volumes": volumes,
     }
@@ -284,7 +284,7 @@ def _env(spec: JobSpec, nodes: int) -> Iterator[Manifest]:
         "MASTER_PORT": str(MASTER_PORT),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",  # keeps the last lines of a killed rank
-        "CORDEE_GRACE_S": f"{spec.on_preempt.grace_s:g}",
+        "CORDEE_GRACE_S": f"{spec.on_preempt.notice_s:g}",
         "CORDEE_HANG_REPORT_S": f"{spec.on_hang.report_after_s:g}",
     }
     if spec.on_hang.restart_after_s is not None:

@@ -145,7 +145,7 @@ def _options(spec: JobSpec, cluster: SlurmCluster, per_node: int, is_per_rank: b
     requeue = "--requeue" if spec.on_preempt.then == "requeue" else "--no-requeue"
     yield f"--job-name={spec.name} {requeue} --open-mode=append --output=%x-%j.out"
     yield f"--nodes={nodes} --ntasks-per-node={tasks} --gpus-per-node={kind}{per_node}"
-    yield f"--signal=B:TERM@{math.ceil(spec.on_preempt.grace_s) + NOTICE_MARGIN_S}"
+    yield f"--signal=B:TERM@{math.ceil(spec.on_preempt.notice_s) + NOTICE_MARGIN_S}"
     for name, value in (("partition", cluster.partition), ("account", cluster.account), ("qos", cluster.qos)):
         if value is not None:
             yield f"--{name}={value}"
@@ -178,7 +178,7 @@ def _environment(spec: JobSpec, nodes: int) -> Iterator[str]:
     values = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",  # keeps the last lines of a killed rank
-        "CORDEE_GRACE_S": f"{spec.on_preempt.grace_s:g}",
+        "CORDEE_GRACE_S": f"{spec.on_preempt.notice_s:g}",
         "CORDEE_HANG_REPORT_S": f"{spec.on_hang.report_after_s:g}",
     }
     if spec.on_hang.restart_after_s is not None:
@@ -232,7 +232,7 @@ def _task(spec: JobSpec, per_node: int, is_per_rank: bool) -> Iterator[str]:
         yield f"  export PET_NNODES=$NNODES PET_NODE_RANK=$NODE_RANK PET_NPROC_PER_NODE={per_node}"
         yield "  export PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
         # Else it kills its ranks 30 s after the notice.
-        yield f"  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={math.ceil(spec.on_preempt.grace_s)}"
+        yield f"  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={math.ceil(spec.on_preempt.notice_s)}"
     yield "  ( trap : TERM # Slurm signals shells too; with a trap, one waits for its command"
     yield spec.run if isinstance(spec.run, str) else shlex.join(spec.run)
     yield "  )"

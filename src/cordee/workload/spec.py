@@ -27,6 +27,7 @@ Tier = Literal["production", "standard", "preemptible"]
 CapacityWanted = Literal["any", "on-demand", "spot"]
 Positive = Annotated[int, Field(ge=1)]
 AfterText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,80}(:(ok|any|failed))?$")]
+GRACE_S = 30.0
 SWEEP_NAME_CHARS_MAX = 34  # so that a trial's name has room for its number
 
 
@@ -118,10 +119,15 @@ class Retries(_Section):
 
 
 class OnPreempt(_Section):
-    """The notice that a preempted job gets, and its state afterwards."""
+    """The notice that a preempted job gets, and its state afterwards; auto: by the save that a rehearsal measured."""
 
-    grace_s: Annotated[float, Field(ge=0)] = 30.0
+    grace_s: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     then: Literal["requeue", "stop"] = "requeue"
+
+    @property
+    def notice_s(self) -> float:
+        """Return the grace period in seconds, where no rehearsal is known."""
+        return GRACE_S if self.grace_s == "auto" else self.grace_s
 
 
 class OnHang(_Section):
@@ -380,7 +386,7 @@ _UNITS: dict[tuple[str | None, str], tuple[str, Callable[[str], Any]]] = {
     ("limit", "cost"): ("cost_micro_usd", parse_micro_usd),
     ("checkpoint", "every"): ("every_s", _every),
     ("checkpoint", "ram"): ("ram_s", _ram),
-    ("on_preempt", "grace"): ("grace_s", parse_duration_s),
+    ("on_preempt", "grace"): ("grace_s", _every),
     ("on_hang", "report_after"): ("report_after_s", parse_duration_s),
     ("on_hang", "restart_after"): ("restart_after_s", parse_duration_s),
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from cordee.control.admission import spec_for
 from cordee.control.directory import Service
 from cordee.control.eligible import micro_usd_per_hour
 from cordee.control.operations import Operations
@@ -122,7 +123,7 @@ class Controller:
                 made_of = replace(job, service=service.name, revision=service.revision)
                 if estimate is not None:
                     made_of = replace(made_of, estimates=(estimate,))
-                self.operations.control.submit(made_of, made.model_dump_json())
+                self.operations.control.submit(made_of, spec_for(made_of, made))
         except StoreError:
             raise
         except CordeeError as error:

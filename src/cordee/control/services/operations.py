@@ -8,7 +8,7 @@ import structlog
 
 from cordee.control.admission import check_program
 from cordee.control.directory import Service
-from cordee.control.operations import Operations, read_spec
+from cordee.control.operations import Operations
 from cordee.control.services.controller import Controller
 from cordee.control.services.gateways import Gateways
 from cordee.control.services.inputs import at_newest_steps, check_models, replica_spec, secrets_of
@@ -16,6 +16,7 @@ from cordee.control.services.planned import check_part, estimate_of
 from cordee.control.services.replica_spec import same_replicas
 from cordee.control.services.usage import usage_events
 from cordee.control.services.views import route_views, service_view
+from cordee.control.specs import read_spec
 from cordee.control.store.tenants import TenantRows
 from cordee.control.tenants import Tenants
 from cordee.errors import ForbiddenError, InputError, NotFoundError, SpecError, UnitError

@@ -5,11 +5,9 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
-from cordee.control.dependencies import Owner, user_router
+from cordee.control.dependencies import Owner, refuse_exposed_secrets, user_router
 from cordee.control.services.operations import ServiceOperations
-from cordee.errors import InputError
 from cordee.reports import COUNT_MAX
-from cordee.servers import is_loopback
 from cordee.service_answers import (
     GatewayAcknowledged,
     GatewayReport,
@@ -37,12 +35,7 @@ GatewayName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 @router.post("/services", status_code=201)
 def declare(submission: ServiceSubmission, services: Services, owner: Owner, request: Request) -> ServiceView:
     """Create a service or update it, or refuse it and change nothing."""
-    peer = "" if request.client is None else request.client.host
-    if submission.secrets and request.url.scheme != "https" and not is_loopback(peer):
-        raise InputError(
-            f"the secrets of this service came unencrypted from {peer}: anyone in between has them",
-            hint="replace them, and use the server's https URL",
-        )
+    refuse_exposed_secrets(request, submission.secrets)
     return services.declare(submission, owner)
 
 

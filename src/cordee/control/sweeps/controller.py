@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from cordee.control.admission import spec_for
 from cordee.control.operations import Operations
 from cordee.control.sweeps.bayes import propose
 from cordee.control.sweeps.policy import decide
@@ -108,7 +109,7 @@ class SweepController:
                 job = operations.admitted(made, job_id, sweep.owner, unprotected=True).job
                 operations.secrets.pass_on(secrets_of(sweep_id), job_id)
                 trial = replace(job, sweep=sweep_id, trial=number, pauses=bool(sweep.section.rung_steps))
-                operations.control.submit(trial, made.model_dump_json())
+                operations.control.submit(trial, spec_for(trial, made))
         except StoreError:
             raise
         except DependencyError as error:  # what the sweep starts after has ended otherwise

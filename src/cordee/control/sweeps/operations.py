@@ -4,7 +4,8 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from cordee.control.operations import Operations, read_spec
+from cordee.control.operations import Operations
+from cordee.control.specs import read_spec
 from cordee.control.sweeps.bayes import check_optuna
 from cordee.control.sweeps.controller import SweepController, secrets_of
 from cordee.control.sweeps.trial_spec import trial_id, trial_spec, unused_parameters

@@ -4,10 +4,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from cordee.control.dependencies import Owner, user_router
+from cordee.control.dependencies import Owner, refuse_exposed_secrets, user_router
 from cordee.control.sweeps.operations import SweepOperations
-from cordee.errors import InputError
-from cordee.servers import is_loopback
 from cordee.sweep_answers import SweepDetailView, SweepSubmission, SweepView
 
 router = user_router("/v1")
@@ -25,12 +23,7 @@ Sweeps = Annotated[SweepOperations, Depends(_sweeps)]
 @router.post("/sweeps", status_code=201)
 def declare(submission: SweepSubmission, sweeps: Sweeps, owner: Owner, request: Request) -> SweepView:
     """Create a sweep, or refuse it and change nothing."""
-    peer = "" if request.client is None else request.client.host
-    if submission.secrets and request.url.scheme != "https" and not is_loopback(peer):
-        raise InputError(
-            f"the secrets of this sweep came unencrypted from {peer}: anyone in between has them",
-            hint="replace them, and use the server's https URL",
-        )
+    refuse_exposed_secrets(request, submission.secrets)
     return sweeps.declare(submission, owner)
 
 

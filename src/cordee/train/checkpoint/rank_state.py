@@ -162,6 +162,21 @@ def detour(state: dict[str, object], ahead: list[int], step: int, first: int, do
     return moved
 
 
+def contents(state: dict[str, Any], step: int) -> list[tuple[str, bool, bytes]]:
+    """Return each object without shards and the generators: name, whether it is a position in the data, and content.
+
+    Raises:
+        CheckpointError: the batches of a sampler were not counted.
+    """
+    captured = capture(state, step)
+    plain = {name: value_of(entry) for name, entry in state.items() if not is_sharded(entry)}
+    data = {
+        name for name, entry in state.items() if isinstance(entry, ElasticBatchSampler) or is_stateful_loader(entry)
+    }
+    every = [*plain.items(), ("random numbers", captured["rng"])]
+    return [(name, name in data, canonical(encode(value, name))) for name, value in every]
+
+
 def dp_of(state: dict[str, object]) -> list[int] | None:
     """Return this rank's data-parallel rank and the number of them, by its sampler; None without one."""
     return next(([each.dp_rank, each.dp_size] for each in _samplers(state)), None)

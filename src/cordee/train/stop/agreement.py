@@ -101,6 +101,11 @@ class Agreement:
             self._begun = max(self._begun, number + 1)
             return BoundaryAction.BEGIN
 
+    def await_request(self, timeout_s: float) -> bool:
+        """Wait until the ranks are asked to save or to leave; return False if the time runs out."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._pledge is not None or self._agreed is not None, timeout_s)
+
     def _await_decision(self, number: int) -> None:
         started = time.monotonic()
         while self._agreed is None and self._pledge is not None and number >= self._pledge:
@@ -171,6 +176,7 @@ class Agreement:
             action = BoundaryAction.LEAVE if self._leaving else BoundaryAction.SAVE
             step = self._agreed.step if self._agreed else self._begun
             self._agreed = _Agreed(step, action)
+            self._changed.notify_all()
 
     def abort(self) -> None:
         """End this round without a step: the deadline has passed."""
@@ -233,6 +239,7 @@ class Agreement:
             if self._closed:
                 return False
             pledge = self._pledge = self._begun
+            self._changed.notify_all()
         waiting.set(f"{number}/pledge/{gang.rank}", str(pledge))
         if waiting.add(f"{number}/pledged") == gang.world_size:
             self._decide(waiting, number, gang.world_size)

@@ -1,0 +1,34 @@
+"""The HTTP face of rehearsals."""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from cordee.answers import RehearsalView
+from cordee.control.dependencies import Owner, refuse_exposed_secrets, user_router
+from cordee.control.rehearsals.operations import RehearsalOperations
+from cordee.rehearsal_answers import RehearsalStarted, RehearsalSubmission
+
+router = user_router("/v1")
+
+
+async def _rehearsals(request: Request) -> RehearsalOperations:
+    rehearsals = request.app.state.rehearsals
+    assert isinstance(rehearsals, RehearsalOperations), "create_app put it there"
+    return rehearsals
+
+
+Rehearsals = Annotated[RehearsalOperations, Depends(_rehearsals)]
+
+
+@router.post("/rehearsals", status_code=201)
+def start(submission: RehearsalSubmission, rehearsals: Rehearsals, owner: Owner, request: Request) -> RehearsalStarted:
+    """Queue the rehearsal of a job, or refuse it and change nothing."""
+    refuse_exposed_secrets(request, submission.secrets)
+    return rehearsals.start(submission, owner)
+
+
+@router.get("/rehearsals")
+def list_rehearsals(rehearsals: Rehearsals) -> list[RehearsalView]:
+    """Return the newest result of each code and number of GPUs, the newest first."""
+    return rehearsals.rehearsals()
