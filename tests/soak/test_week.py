@@ -197,8 +197,11 @@ def test_a_week(week: Week) -> None:
             process.send_signal(signal.SIGKILL)
     week.cordee("up", "--slots", str(gpus_total), "--price-as", "H100")
     hurry.touch()
+    tidy = week.typed("run", "--name", "tidy", "--gpus", "0", "--after", gpt, "--", "true")
     preempted = week.ends(gpt)
     assert len(preempted["attempts"]) >= 4, "two preemptions, a drain, and a reboot"
+
+    week.ends(tidy)
 
     # The week is over: no step was lost, and every microsecond is on the bill.
     assert week.weights("gpt") == week.weights("twin")
