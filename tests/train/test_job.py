@@ -181,8 +181,8 @@ def test_at_a_rung_it_leaves_with_its_metrics_and_goes_on_bit_by_bit(
         rank = alone(out, "--steps", "1000", **told)
         assert rank.wait() == code, "".join(rank.lines)
         *_, logged, left = (each for each in events_of(spool, 0) if isinstance(each, MetricsLogged | RankLeft))
-        assert (logged.step, logged.names) == (step, ("loss",))
-        assert logged.values == pytest.approx([uninterrupted["losses"][step - 1][1]])
+        assert (logged.step, set(logged.names)) == (step, {"loss"})
+        assert logged.values[-1] == pytest.approx(uninterrupted["losses"][step - 1][1])
         assert (left.how, left.step) == ("checkpointed" if code else "finished", step)
     assert steps_of(out) == list(range(60)), "a step was repeated or left out, or it went beyond its last rung"
     assert end_of(out)["weights"] == uninterrupted["weights"]
