@@ -207,7 +207,7 @@ class NodeView(View):
     `island_gpus` is 0 where an island is the whole node. `down_why` says why the node is down.
     `reachable` is false while its agent is silent; `refused` counts its reports that were refused; `clock_off_us`
     is its clock minus the server's. `cordoned_by` is the operator who took the node out of use; with `drains` its
-    attempts got notice too.
+    attempts got notice too. `reserved` has its reservations in words.
     """
 
     name: str
@@ -233,6 +233,7 @@ class NodeView(View):
     cpu_milli: int | None = None
     memory_bytes: int | None = None
     software: list[str] = []
+    reserved: list[str] = []
 
 
 class NodeOrder(View):
@@ -255,6 +256,34 @@ class MaintenanceView(View):
     node: str
     from_us: int
     until_us: int
+    by: str
+    why: str
+    began: bool
+
+
+class ReservationOrder(NodeOrder):
+    """A request to reserve `nodes`, or whole nodes with at least `gpus` GPUs, for the jobs of a queue or of a user.
+
+    Without either it is for the user who asks.
+    """
+
+    nodes: Annotated[list[str], Field(max_length=10_000)] = []
+    gpus: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    from_us: Annotated[int, Field(ge=0, le=2**62)]
+    until_us: Annotated[int, Field(ge=0, le=2**62)]
+    queue: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    user: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+
+
+class ReservationView(View):
+    """A reservation of nodes, to come or under way; `began`: no job of others starts there any more."""
+
+    reservation: str
+    nodes: list[str]
+    from_us: int
+    until_us: int
+    queue: str | None
+    user: str | None
     by: str
     why: str
     began: bool

@@ -84,7 +84,7 @@ def test_gpus_are_chosen_within_one_island():
 def test_the_index_forgets_a_node_that_goes():
     index = FreeIndex()
     old = index.put("n1", Entry(node("n1", domain=("b", "r")).node, 255, 8))
-    assert old is None and index.free(("H100", Capacity.ON_DEMAND)) == 8
+    assert old is None and index.free(("H100", Capacity.ON_DEMAND, ())) == 8
     index.put("n1", None)
     assert index.kinds == {} and index.entries == {}
 

@@ -1,12 +1,13 @@
-"""The HTTP face of chains: hold, pause, resume, requeue and prioritize a job; book nodes for maintenance."""
+"""The HTTP face of chains: hold, pause, resume, requeue and prioritize a job; book nodes for maintenance, and reserve them."""
 
 from typing import Annotated
 
 from fastapi import Depends
 
-from cordee.answers import JobView, MaintenanceOrder, MaintenanceView
+from cordee.answers import JobView, MaintenanceOrder, MaintenanceView, ReservationOrder, ReservationView
 from cordee.control.chains import ChainOperations
 from cordee.control.dependencies import Asked, Owner, user_router
+from cordee.control.reservations import ReservationOperations
 
 router = user_router("/v1")
 
@@ -64,3 +65,21 @@ def bookings(chains: Chains) -> list[MaintenanceView]:
 def cancel(booking: str, chains: Chains, owner: Owner) -> MaintenanceView:
     """Cancel a maintenance; one that has begun ends."""
     return chains.cancel(booking, by=owner)
+
+
+@router.post("/reservations", status_code=201)
+def reserve(order: ReservationOrder, operations: Asked, owner: Owner) -> ReservationView:
+    """Reserve nodes for the jobs of a queue or a user; others there save and leave in time."""
+    return ReservationOperations(operations).reserve(order, by=owner)
+
+
+@router.get("/reservations")
+def reservations(operations: Asked) -> list[ReservationView]:
+    """Return every reservation that is not over."""
+    return ReservationOperations(operations).reservations()
+
+
+@router.delete("/reservations/{reservation}")
+def cancel_reservation(reservation: str, operations: Asked, owner: Owner) -> ReservationView:
+    """Cancel a reservation; one that has begun ends."""
+    return ReservationOperations(operations).cancel(reservation, by=owner)

@@ -35,6 +35,8 @@ from cordee.events import (
     RehearsalEnded,
     ReportsRefused,
     RequeueRequested,
+    ReservationCancelled,
+    ReservationMade,
     ServerShuttingDown,
     ServerUp,
     ServiceDeclared,
@@ -55,6 +57,7 @@ from cordee.schedule.quota.queues import check
 
 Asked = (
     JobHeld | HoldReleased | RequeueRequested | JobPrioritized | SweepHeld | MaintenanceBooked | MaintenanceCancelled
+    | ReservationMade | ReservationCancelled
 )
 
 

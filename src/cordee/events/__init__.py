@@ -68,6 +68,9 @@ from cordee.events.requests import (
     MaintenanceBooked,
     MaintenanceCancelled,
     RequeueRequested,
+    ReservationBegan,
+    ReservationCancelled,
+    ReservationMade,
 )
 from cordee.events.values import (
     NO_PRICE,
@@ -146,6 +149,9 @@ __all__ = [
     "Reported",
     "ReportsRefused",
     "RequeueRequested",
+    "ReservationBegan",
+    "ReservationCancelled",
+    "ReservationMade",
     "Restored",
     "RolledBack",
     "ServerShuttingDown",

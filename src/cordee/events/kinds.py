@@ -27,6 +27,9 @@ from cordee.events.requests import (
     MaintenanceBooked,
     MaintenanceCancelled,
     RequeueRequested,
+    ReservationBegan,
+    ReservationCancelled,
+    ReservationMade,
 )
 from cordee.events.values import (
     Failure,
@@ -450,6 +453,9 @@ Event = (
     | NodeUncordoned
     | MaintenanceBooked
     | MaintenanceCancelled
+    | ReservationMade
+    | ReservationBegan
+    | ReservationCancelled
     | QueuesSet
     | ServiceDeclared
     | ServiceScaled

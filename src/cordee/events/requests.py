@@ -72,6 +72,44 @@ class MaintenanceCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationMade:
+    """Nodes are reserved: in this time they take only jobs of one queue or one user, and others have left by then."""
+
+    at_us: int
+    reservation: str  # its id
+    nodes: tuple[str, ...]
+    from_us: int
+    until_us: int
+    by: str
+    why: str = ""
+    queue: str | None = None  # either this or `user`
+    user: str | None = None
+
+    @property
+    def whom(self) -> str:
+        """For whom the nodes are reserved: `queue eval`, `user ann`."""
+        return f"user {self.user}" if self.queue is None else f"queue {self.queue}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationBegan:
+    """From now on a reserved node takes only the jobs for which it is reserved; the others there leave in time."""
+
+    at_us: int
+    reservation: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationCancelled:
+    """A reservation is void: somebody cancelled it, or it is over."""
+
+    at_us: int
+    reservation: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobDeferred:
     """The scheduler takes a job out of its line: it may not start now."""
 

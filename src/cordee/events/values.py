@@ -35,7 +35,7 @@ class NoticeReason(StrEnum):
     QUOTA = "quota"  # `for_job` takes borrowed GPUs back, or the queue has reached a daily limit
     RESIZE = "resize"  # it starts again at once on fewer or more GPUs
     MOVE = "move"  # it starts again at once elsewhere, so that a shape becomes free for `for_job`
-    DRAIN = "drain"  # an operator drains the node
+    DRAIN = "drain"  # an operator drains the node, or it is reserved for others
     WINDOW = "window"  # its window closes
     PAUSE = "pause"  # its owner or an operator pauses the job
     REQUEUE = "requeue"  # its owner or an operator sends the job to the end of its queue

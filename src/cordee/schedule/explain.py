@@ -18,10 +18,12 @@ from cordee.schedule.placement.entry import Entry, mask_of
 from cordee.schedule.placement.place import fits, lacks, pools
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.quota.bounds import Bound, Refusal
+from cordee.schedule.reserved import barred, barred_by
 from cordee.schedule.state.chains import deferral, waits_for
 from cordee.schedule.state.failed_searches import FailedSearches
 from cordee.schedule.state.order import is_below
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
+from cordee.schedule.state.reservations import barring
 from cordee.schedule.state.running import min_run_us
 from cordee.schedule.state.state import State
 from cordee.units import US_PER_S, format_duration, plural
@@ -60,6 +62,7 @@ class Reason(StrEnum):
     DAY_GPU_TIME = "day-gpu-time"  # its queue used its GPU time of a day
     DAY_COST = "day-cost"  # its queue used its money of a day
     KEPT = "kept"  # what is free is the quota of queues that do not lend
+    NODES_RESERVED = "nodes-reserved"  # for other jobs, for a time
     ERROR = "error"  # the scheduler fails on it; the other jobs go on
 
 
@@ -188,14 +191,15 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
     job = record.job
     candidates = pools(job, state.nodes.free.kinds)
     if not candidates:
-        return _nowhere(state, record, now_us)
+        return _for_reserved(state, record, 0) or _nowhere(state, record, now_us)
     usable = max(sum(state.nodes.free.usable(kind) for kind in pool) for pool in candidates)
     if all(lacks(state.nodes.free, job, pool) is None for pool in candidates):
         text = f"it needs {job.gpus} {_asked(job)}{_shape(job)}; the nodes that are up have {usable}"
         if job.gpus <= usable and (job.cpu_milli or job.memory_bytes):
             most = most_of_host(_entries(state, candidates), job, free=False)
             text = f"it needs {needs_of_host(job)}{_shape(job)}; {most}"
-        return _why(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
+        reserved = _for_reserved(state, record, usable)
+        return reserved or _why(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
     refusal = state.quotas.admits(job, now_us)
     with state.journal.what_if():
         draft = run(state, now_us)
@@ -216,6 +220,16 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
     if lacks_host(state.nodes.free, job, candidates):
         return _for_host(state, record, candidates)
     return _for_gpus(state, record, candidates, draft, now_us)
+
+
+def _for_reserved(state: State, record: JobRecord, usable: int) -> Explanation | None:
+    """Explain the wait of a job for nodes that are reserved for others; None if they are too small as well."""
+    job, nodes = record.job, barred(state, record.job)
+    if not nodes or usable + sum(each.node.gpus - len(each.node.unavailable) for each in nodes) < job.gpus:
+        return None
+    until_us = min(each.until_us for node in nodes for each in barring(node, job))
+    text = f"it needs {job.gpus} {_asked(job)}; the nodes that it may use have {usable}; {barred_by(nodes, job)}"
+    return _why(record, Reason.NODES_RESERVED, text, until_us=until_us)
 
 
 def _refused(state: State, record: JobRecord, refusal: Refusal) -> Explanation:
@@ -245,7 +259,7 @@ def _nowhere(state: State, record: JobRecord, now_us: int) -> Explanation:
             Reason.NO_NODES,
             f"{plural(up, 'node')} {'is' if up == 1 else 'are'} up, but none may be used{_out_of_use(state, now_us)}",
         )
-    kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.nodes.free.kinds))
+    kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity, _ in sorted(state.nodes.free.kinds))
     text = f"it needs {record.job.gpus} {asked}; no node that is up has them, only {kinds}"
     return _why(record, Reason.NO_SUCH_GPU, text)
 
@@ -350,11 +364,11 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
     blocking = holders[:10]
     held = _held(len(holders), sum(state.nodes.free.usable(kind) for kind in pool) - free)
     if free >= job.gpus:
-        text = f"{numbers}, but not together{_shape(job)}; {held}"
+        text = f"{numbers}, but not together{_shape(job)}; {held}{_reserved(state, job)}"
         return _why(record, Reason.FRAGMENTED, text, gpus_free=free, blocking=blocking)
     ahead = sum(turn < turn_of(state, draft, record) for turn in turns(state, draft) if turn.job_id != job.job_id)
     text = numbers + (f", {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
-    text += f", and {held}{_out_of_use(state, now_us)}"
+    text += f", and {held}{_out_of_use(state, now_us)}{_reserved(state, job)}"
     return _why(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
 
 
@@ -402,6 +416,12 @@ def _out_of_use(state: State, now_us: int) -> str:
     return text + (f"; {_and(silent)} cannot be reached now" if silent else "")
 
 
+def _reserved(state: State, job: Job) -> str:
+    """Name the reservations that keep nodes from a job."""
+    text = barred_by(barred(state, job), job)
+    return f"; {text}" if text else ""
+
+
 def _are(count: int) -> str:
     """Return the subject and verb of a sentence about so many GPUs or nodes.
 
@@ -437,5 +457,5 @@ def _and(jobs: Sequence[str]) -> str:
 
 
 def _is_of(state: State, name: str, pool: Pool) -> bool:
-    node = state.nodes.records[name].node
-    return (node.gpu_name, node.capacity) in pool
+    record = state.nodes.records[name]
+    return (record.node.gpu_name, record.node.capacity, record.reserved_for) in pool

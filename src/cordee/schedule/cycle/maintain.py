@@ -1,14 +1,28 @@
-"""Maintenance: nodes that are booked are cordoned before, their attempts leave in time, and they come back after."""
+"""Maintenance and reservations: attempts leave booked nodes in time, and other jobs reserved ones.
 
-from cordee.events import MaintenanceBooked, MaintenanceCancelled, NodeCordoned, NodeUncordoned
+Nodes that are booked for maintenance are cordoned before, reserved ones are kept for the jobs of their queue or user;
+afterwards all is as before.
+"""
+
+from cordee.events import (
+    MaintenanceBooked,
+    MaintenanceCancelled,
+    NodeCordoned,
+    NodeUncordoned,
+    ReservationBegan,
+    ReservationCancelled,
+    ReservationMade,
+)
 from cordee.schedule.cycle.draft import Draft, emit
 from cordee.schedule.state.records import Attempt
+from cordee.schedule.state.reservations import barring
 from cordee.schedule.state.state import State
 from cordee.units import US_PER_S
 from cordee.workload.times import in_utc
 
 LEAD_US = 600 * US_PER_S
-"""The time before a maintenance from which nothing starts on the node; the longest grace period, if that is longer."""
+"""The time before a maintenance, or a reservation for others, from which nothing starts on the node; the longest grace
+period, if that is longer."""
 
 
 def maintain(state: State, draft: Draft) -> None:
@@ -36,8 +50,27 @@ def _maintain(state: State, draft: Draft, booking: MaintenanceBooked) -> None:
         emit(state, draft, cordon)
 
 
+def reserve_nodes(state: State, draft: Draft) -> None:
+    """Keep nodes for the jobs of reservations that are near or under way, and end those that are over."""
+    for each in sorted(state.agenda.reservations.values(), key=lambda each: (each.from_us, each.reservation)):
+        _reserve(state, draft, each)
+
+
+def _reserve(state: State, draft: Draft, reservation: ReservationMade) -> None:
+    now_us, name = draft.now_us, reservation.reservation
+    kept_us = reservation.from_us - lead_us(state)
+    if now_us >= reservation.until_us:
+        emit(state, draft, ReservationCancelled(at_us=now_us, reservation=name, by="its end"))
+        return
+    draft.wake_by(kept_us if now_us < kept_us else reservation.until_us)
+    for node in reservation.nodes if now_us >= kept_us else ():
+        record = state.nodes.records.get(node)
+        if record is not None and reservation not in record.reservations:
+            emit(state, draft, ReservationBegan(at_us=now_us, reservation=name, node=node))
+
+
 def lead_us(state: State) -> int:
-    """Return how long before a maintenance nothing starts on its node."""
+    """Return how long before a maintenance, or a reservation for others, nothing starts on a node."""
     return max(LEAD_US, state.agenda.graces.get("longest", 0))
 
 
@@ -45,3 +78,16 @@ def leave_us(state: State, attempt: Attempt) -> int | None:
     """Return when an attempt has to have left the first of its nodes; None: at no known time."""
     times = (state.nodes.records[lease.node].leave_us for lease in attempt.held)
     return min((at_us for at_us in times if at_us is not None), default=None)
+
+
+def reserved_us(state: State, attempt: Attempt) -> int | None:
+    """Return from when the first of its nodes is reserved for other jobs; None: none is, or not soon."""
+    records = (state.nodes.records[lease.node] for lease in attempt.held)
+    return min((each.from_us for record in records for each in barring(record, attempt.job)), default=None)
+
+
+def notice_us(state: State, attempt: Attempt) -> int | None:
+    """Return when an attempt gets notice, for a maintenance or for the jobs for which one of its nodes is reserved."""
+    times = (leave_us(state, attempt), reserved_us(state, attempt))
+    gone_us = min((at_us for at_us in times if at_us is not None), default=None)
+    return None if gone_us is None else gone_us - attempt.job.grace_us

@@ -46,7 +46,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle.draft import Draft, emit, guarded
-from cordee.schedule.cycle.maintain import leave_us, maintain
+from cordee.schedule.cycle.maintain import leave_us, maintain, notice_us, reserve_nodes
 from cordee.schedule.preemption.notice import notice
 from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.state.chains import deferral, never
@@ -68,6 +68,8 @@ def settle(state: State, draft: Draft) -> None:
     """Settle all jobs that need a decision: ranks ended, deadlines, limits, stops, the server's shutdown."""
     if state.agenda.bookings:
         maintain(state, draft)
+    if state.agenda.reservations:
+        reserve_nodes(state, draft)
     for job_id in sorted(_due(state, draft.now_us)):
         guarded(state, draft, job_id, settle_job)
     decided = -1
@@ -150,8 +152,7 @@ def _wake_us(state: State, attempt: Attempt) -> int | None:
         return None
     if attempt.notice is not None:
         return attempt.notice.deadline_us
-    gone_us = leave_us(state, attempt)
-    times = (attempt.limit_at_us, None if gone_us is None else gone_us - attempt.job.grace_us)
+    times = (attempt.limit_at_us, notice_us(state, attempt))
     return min((at_us for at_us in times if at_us is not None), default=None)
 
 
@@ -196,8 +197,8 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
         return NoticeReason.RECLAIM
     if any(state.nodes.records[lease.node].drains for lease in attempt.held):
         return NoticeReason.DRAIN
-    gone_us = leave_us(state, attempt)
-    if gone_us is not None and now_us >= gone_us - attempt.job.grace_us:
+    due_us = notice_us(state, attempt)
+    if due_us is not None and now_us >= due_us:
         return NoticeReason.DRAIN
     closes = closes_us(attempt.job, attempt.placed_us) if attempt.job.window_stops else None
     if closes is not None and now_us >= closes - attempt.job.grace_us:

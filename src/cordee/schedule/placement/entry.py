@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from cordee.events import Capacity, Job, Lease, Node
 
-Kind = tuple[str, Capacity]
-"""A GPU's name and the capacity it was bought as."""
+Kind = tuple[str, Capacity, tuple[str, ...]]
+"""A GPU's name, the capacity it was bought as, and for whom its node is reserved (`ReservationMade.whom`), if it is."""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -114,11 +114,12 @@ class Entry(NamedTuple):
     shared: tuple[tuple[int, int], ...] = ()  # partly leased GPUs: (index, free milli)
     cpu_milli: int | None = None  # free; None: not counted
     memory_bytes: int | None = None
+    reserved: tuple[str, ...] = ()  # for whom; several: only for jobs that are each of them
 
     @property
     def kind(self) -> Kind:
-        """The GPU name and the capacity that a job can ask for."""
-        return (self.node.gpu_name, self.node.capacity)
+        """The GPU name and the capacity that a job can ask for, and for whom the node is reserved."""
+        return (self.node.gpu_name, self.node.capacity, self.reserved)
 
     def plus(self, leases: Iterable[tuple[Lease, Job]]) -> "Entry":
         """Return the entry as it would be without these leases on it."""
@@ -138,17 +139,19 @@ class Entry(NamedTuple):
                 cpu_milli = None if cpu_milli is None else cpu_milli + cpu
                 memory_bytes = None if memory_bytes is None else memory_bytes + memory
         free &= ~mask_of(self.node.unavailable)
-        return Entry(self.node, free, self.usable, tuple(sorted(shared.items())), cpu_milli, memory_bytes)
+        parts = tuple(sorted(shared.items()))
+        return Entry(self.node, free, self.usable, parts, cpu_milli, memory_bytes, self.reserved)
 
     def without(self, mask: int) -> "Entry":
         """Return the entry without these GPUs."""
         if not self.free & mask:
             return self
-        return Entry(self.node, self.free & ~mask, self.usable, self.shared, self.cpu_milli, self.memory_bytes)
+        free, cpu_milli, memory_bytes = self.free & ~mask, self.cpu_milli, self.memory_bytes
+        return Entry(self.node, free, self.usable, self.shared, cpu_milli, memory_bytes, self.reserved)
 
 
-def entry_of(node: Node, used: Used) -> Entry:
-    """Return the entry of a node with this leased part.
+def entry_of(node: Node, used: Used, reserved: tuple[str, ...] = ()) -> Entry:
+    """Return the entry of a node with this leased part, reserved for somebody or not.
 
     >>> node = Node(name="n", epoch=1, gpu_name="H100", gpus=4, unavailable=(3,))
     >>> entry = entry_of(node, Used(whole=1, parts=((1, 400),)))
@@ -164,4 +167,5 @@ def entry_of(node: Node, used: Used) -> Entry:
         tuple((gpu, 1000 - milli) for gpu, milli in used.parts if milli < 1000),
         None if node.cpu_milli is None else node.cpu_milli - used.cpu_milli,
         None if node.memory_bytes is None else node.memory_bytes - used.memory_bytes,
+        reserved,
     )

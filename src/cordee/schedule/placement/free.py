@@ -49,7 +49,8 @@ class FreeIndex:
         if old is entry or old == entry:
             return old
         self._now.put(name, entry)
-        if old is not None and entry is not None and old.node is entry.node and old.shared == entry.shared:
+        same = old is not None and entry is not None and old.node is entry.node and old.reserved == entry.reserved
+        if old is not None and entry is not None and same and old.shared == entry.shared:
             tally = self.kinds[entry.kind]
             tally.free += entry.free.bit_count() - old.free.bit_count()
             self.entries[name] = entry
@@ -63,8 +64,8 @@ class FreeIndex:
             if entry is not None:
                 self.entries[name] = entry
                 self._count(name, entry, +1)
-        if old is None or entry is None or old.node is not entry.node or old.usable != entry.usable:
-            self._empty.put(name, None if entry is None else entry_of(entry.node, Used()))
+        if old is None or entry is None or not same or old.usable != entry.usable:
+            self._empty.put(name, None if entry is None else entry_of(entry.node, Used(), entry.reserved))
             self.needs.clear()
         return old
 

@@ -35,24 +35,49 @@ def pools(job: Job, kinds: Iterable[Kind]) -> tuple[Pool, ...]:
 
     >>> from cordee.ids import JobId
     >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=1)
-    >>> pools(job, (("H100", Capacity.SPOT), ("H100", Capacity.ON_DEMAND)))[-1]
+    >>> [on_demand, spot] = pools(job, (("H100", Capacity.SPOT, ()), ("H100", Capacity.ON_DEMAND, ())))[-1]
+    >>> on_demand[:2], spot[:2]
     (('H100', <Capacity.ON_DEMAND: 'on-demand'>), ('H100', <Capacity.SPOT: 'spot'>))
     """
-    return _pools(job.gpu_name, job.capacity, frozenset(kinds))
+    kinds = frozenset(kinds)
+    reserved = _reserved(kinds)
+    mine = tuple(whom for whom in reserved if is_for(job, whom)) if reserved else ()
+    return _pools(job.gpu_name, job.capacity, kinds, mine)
+
+
+def is_for(job: Job, whom: str) -> bool:
+    """Return whether nodes that are reserved for a queue or a user are reserved for a job.
+
+    >>> from cordee.ids import JobId
+    >>> is_for(Job(job_id=JobId("a"), name="a", owner="me", gpus=1, queue="eval"), "queue eval")
+    True
+    """
+    return whom in (f"queue {job.queue}", f"user {job.owner}")
 
 
 @lru_cache(maxsize=1024)
-def _pools(gpu_name: str | None, capacity: Capacity, kinds: frozenset[Kind]) -> tuple[Pool, ...]:
-    names = sorted({name for name, _ in kinds}) if gpu_name is None else [gpu_name]
+def _reserved(kinds: frozenset[Kind]) -> tuple[str, ...]:
+    """Return for whom nodes of these kinds are reserved."""
+    return tuple(sorted({whom for _, _, reserved in kinds for whom in reserved}))
+
+
+@lru_cache(maxsize=1024)
+def _pools(
+    gpu_name: str | None, capacity: Capacity, kinds: frozenset[Kind], mine: tuple[str, ...]
+) -> tuple[Pool, ...]:
+    """Return pools: of nodes reserved for the job, of others, of both, and of both capacities."""
+    names = sorted({name for name, _, _ in kinds}) if gpu_name is None else [gpu_name]
     wanted = _SOLD if capacity is Capacity.ANY else (capacity,)
+    is_open = sorted((kind for kind in kinds if set(kind[2]) <= set(mine)), key=lambda kind: (not kind[2], kind[2]))
     single: list[Pool] = []
     mixed: list[Pool] = []
     for name in names:
-        there = tuple((name, capacity) for capacity in wanted if (name, capacity) in kinds)
-        single += [(kind,) for kind in there]
-        if len(there) > 1:
-            mixed.append(there)
-    return (*single, *mixed)
+        there = [tuple(kind for kind in is_open if kind[:2] == (name, capacity)) for capacity in wanted]
+        single += [(kind,) for kinds in there for kind in kinds]
+        mixed += [kinds for kinds in there if len(kinds) > 1]
+        if sum(map(bool, there)) > 1:
+            mixed.append(tuple(kind for kinds in there for kind in kinds))
+    return (*sorted(single, key=lambda pool: not pool[0][2]), *mixed)
 
 
 # -- units of a gang -----------------------------------------------------------------------------------------
@@ -148,6 +173,12 @@ def place(
     """
     if job.gpu_milli >= 1000 and (gpus or job.gpus) > sum(index.free(kind) for pool in candidates for kind in pool):
         return None
+    if candidates and candidates[0][0][2]:  # first where nodes are reserved for the job
+        own = tuple(pool for pool in candidates if all(kind[2] for kind in pool))
+        if own != candidates:
+            leases = place(index, job, own, gpus=gpus, avoid=avoid, spares=spares, packing=packing)
+            if leases is not None:
+                return leases
     if not spares and not avoid:
         return _place(index, job, candidates, gpus or job.gpus, packing)
     kept = {name: None for pool in candidates if len(pool) == 1 for name in spare_nodes(index, pool, spares)}

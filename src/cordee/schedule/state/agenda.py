@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from cordee.events import MaintenanceBooked
+from cordee.events import Job, MaintenanceBooked, ReservationMade
 from cordee.ids import JobId
+from cordee.schedule.placement.place import is_for
 
 
 class SweepCount(NamedTuple):
@@ -28,6 +29,7 @@ class Agenda:
         times: (time at which a deferred job is looked at again, job), ascending.
         dependents: by a job or sweep that has not ended, the jobs that start after it.
         bookings: nodes booked for maintenance, by the booking's id.
+        reservations: of nodes, to come or under way, by their ids.
         graces: the longest grace period of any job so far, under "longest".
         sweeps: sweeps that have not ended, and those for which a job waits.
     """
@@ -41,7 +43,12 @@ class Agenda:
     dependents: dict[str, tuple[JobId, ...]] = field(default_factory=dict)
     sweeps: dict[str, SweepCount] = field(default_factory=dict)
     bookings: dict[str, MaintenanceBooked] = field(default_factory=dict)
+    reservations: dict[str, ReservationMade] = field(default_factory=dict)
     graces: dict[str, int] = field(default_factory=dict)
+
+    def reserved_for(self, job: Job) -> tuple[str, ...]:
+        """Return for whom nodes are or will be reserved, of those reservations that are for a job."""
+        return tuple(sorted({each.whom for each in self.reservations.values() if is_for(job, each.whom)}))
 
     def copied(self) -> "Agenda":
         """Return a copy for a second owner."""
@@ -51,4 +58,4 @@ class Agenda:
         """Return a deep copy, to compare."""
         sets = (self.unsettled, self.restarting, self.entitled, self.shrunk)
         chains = (tuple(self.times), dict(self.dependents), dict(self.sweeps), dict(self.bookings))
-        return (*(frozenset(each) for each in sets), tuple(self.limits), *chains)
+        return (*(frozenset(each) for each in sets), tuple(self.limits), *chains, dict(self.reservations))

@@ -13,6 +13,7 @@ from cordee.events import (
     NodeUncordoned,
     NodeUnreachable,
     NodeUp,
+    ReservationMade,
 )
 from cordee.schedule.placement.entry import Entry, Used, entry_of, mask_of
 from cordee.schedule.placement.free import FreeIndex
@@ -135,6 +136,22 @@ class Nodes:
         if known is not None:
             self._set(replace(known, cordoned_by=None, cordon_why="", drains=False, leave_us=None), event.at_us)
 
+    def reserve(self, name: str, reservation: ReservationMade, at_us: int) -> bool:
+        """Keep a node for the jobs of a reservation; return whether it is known and was not kept for it already."""
+        known = self.records.get(name)
+        if known is None or reservation in known.reservations:
+            return False
+        self._set(replace(known, reservations=(*known.reservations, reservation)), at_us)
+        return True
+
+    def unreserve(self, reservation: ReservationMade, at_us: int) -> None:
+        """Keep the nodes of a reservation for its jobs no longer."""
+        for name in reservation.nodes:
+            known = self.records.get(name)
+            if known is not None and reservation in known.reservations:
+                left = tuple(each for each in known.reservations if each != reservation)
+                self._set(replace(known, reservations=left), at_us)
+
     def end_quarantines(self, now_us: int) -> None:
         """End the quarantines that are over by now."""
         while self.quarantines and self.quarantines[0][0] <= now_us:
@@ -237,7 +254,7 @@ class Nodes:
         if record.stays:
             bare = self._bare.get(name)
             if bare is None:
-                entry = entry_of(record.node, self.leased.get(name, _UNUSED))
+                entry = entry_of(record.node, self.leased.get(name, _UNUSED), record.reserved_for)
                 leaving = self.vacating.get(name)
                 bare = self._bare[name] = (entry, entry.plus(leaving) if leaving else entry)
             entry, vacated = bare

@@ -17,6 +17,7 @@ from cordee.events import (
     RankBehind,
     RanksEnded,
     RequeueRequested,
+    ReservationMade,
     StopRequested,
 )
 from cordee.schedule.quota.day import Pair
@@ -193,6 +194,12 @@ class NodeRecord:
     leave_us: int | None = None  # cordoned, and its attempts get notice in time to have left by then
     downs: tuple[int, ...] = ()  # times at which it went down lately
     quarantined_until_us: int = 0  # because it went down too often
+    reservations: tuple[ReservationMade, ...] = ()  # that began: only jobs of all of them start on it
+
+    @property
+    def reserved_for(self) -> tuple[str, ...]:
+        """For whom the node is reserved now."""
+        return tuple(sorted({each.whom for each in self.reservations})) if self.reservations else ()
 
     @property
     def stays(self) -> bool:

@@ -147,6 +147,7 @@ class State:
             patience_us=patience_us,
             queue=leaf.queue.name,
             owner=record.job.owner if by_owner else "",
+            reserved=self.agenda.reserved_for(record.job) if self.agenda.reservations else (),
         )
         self.changes.count(gain=False)
 

@@ -44,6 +44,9 @@ from cordee.events import (
     RanksStarted,
     Reported,
     RequeueRequested,
+    ReservationBegan,
+    ReservationCancelled,
+    ReservationMade,
     ServerShuttingDown,
     ServerUp,
     StopRequested,
@@ -54,7 +57,7 @@ from cordee.ids import JobId
 from cordee.schedule.quota.day import DAY_US
 from cordee.schedule.quota.held import held_by
 from cordee.schedule.quota.limits import notice_at_us
-from cordee.schedule.state import chains, retries
+from cordee.schedule.state import chains, reservations, retries
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase, micro_usd_per_hour
 from cordee.schedule.state.running import is_exempt, min_run_ends_us, min_run_us
 from cordee.schedule.state.state import State
@@ -376,6 +379,9 @@ _HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
     JobReleased: chains.released,
     MaintenanceBooked: chains.booked,
     MaintenanceCancelled: chains.cancelled,
+    ReservationMade: reservations.made,
+    ReservationBegan: reservations.began,
+    ReservationCancelled: reservations.cancelled,
     SweepDeclared: chains.sweep_declared,
     SweepEnded: chains.sweep_ended,
     NodeUp: lambda state, event: state.nodes.up(event),

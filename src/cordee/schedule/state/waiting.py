@@ -140,6 +140,7 @@ class Waiting:
         patience_us: int | None,
         queue: str,
         owner: str = "",
+        reserved: tuple[str, ...] = (),
     ) -> None:
         """Queue a job.
 
@@ -150,9 +151,11 @@ class Waiting:
             patience_us: the total wait after which it is overdue; None if it never is.
             queue: the queue that counts it.
             owner: its owner if the GPUs of one user are limited there, else empty.
+            reserved: for whom nodes are reserved, of those reservations that are for the job.
         """
         job, journal = record.job, self._journal
-        key = (level(job.tier), -record.priority, queue, owner, shape_of(job))
+        shape = shape_of(job)
+        key = (level(job.tier), -record.priority, queue, owner, (*shape, reserved) if reserved else shape)
         line = self.lines.get(key)
         if line is None:
             line = Line(level(job.tier), record.priority, queue, owner, key[-1])
