@@ -77,7 +77,7 @@ def test_a_rank_group_ends_once(world):
     before = world.state.snapshot()
     apply(world.state, first)
     assert world.state.snapshot() == before
-    assert world.state.nodes.free.free(("H100", "on-demand")) == 8
+    assert world.state.nodes.free.free(("H100", "on-demand", ())) == 8
 
 
 def test_a_commit_covers_work_before_its_capture_and_an_older_step_changes_nothing(world):
@@ -122,6 +122,6 @@ def test_the_log_gives_the_same_state_through_json(world):
 
 def test_gpus_of_foreign_processes_are_not_free_and_a_report_changes_that():
     state = World(node("n1", unavailable=(0, 1))).state
-    assert state.nodes.free.free(("H100", "on-demand")) == 6
+    assert state.nodes.free.free(("H100", "on-demand", ())) == 6
     apply(state, node("n1", unavailable=(0, 1, 2), at_us=S))
-    assert state.nodes.free.free(("H100", "on-demand")) == state.nodes.free.usable(("H100", "on-demand")) == 5
+    assert state.nodes.free.free(("H100", "on-demand", ())) == state.nodes.free.usable(("H100", "on-demand", ())) == 5

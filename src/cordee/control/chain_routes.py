@@ -1,4 +1,4 @@
-"""The HTTP face of chains: hold, pause, resume, requeue and prioritize a job; book nodes for maintenance, and reserve them."""
+"""The HTTP face of chains: hold, pause, resume, requeue and prioritize a job; book nodes, and reserve them."""
 
 from typing import Annotated
 

@@ -61,7 +61,9 @@ class ReservationOperations:
         """Return every reservation that is not over, the first one first."""
         control = self.operations.control
         with control.changed:
-            found = sorted(control.state.agenda.reservations.values(), key=lambda each: (each.from_us, each.reservation))
+            found = sorted(
+                control.state.agenda.reservations.values(), key=lambda each: (each.from_us, each.reservation)
+            )
             return [self._view(each.reservation) for each in found]
 
     def cancel(self, reservation: str, *, by: str) -> ReservationView:

@@ -56,8 +56,15 @@ from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
 
 Asked = (
-    JobHeld | HoldReleased | RequeueRequested | JobPrioritized | SweepHeld | MaintenanceBooked | MaintenanceCancelled
-    | ReservationMade | ReservationCancelled
+    JobHeld
+    | HoldReleased
+    | RequeueRequested
+    | JobPrioritized
+    | SweepHeld
+    | MaintenanceBooked
+    | MaintenanceCancelled
+    | ReservationMade
+    | ReservationCancelled
 )
 
 

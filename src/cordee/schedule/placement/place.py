@@ -62,9 +62,7 @@ def _reserved(kinds: frozenset[Kind]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _pools(
-    gpu_name: str | None, capacity: Capacity, kinds: frozenset[Kind], mine: tuple[str, ...]
-) -> tuple[Pool, ...]:
+def _pools(gpu_name: str | None, capacity: Capacity, kinds: frozenset[Kind], mine: tuple[str, ...]) -> tuple[Pool, ...]:
     """Return pools: of nodes reserved for the job, of others, of both, and of both capacities."""
     names = sorted({name for name, _, _ in kinds}) if gpu_name is None else [gpu_name]
     wanted = _SOLD if capacity is Capacity.ANY else (capacity,)
