@@ -33,18 +33,16 @@ from cordee.answers import (
     QueuesSubmission,
     QueuesView,
     RehearsalView,
+    ReservationView,
     Submission,
     Submitted,
     WhyView,
 )
 from cordee.errors import (
-    CordeeError,
     InputError,
     NoServerError,
-    ServerError,
     SpecError,
     StandbyError,
-    from_body,
 )
 from cordee.event_json import decode
 from cordee.events import Event, Queue
@@ -55,6 +53,7 @@ from cordee.rehearsal_answers import RehearsalStarted, RehearsalSubmission
 from cordee.servers import (
     ServerAddress,
     default_home,
+    error_of,
     find_server,
     fingerprint_of_environment,
     home_token,
@@ -81,7 +80,7 @@ from cordee.tls import client_context
 from cordee.workload.rehearsal import rehearsal_name
 
 if TYPE_CHECKING:
-    import httpx
+    pass
 
 T = TypeVar("T")
 
@@ -271,7 +270,7 @@ class Client:
         with transport(self.url):
             answer = self._http.post(f"{self.url}/v1/jobs/{quote(job_id)}/files", json=body)
         if answer.is_error:
-            raise _error(answer)
+            raise error_of(answer)
         return answer.content
 
     @staticmethod
@@ -444,6 +443,18 @@ class Client:
         """Cancel a maintenance; one that has begun ends."""
         return self._ask(MaintenanceView, "DELETE", f"/v1/maintenance/{quote(booking, safe='')}")
 
+    def reserve(self, **order: Any) -> ReservationView:
+        """Reserve nodes for the jobs of a queue or a user; the fields are those of `ReservationOrder`."""
+        return self._ask(ReservationView, "POST", "/v1/reservations", json=order)
+
+    def reservations(self) -> list[ReservationView]:
+        """Return every reservation that is not over."""
+        return self._ask(list[ReservationView], "GET", "/v1/reservations")
+
+    def cancel_reservation(self, reservation: str) -> ReservationView:
+        """Cancel a reservation; one that has begun ends."""
+        return self._ask(ReservationView, "DELETE", f"/v1/reservations/{quote(reservation, safe='')}")
+
     def _order_node(self, node: str, order: str, why: str) -> NodeView:
         return self._ask(NodeView, "POST", f"/v1/nodes/{quote(node, safe='')}/{order}", json={"why": why})
 
@@ -572,7 +583,7 @@ class Client:
         with transport(self.url):
             answer = self._http.request(method, self.url + path, **kwargs)
         if answer.is_error:
-            raise _error(answer)
+            raise error_of(answer)
         return TypeAdapter(shape).validate_json(answer.content)
 
     @contextmanager
@@ -583,13 +594,5 @@ class Client:
         ):
             if answer.is_error:
                 answer.read()
-                raise _error(answer)
+                raise error_of(answer)
             yield answer.iter_lines()
-
-
-def _error(answer: "httpx.Response") -> CordeeError:
-    try:
-        found = from_body(answer.json())
-    except ValueError:
-        found = None
-    return found or ServerError(f"the server answered {answer.status_code} to {answer.request.url.path}")

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cordee.errors import CertificateError, CordeeError, HomeUnsuitableError, InputError, NoServerError, TokenError
+from cordee.errors import (
+    CertificateError,
+    CordeeError,
+    HomeUnsuitableError,
+    InputError,
+    NoServerError,
+    ServerError,
+    TokenError,
+    from_body,
+)
 from cordee.tls import parse_fingerprint
 
 _REMOTE = "remote.json"
@@ -289,3 +298,12 @@ def transport(url: str) -> Iterator[None]:
             f"no server answers at {url}: {error or type(error).__name__}",
             hint="start one with `cordee up`; for one on another machine, check that its port is open",
         ) from error
+
+
+def error_of(answer: "httpx.Response") -> CordeeError:
+    """Return the error that a server answered with."""
+    try:
+        found = from_body(answer.json())
+    except ValueError:
+        found = None
+    return found or ServerError(f"the server answered {answer.status_code} to {answer.request.url.path}")

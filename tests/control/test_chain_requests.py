@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from api_scene import OTHER, SPEC, Api
 
-from cordee.answers import JobView
+from cordee.answers import JobView, ReservationOrder, ReservationView
 from cordee.client import Client
 from cordee.control.fold import Fold
+from cordee.control.reservations import ReservationOperations
 from cordee.control.snapshot import loaded, taken
 from cordee.errors import DependencyError, ForbiddenError, InputError, NotFoundError, SpecError
 from cordee.events import JobPrioritized, Outcome
@@ -206,6 +207,50 @@ def test_a_window_of_an_unknown_zone_is_refused(api: Api) -> None:
         api.client.submit(SPEC | {"window": "22:00-06:00 Nowhere"})
     submit(api, "a", window="00:00-23:59 +00:00")
     assert states(api)["a"] == "running"
+
+
+def test_reservations_are_made_listed_refused_and_cancelled(api: Api) -> None:
+    now_us = api.scene.time.us
+    hour = 3_600_000_000
+
+    def reserve(begin: float, end: float, **more: object) -> ReservationView:
+        times = {"from_us": now_us + round(begin * hour), "until_us": now_us + round(end * hour)}
+        return api.client.reserve(**({"nodes": ["local"], "queue": "eval"} | times | more))
+
+    made = reserve(1, 2, why="tests")
+    assert (made.nodes, made.queue, made.user, made.by, made.began) == (["local"], "eval", None, "ada", False)
+    assert api.client.reservations() == [made]
+    [text] = api.client.nodes()[0].reserved
+    assert text.startswith("for queue eval from ") and text.endswith(f"({made.reservation})")
+    for order, says in (
+        ({"begin": 3, "end": 3}, "nothing can be reserved"),
+        ({"begin": -2, "end": 3}, "nothing can be reserved"),
+        ({"begin": 1.5, "end": 4, "user": "bob", "queue": None},
+         "local cannot be reserved for user bob .*: it is reserved for queue eval"),
+        ({"begin": 1.5, "end": 4, "nodes": [], "gpus": 1}, "no kind of GPU has 1 GPU"),
+        ({"begin": 3, "end": 4, "gpus": 1}, "either nodes or a number of GPUs"),
+        ({"begin": 3, "end": 4, "user": "bob"}, "not for both"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=says):
+            reserve(**order)
+    with pytest.raises(NotFoundError, match="no node 'nowhere'"):
+        reserve(3, 4, nodes=["nowhere"])
+    own = reserve(3, 4, nodes=[], gpus=1, queue=None)
+    assert (own.nodes, own.user) == (["local"], "ada")
+    operations = ReservationOperations(api.scene.operations)
+    order = ReservationOrder(nodes=["local"], from_us=now_us + 5 * hour, until_us=now_us + 6 * hour)
+    assert operations.reserve(order, by="bob").user == "bob"
+    with pytest.raises(ForbiddenError, match="for queue eval by the operator only, and you are bob"):
+        operations.reserve(order.model_copy(update={"queue": "eval"}), by="bob")
+    with pytest.raises(ForbiddenError, match=f"{made.reservation} is cancelled"):
+        operations.cancel(made.reservation, by="bob")
+    api.scene.time.us += hour
+    api.scene.control.tick()
+    assert api.client.reservations()[0].began
+    assert api.client.cancel_reservation(made.reservation).reservation == made.reservation
+    assert len(api.client.reservations()) == 2
+    with pytest.raises(NotFoundError, match="no reservation 'r0'"):
+        api.client.cancel_reservation("r0")
 
 
 def test_times_in_a_job_file() -> None:

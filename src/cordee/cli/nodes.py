@@ -181,6 +181,8 @@ def show(found: list[NodeView]) -> None:
     console = terminal.stdout()
     console.print(rows)
     for node in found:
+        for text in node.reserved:
+            console.print(f"{node.name}: reserved {text}", highlight=False, markup=False)
         if node.unavailable_why:
             console.print(f"{node.name}: {_reasons(node)}", highlight=False, markup=False)
         other = next((each for each in node.software if each.startswith("cordee ")), None)
@@ -197,6 +199,7 @@ def detail(node: NodeView) -> Iterator[str]:
         "GPUs": f"{node.gpus} x {node.gpu_name}, {_free(node)} free",
         "held": ", ".join(f"{terminal.ranges(gpus)} by {holder}" for holder, gpus in _held(node).items()),
         "unavailable": _reasons(node) if node.unavailable_why else terminal.ranges(node.unavailable),
+        "reserved": "; ".join(node.reserved),
         "place": ", ".join(_place(node)),
         "host": _host(node),
         "capacity": node.capacity,

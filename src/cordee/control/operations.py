@@ -54,6 +54,7 @@ from cordee.schedule.explain import explain
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.quota.queues import DEFAULT
 from cordee.schedule.quota.quotas import Standing
+from cordee.schedule.reserved import reserved_nodes
 from cordee.schedule.state.records import NodeRecord, Phase
 from cordee.schedule.state.state import State
 from cordee.workload.spec import JobSpec
@@ -415,11 +416,17 @@ class Operations:
                 for lease in attempt.held:
                     used.setdefault(lease.node, {}).update(_holders(lease, job_id, attempt.epoch))
             records = sorted(state.nodes.records.values(), key=lambda record: record.node.name)
+            reserved = reserved_nodes(state)
         gone = self.members.gone()
         present = [record for record in records if record.up or record.node.name not in gone]
         names = [record.node.name for record in present]
         return [
-            _node_view(record, used.get(name, {}), self.machines.link_facts(name) if self.machines else {})
+            _node_view(
+                record,
+                used.get(name, {}),
+                self.machines.link_facts(name) if self.machines else {},
+                reserved.get(name, []),
+            )
             for name, record in zip(names, present, strict=True)
         ]
 
@@ -537,7 +544,7 @@ def _holders(lease: Lease, job_id: JobId, epoch: int) -> dict[int, str]:
     return dict.fromkeys(lease.gpus, f"{job_id}.{epoch}")
 
 
-def _node_view(record: NodeRecord, used: dict[int, str], link: Mapping[str, int]) -> NodeView:
+def _node_view(record: NodeRecord, used: dict[int, str], link: Mapping[str, int], reserved: list[str]) -> NodeView:
     return NodeView.of(
         record.node,
         up=record.up,
@@ -549,6 +556,7 @@ def _node_view(record: NodeRecord, used: dict[int, str], link: Mapping[str, int]
         cordoned_by=record.cordoned_by,
         cordon_why=record.cordon_why,
         drains=record.drains,
+        reserved=reserved,
     )
 
 

@@ -52,6 +52,15 @@ def in_words(reservation: ReservationMade) -> str:
     return f"for {reservation.whom} from {begin} to {end} ({reservation.reservation})"
 
 
+def reserved_nodes(state: State) -> dict[str, list[str]]:
+    """Return the reservations of each node in words, the first one first."""
+    found: dict[str, list[str]] = {}
+    for each in sorted(state.agenda.reservations.values(), key=lambda each: (each.from_us, each.reservation)):
+        for name in each.nodes:
+            found.setdefault(name, []).append(in_words(each))
+    return found
+
+
 def overlap(state: State, node: str, from_us: int, until_us: int) -> str | None:
     """Return the reservation or the maintenance of a node that overlaps a time, in words; None: there is none."""
     agenda = state.agenda
