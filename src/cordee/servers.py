@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cordee.errors import (
@@ -26,6 +26,9 @@ from cordee.errors import (
     from_body,
 )
 from cordee.tls import parse_fingerprint
+
+if TYPE_CHECKING:
+    import httpx
 
 _REMOTE = "remote.json"
 
