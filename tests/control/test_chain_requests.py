@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from api_scene import OTHER, SPEC, Api
 
-from cordee.answers import JobView, ReservationOrder, ReservationView
+from cordee.answers import JobView, ReservationView
 from cordee.client import Client
 from cordee.control.fold import Fold
-from cordee.control.reservations import ReservationOperations
 from cordee.control.snapshot import loaded, taken
 from cordee.errors import DependencyError, ForbiddenError, InputError, NotFoundError, SpecError
 from cordee.events import JobPrioritized, Outcome
@@ -209,7 +208,7 @@ def test_a_window_of_an_unknown_zone_is_refused(api: Api) -> None:
     assert states(api)["a"] == "running"
 
 
-def test_reservations_are_made_listed_refused_and_cancelled(api: Api) -> None:
+def test_reservations_are_made_listed_refused_and_cancelled(api: Api, other: Client) -> None:
     now_us = api.scene.time.us
     hour = 3_600_000_000
 
@@ -236,13 +235,13 @@ def test_reservations_are_made_listed_refused_and_cancelled(api: Api) -> None:
         reserve(3, 4, nodes=["nowhere"])
     own = reserve(3, 4, nodes=[], gpus=1, queue=None)
     assert (own.nodes, own.user) == (["local"], "ada")
-    operations = ReservationOperations(api.scene.operations)
-    order = ReservationOrder(nodes=["local"], from_us=now_us + 5 * hour, until_us=now_us + 6 * hour)
-    assert operations.reserve(order, by="bob").user == "bob"
-    with pytest.raises(ForbiddenError, match="for queue eval by the operator only, and you are bob"):
-        operations.reserve(order.model_copy(update={"queue": "eval"}), by="bob")
+    theirs = {"nodes": ["local"], "from_us": now_us + 5 * hour, "until_us": now_us + 6 * hour}
+    made_by_other = other.reserve(**theirs)
+    assert made_by_other.user == made_by_other.by != "ada"
+    with pytest.raises(ForbiddenError, match="for queue eval by the operator only, and you are"):
+        other.reserve(**theirs, queue="eval")
     with pytest.raises(ForbiddenError, match=f"{made.reservation} is cancelled"):
-        operations.cancel(made.reservation, by="bob")
+        other.cancel_reservation(made.reservation)
     api.scene.time.us += hour
     api.scene.control.tick()
     assert api.client.reservations()[0].began
