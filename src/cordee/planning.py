@@ -22,7 +22,7 @@ from cordee.plan.serving.formats import KV, WEIGHTS, Format, default_format, fin
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, parse_serving_layout
 from cordee.plan.serving.price.price import TokenPrices
 from cordee.plan.serving.request import STATISTICS, Draft, EngineLimits, LeverAssumptions, Pricing, Slo, Traffic
-from cordee.plan.settings import Settings
+from cordee.plan.settings import Settings, Trained
 from cordee.plan.training import Loss, Precision
 from cordee.plan.wanted import layout_wanted
 from cordee.units import parse_bytes_per_s, parse_latency_s, parse_rate_per_s, parse_token_count
@@ -44,6 +44,10 @@ class SettingsGiven(TypedDict, total=False):
     precision: Precision
     framework: str
     loss: Loss
+    train: Trained
+    rank: int
+    targets: str
+    base_bits: int
 
 
 def plan(
@@ -71,7 +75,7 @@ def plan(
         prices: a `prices.toml` over the catalogue's; None takes the one in Cordee's home, if there is one.
         assumed: storage and interruptions.
         tokens: how many to train on, for time and cost: `300B`, `1.4T`.
-        **settings: the fields of `Settings`: `seq_tokens`, `global_batch`, `optimizer`, `precision`, ...
+        **settings: the fields of `Settings`: `seq_tokens`, `global_batch`, `optimizer`, `train`, ...
 
     Raises:
         CatalogueError, ShapeError, LayoutError, SpecError: something is unknown, unreadable or does not divide.

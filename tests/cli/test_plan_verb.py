@@ -390,3 +390,17 @@ def test_figures_that_contradict_themselves_are_marked(capsys: pytest.CaptureFix
     schema = json.loads((Path(__file__).parent / "figures_schema.json").read_text())
     assert TypeAdapter(list[Figure]).json_schema(mode="serialization") == schema
     jsonschema.validate(found, schema)
+
+
+def test_adapters_are_planned_by_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["llama-3-8b", "--gpus", "1xRTX-3090", "--seq", "2048", "--batch", "16"]
+    code, out, err = run(capsys, "plan", *words, "--train", "qlora", "--targets", "q,v", "--rank", "8")
+    assert code == 0 and not err
+    assert "3,407,872 of adapters x 16 bytes = 54.5 MB" in out and "over a 4-bit base" in " ".join(out.split())
+    code, out, err = run(capsys, "plan", *words, "--train", "lora", "--json")
+    answer = json.loads(out)
+    jsonschema.validate(answer, SCHEMAS["plan"])
+    assert code == 0 and answer["training"]["adapters"]["base_bits"] == 16
+    assert answer["state"]["state_bytes"] == 2 * 8_030_261_248 + 16 * 41_943_040
+    assert run(capsys, "plan", *words, "--train", "lora", "--launch", "torchtitan")[0] != 0
+    assert run(capsys, "plan", *words, "--train", "lora", "--recompute", "selective")[0] != 0

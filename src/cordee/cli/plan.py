@@ -21,9 +21,9 @@ from cordee.plan.expect import DEFAULTS, Assumptions
 from cordee.plan.layout import RECOMPUTES
 from cordee.plan.page import curve_page
 from cordee.plan.rent_or_buy import Ownership, ownership_from
-from cordee.plan.settings import Settings
+from cordee.plan.settings import TRAINED, Settings
 from cordee.plan.training import FRAMEWORKS, LOSSES, PRECISIONS
-from cordee.plan.wanted import layout_wanted
+from cordee.plan.wanted import LayoutWanted, layout_wanted
 from cordee.planning import find_gpu, home_gpus, home_prices, parse_tokens
 from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
@@ -56,6 +56,12 @@ ExpertLoads = Annotated[
     typer.Option(help="Tokens of each expert (columns) in each layer (rows), measured: CSV or JSON.",
                  show_default="equal loads"),
 ]  # fmt: skip
+Train = Annotated[str, typer.Option(help="Train full, lora or qlora (adapters over 16-bit or 4-bit frozen weights).")]
+Rank = Annotated[int, typer.Option(help="Rank of the adapters.")]
+Targets = Annotated[str, typer.Option(help="Matrices with an adapter: all, attention, or names: q,v.")]
+BaseBits = Annotated[
+    int | None, typer.Option(help="Bits of the frozen matrices: 4, 8 or 16.", show_default="16 with lora, 4 with qlora")
+]
 LayoutText = Annotated[str | None, typer.Option(help="Evaluate only layouts with these axes: tp=8,pp=2 (dp follows).")]
 WhyText = Annotated[str | None, typer.Option(help="Explain why this layout is not the answer: tp=8,pp=3.")]
 Exhaustive = Annotated[
@@ -102,6 +108,10 @@ def plan(
     framework: FrameworkName = "torch",
     loss: LossName = "auto",
     expert_loads: ExpertLoads = None,
+    train: Train = "full",
+    rank: Rank = 16,
+    targets: Targets = "all",
+    base_bits: BaseBits = None,
     layout: LayoutText = None,
     why: WhyText = None,
     exhaustive: Exhaustive = False,
@@ -132,12 +142,14 @@ def plan(
         shape=load_shape(model),
         gpu=gpu,
         gpus=last,
-        settings=_settings(seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads),
-        layout=layout_wanted(
-            layout,
-            None if recompute == "auto" else _one_of("recompute", recompute, RECOMPUTES, also="auto"),
-            micro_batch,
+        settings=replace(
+            _settings(seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads),
+            train=_one_of("way to train", train, TRAINED),
+            rank=rank,
+            targets=targets,
+            base_bits=base_bits,
         ),
+        layout=_layout(layout, recompute, micro_batch),
         search="everything" if exhaustive else "meshes",
         assumed=_assumptions(storage, mtbi, reclaims, notice, stall),
         prices=catalogue.prices,
@@ -155,6 +167,12 @@ def plan(
     if buy is not None:
         request = replace(request, ownership=_ownership(request, buy))
     _print(ask(request), html, model_path=model_path(model), show_all=show_all, as_json=as_json)
+
+
+def _layout(text: str | None, recompute: str, micro_batch: int | None) -> LayoutWanted:
+    """Return the axes that the flags fix."""
+    again = None if recompute == "auto" else _one_of("recompute", recompute, RECOMPUTES, also="auto")
+    return layout_wanted(text, again, micro_batch)
 
 
 def _settings(

@@ -17,8 +17,10 @@ from cordee.plan.candidates import Candidate
 from cordee.plan.cost import egress_usd, storage_usd_per_month
 from cordee.plan.layout import Layout
 from cordee.plan.memory import outer_parameters
+from cordee.plan.states import adapter_parameters
 from cordee.plan.step import step_interval_s
 from cordee.plan.survive import Survival
+from cordee.plan.training import Adapters, Training
 from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd, plural
 from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
 
@@ -77,14 +79,47 @@ def print_header(out: Console, plan: Answer) -> None:
     out.print(Text.assemble((plan.request.shape.name, "bold"), " on ", (where, "bold"), each))
     out.print(
         f"sequences of {training.seq_tokens:,} tokens, {training.global_batch:,} in a step "
-        f"({format_count(training.tokens_per_step)} tokens), {training.precision}, {training.optimizer.name}",
+        f"({format_count(training.tokens_per_step)} tokens), {training.precision}, {training.optimizer.name}"
+        + _adapters_in_words(training),
         style="dim",
     )
 
 
 def _state(out: Console, plan: Answer) -> None:
-    optimizer, shape, gpus = plan.training.optimizer, plan.request.shape, plan.request.gpus
+    gpus = plan.request.gpus
     title(out, "State")
+    if plan.training.adapters is None:
+        _trained_state(out, plan)
+    else:
+        _adapter_state(out, plan, plan.training.adapters)
+    have = format_bytes(gpus * plan.request.gpu.memory_bytes)
+    hold = plural(plan.fewest_gpus_to_hold, "GPU")
+    fewest = plan.fewest_gpus_to_train
+    train = "" if fewest is None else f"; {fewest[0]} is the fewest tried that trains it ({_in_words(fewest[1])})"
+    has = plural(gpus, "GPU has", "GPUs have")
+    indented(out, f"needs at least {hold} for its state{train}; {has} {have}", style="")
+
+
+def _adapters_in_words(training: Training) -> str:
+    adapters = training.adapters
+    if adapters is None:
+        return ""
+    return f", adapters of rank {adapters.rank} on {', '.join(adapters.targets)} over a {adapters.base_bits}-bit base"
+
+
+def _adapter_state(out: Console, plan: Answer, adapters: Adapters) -> None:
+    """Print the frozen weights and what is trained of a model with adapters."""
+    shape, optimizer = plan.request.shape, plan.training.optimizer
+    trained = shape.layers * adapter_parameters(shape, adapters)
+    each = trained * optimizer.bytes_per_parameter
+    frozen = f"{shape.parameters:,} frozen parameters = {format_bytes(plan.state_bytes - each)}"
+    product = f"{trained:,} of adapters x {optimizer.bytes_per_parameter:g} bytes = {format_bytes(each)}"
+    out.print(f"  {frozen}")
+    out.print(Text.assemble(f"  {product}; together ", (format_bytes(plan.state_bytes), "bold")))
+
+
+def _trained_state(out: Console, plan: Answer) -> None:
+    optimizer, shape = plan.training.optimizer, plan.request.shape
     outer = outer_parameters(shape) if optimizer.outer_extra_bytes else 0
     product = f"{shape.parameters - outer:,} parameters x {optimizer.bytes_per_parameter:g} bytes"
     if outer:
@@ -99,12 +134,6 @@ def _state(out: Console, plan: Answer) -> None:
     out.print("  " + " + ".join(f"{name} {size:g}" for name, size in terms if size), style="dim")
     if shape.experts is not None:
         out.print(f"  {shape.active_parameters:,} of them are active for one token", style="dim")
-    have = format_bytes(gpus * plan.request.gpu.memory_bytes)
-    hold = plural(plan.fewest_gpus_to_hold, "GPU")
-    fewest = plan.fewest_gpus_to_train
-    train = "" if fewest is None else f"; {fewest[0]} is the fewest tried that trains it ({_in_words(fewest[1])})"
-    has = plural(gpus, "GPU has", "GPUs have")
-    indented(out, f"needs at least {hold} for its state{train}; {has} {have}", style="")
 
 
 def _in_words(layout: Layout) -> str:
@@ -304,9 +333,10 @@ def _survival(out: Console, plan: Answer) -> None:
     expected_on = plan.expectations
     one = expected_on[0].survival
     each = plan.training.optimizer.checkpoint_bytes_per_parameter
+    of = "trained " if plan.training.adapters else ""
     title(out, "Checkpoints and interruptions")
     size, time = format_bytes(one.checkpoint_bytes), format_duration(one.checkpoint_s)
-    weight = Text.assemble("  a checkpoint is ", (size, "bold"), f" ({each:g} bytes a parameter): ", (time, "bold"))
+    weight = Text.assemble("  a checkpoint is ", (size, "bold"), f" ({each:g} bytes a {of}parameter): ", (time, "bold"))
     out.print(weight.append(f" at {format_bytes(plan.request.assumed.storage_bytes_per_s)}/s a node"))
     times = ", ".join(
         f"{save.level} {format_duration(save.seconds)} (survives {save.survives})" for save in plan.level_saves

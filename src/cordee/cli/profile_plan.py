@@ -8,6 +8,7 @@ from cordee.cli import terminal
 from cordee.errors import DoesNotFitError, InputError, NoServerError, SpecError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Request, Settings, ask
+from cordee.plan.states import flop_per_token
 from cordee.plan.training import PRECISIONS
 from cordee.plan.wanted import layout_wanted
 from cordee.planning import home_gpus
@@ -147,7 +148,7 @@ def _planned(request: Request, job: str | None = None) -> PlanOfProfile:
             hint="cordee plan says why",
         )
     training = answer.training
-    flop = request.shape.train_flop_per_token(training.seq_tokens) * training.tokens_per_step / request.gpus
+    flop = flop_per_token(request.shape, training) * training.tokens_per_step / request.gpus
     mesh = best.layout.mesh
     return PlanOfProfile(
         request.shape.name, request.gpus, request.gpu.name, mesh, best.step, best.mfu, float(flop), job

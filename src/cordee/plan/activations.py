@@ -8,8 +8,8 @@ published measurements, for grouped-query and latent attention, gated MLPs, expe
 from cordee.hardware.arrays import Real, only_where
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.price import micro_batches_in_flight
-from cordee.plan.states import Holding, padded_vocab
-from cordee.plan.training import Training
+from cordee.plan.states import Holding, layer_linears, padded_vocab
+from cordee.plan.training import Adapters, Training
 from cordee.units import MiB
 from cordee.workload.model import ModelShape
 
@@ -56,6 +56,8 @@ def layer_activation_bytes(
     one byte. Without flash attention the scores add 2 bytes per head and pair of tokens, 5 with dropout. Ulysses keeps
     the attention's output before and after its exchange.
     """
+    if training.adapters is not None:
+        return _adapted_layer_bytes(shape, layout, training, training.adapters, scores=scores)
     tokens, split, tp = rank_tokens(layout, training), sequence_split(layout), layout.tp
     if shape.latent is not None:
         heads_wide, compressed = _latent_widths(shape)
@@ -84,6 +86,41 @@ def layer_activation_bytes(
     if scores:
         total = total + score_bytes(shape, layout, training)
     return total
+
+
+def _adapted_layer_bytes(
+    shape: ModelShape, layout: Layout, training: Training, adapters: Adapters, *, scores: bool
+) -> Real:
+    """Return what a layer with frozen matrices keeps: a frozen product needs its weight only, an adapter its input.
+
+    Norms keep their input (an eager RMSNorm in fp32), the attention its queries, keys, values and output, an eager
+    gated activation gate, silu and up (fused: gate and up). An adapter's input is kept once for all that read it, and
+    what it makes of it, as wide as its rank; with dropout each target keeps a copy of its own and a mask of a byte.
+    Source: what autograd saves of each function in peft's `lora.Linear` and Hugging Face's Llama.
+    """
+    item, eager = training.activation_bytes, not training.is_fused
+    norm = 4 if eager and shape.norm == "rms" else item
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    inner = (3 if eager else 2) if shape.gated else 1
+    per_token = 2 * norm * shape.hidden + item * (attention + inner * shape.ffn) + 4 * shape.heads
+    targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
+    if adapters.dropout:
+        per_token += (item + 1) * sum(linear.inputs for linear in targets)
+    else:
+        # The attention keeps its own output already.
+        distinct = {linear.reads: linear.inputs for linear in targets if linear.reads != "attention"}
+        per_token += item * sum(distinct.values())
+    per_token += item * adapters.rank * len(targets)
+    total = rank_tokens(layout, training) * per_token
+    return total + score_bytes(shape, layout, training) if scores else total
+
+
+def dequantised_bytes(shape: ModelShape, training: Training) -> float:
+    """Return the bytes of the largest quantised matrix of a layer, 16-bit again while its product runs."""
+    if training.adapters is None or training.adapters.base_bits == 16:
+        return 0.0
+    largest = max(linear.inputs * linear.outputs for linear in layer_linears(shape))
+    return float(training.activation_bytes * largest)
 
 
 def keeps_fp8(training: Training) -> bool:
@@ -152,7 +189,9 @@ def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
 
 def _halves(layout: Layout, training: Training) -> bool:
     """Return whether selective recomputation is torchtitan's: every second product again, not the scores."""
-    return layout.recompute == "selective" and training.framework == "torch" and training.flash
+    return (
+        layout.recompute == "selective" and training.framework == "torch" and training.flash and not training.adapters
+    )
 
 
 def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Real:

@@ -20,6 +20,7 @@ from cordee.plan.page import plan_page
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.request import Request
 from cordee.plan.search import best_layout, fewest_gpus_to_hold, fewest_gpus_to_train, remedies
+from cordee.plan.states import flop_per_token
 from cordee.plan.survive import LevelSave, Survival, capture_bytes_per_node, level_saves
 from cordee.plan.training import Training
 from cordee.plan.wanted import ANY_LAYOUT
@@ -264,7 +265,7 @@ def estimate_of_work(shape: ModelShape, training: Training, gpus: int, layout: s
         gpu_memory_bytes=0,
         gpus=gpus,
         tokens_per_step=training.tokens_per_step,
-        flop_per_token=float(shape.train_flop_per_token(training.seq_tokens)),
+        flop_per_token=float(flop_per_token(shape, training)),
         save_us=_us(survival.checkpoint_s),
         restart_us=_us(survival.restart_s),
     )

@@ -3,7 +3,13 @@
 from cordee.hardware.arrays import Real, only_where
 from cordee.plan.activations import keeps_fp8
 from cordee.plan.layout import Layout
-from cordee.plan.states import Holding, layer_parameters, padded_vocab
+from cordee.plan.states import (
+    Holding,
+    adapter_parameters,
+    layer_parameters,
+    padded_vocab,
+    quantised_saving_bytes,
+)
 from cordee.plan.training import Training
 from cordee.units import GB, MiB
 from cordee.workload.model import ModelShape
@@ -93,7 +99,11 @@ def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: 
 def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """Return the whole weights of this layer and the next one with ZeRO-3; a torch pipeline keeps them whole anyway."""
     passing = (layout.zero == 3) * (not stays_whole(layout, training))
-    return passing * 2 * training.activation_bytes * _largest_layer(shape, layout, held)
+    whole = training.activation_bytes * _largest_layer(shape, layout, held)
+    if training.adapters is not None:
+        own = training.optimizer.weight_bytes * adapter_parameters(shape, training.adapters)
+        whole = whole + own - quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
+    return passing * 2 * whole
 
 
 def stays_whole(layout: Layout, training: Training) -> bool:
@@ -136,6 +146,8 @@ def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
     if training.framework == "megatron":
         return 0.0
     reduced = 4 * (layout.zero == 3) * (training.framework == "torch")
+    if training.adapters is not None:
+        return (training.optimizer.weight_bytes + reduced) * adapter_parameters(shape, training.adapters)
     return (training.optimizer.weight_bytes + reduced) * _largest_layer(shape, layout, held)
 
 

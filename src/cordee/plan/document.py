@@ -19,7 +19,7 @@ from cordee.plan.launch import Launch
 from cordee.plan.layout import ContextKind, Layout, Offload, Recompute
 from cordee.plan.rent_or_buy import Ownership, Swing
 from cordee.plan.survive import LevelSave, Survival
-from cordee.plan.training import Framework, Loss, Precision
+from cordee.plan.training import Adapters, Framework, Loss, Precision
 from cordee.plan.why import Ground
 from cordee.workload.model import ModelShape, ParameterCount
 
@@ -67,6 +67,7 @@ class TrainingRow(Row):
     expert_imbalance_by_ep: Annotated[
         dict[int, float] | None, BeforeValidator(lambda pairs: dict(pairs or ()) or None)
     ] = read_from("imbalance_by_ep")
+    adapters: Adapters | None
 
 
 class StateRow(Row):

@@ -6,6 +6,7 @@ Kernels are counted as torch's dispatcher counts them in a layer that is written
 from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.plan.layout import Layout
+from cordee.plan.states import layer_linears
 from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
@@ -22,6 +23,9 @@ BACKWARD_FRACTION = 0.5
 REENTRY_KERNELS = 16
 # A router, its sort and its permutations, forward.
 EXPERT_KERNELS = 24
+# An adapter is two products, a scaling and a sum; a quantised matrix is made 16-bit again by one kernel. There are two
+# gradients for each adapter, and none for the rest.
+ADAPTER_KERNELS, ADAPTER_GRADIENTS = 4, 2
 # A collective is issued between two waits for streams.
 COLLECTIVE_KERNELS = 2
 
@@ -31,7 +35,13 @@ def layer_host_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
     kernels: Real = FORWARD_KERNELS if training.is_fused else EAGER_KERNELS
     if shape.experts is not None:
         kernels = kernels + EXPERT_KERNELS * shape.expert_layers / shape.layers
-    backward = BACKWARD_FRACTION * (BACKWARD_RATIO * kernels + GRADIENT_KERNELS)
+    gradients = GRADIENT_KERNELS
+    if training.adapters is not None:
+        linears = layer_linears(shape)
+        adapted = sum(linear.name in training.adapters.targets for linear in linears)
+        kernels = kernels + ADAPTER_KERNELS * adapted + len(linears) * (training.adapters.base_bits < 16)
+        gradients = ADAPTER_GRADIENTS * adapted
+    backward = BACKWARD_FRACTION * (BACKWARD_RATIO * kernels + gradients)
     calls = 2 * COLLECTIVE_KERNELS * (layout.tp > 1)
     issued = (1 + repeated) * (kernels + calls) + repeated * REENTRY_KERNELS + backward + calls
     return gpu.efficiency.host_s * issued

@@ -11,7 +11,8 @@ from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.plan.kernels import fused_attention_s, move_s, product_s, unfused_attention_s
 from cordee.plan.layout import Layout
-from cordee.plan.training import Training
+from cordee.plan.states import layer_linears
+from cordee.plan.training import Adapters, Training
 from cordee.workload.model import LatentAttention, ModelShape
 
 # 16-bit words that a layer's small kernels move for each token, counted along the layer: two norms (4h), two
@@ -29,6 +30,9 @@ PERMUTE_WORDS = 4
 CAST_BYTES = 4
 # Bytes that the loss moves for each logit over its passes, in 16 and 32 bits (Megatron-LM's vocabulary-parallel loss).
 LOGIT_MOVED_BYTES = 24
+# An adapter's result is scaled and added to the frozen one forward: five words for each output. Backward its gradient
+# is scaled (two) and that of the input added (three for each input).
+ADAPTER_FORWARD_WORDS, ADAPTER_OUTPUT_WORDS, ADAPTER_INPUT_WORDS = 5, 2, 3
 # Rows of a grouped product are filled up to whole tiles, expert by expert.
 GROUP_TILE = 128
 
@@ -84,6 +88,8 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
             total += _products(gpu, training, tokens, _mlp_sizes(shape, moe.shared_ffn, tp))
         inner = moe.ffn * moe.per_token + moe.shared_ffn
         words = words + PERMUTE_WORDS * moe.per_token * shape.hidden / tp
+    if training.adapters is not None:
+        total += _adapter_passes(shape, gpu, training, training.adapters, tokens)
     words = words + _small_words(shape, training, inner) / tp
     moved = move_s(gpu, training.activation_bytes * words * tokens)
     return (total + Passes(moved, 2 * moved, 0.0, 0.0)).times(_software(gpu, training))
@@ -145,14 +151,34 @@ def _products(
     return total
 
 
+def _adapter_passes(shape: ModelShape, gpu: Gpu, training: Training, adapters: Adapters, tokens: Real) -> Passes:
+    """Return the passes of a layer's adapters, and of making its quantised matrices 16-bit again, in each pass once."""
+    total, item = Passes(0.0, 0.0, 0.0, 0.0), training.activation_bytes
+    for linear in layer_linears(shape):
+        if adapters.base_bits < 16:
+            read = move_s(gpu, (adapters.base_bytes + item) * linear.inputs * linear.outputs)
+            total += Passes(read, read, 0.0, 0.0)
+        if linear.name in adapters.targets:
+            for size in ((adapters.rank, linear.inputs), (linear.outputs, adapters.rank)):
+                total += _product_passes(gpu, training, tokens, size, trained=True)
+            added = item * tokens * ADAPTER_FORWARD_WORDS * linear.outputs
+            back = item * tokens * (ADAPTER_OUTPUT_WORDS * linear.outputs + ADAPTER_INPUT_WORDS * linear.inputs)
+            total += Passes(move_s(gpu, added), move_s(gpu, back), 0.0, 0.0)
+    return total
+
+
 def _product_passes(
-    gpu: Gpu, training: Training, tokens: Real, size: tuple[Real, Real], *, bits: int = 16, fraction: float = 1.0
-) -> Passes:
+    gpu: Gpu, training: Training, tokens: Real, size: tuple[Real, Real],
+    *, bits: int = 16, fraction: float = 1.0, trained: bool = False,
+) -> Passes:  # fmt: skip
+    """Return the passes of one product; beside adapters only what is `trained` has a gradient of its weight."""
     n, k = size
     # A micro-batch's gradient is read and added to the sum that is kept, which is read and written.
     accumulated_bytes = 2 + 2 * training.optimizer.gradient_bytes
     forward = product_s(gpu, tokens, n, k, bits=bits, fraction=fraction)
     inner = product_s(gpu, tokens, k, n, bits=bits, fraction=fraction)
+    if training.adapters is not None and not trained:
+        return Passes(forward, inner, 0.0, 0.0)
     weight = product_s(gpu, n, k, tokens, bits=bits, fraction=fraction) + move_s(gpu, accumulated_bytes * n * k)
     return Passes(forward, inner, weight, 0.0)
 

@@ -14,7 +14,15 @@ from cordee.hardware.arrays import Real
 from cordee.plan import activations as act
 from cordee.plan import buffers as buf
 from cordee.plan.layout import Layout
-from cordee.plan.states import holding, peak_ranks, rank_parameters, stage_parameters
+from cordee.plan.states import (
+    adapter_parameters,
+    frozen_bytes,
+    holding,
+    peak_ranks,
+    rank_parameters,
+    stage_parameters,
+    trained_parameters,
+)
 from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
@@ -137,6 +145,9 @@ def state_bytes(shape: ModelShape, training: Training) -> int:
     1128859303936
     """
     optimizer = training.optimizer
+    if training.adapters is not None:
+        trained = shape.layers * adapter_parameters(shape, training.adapters) * optimizer.bytes_per_parameter
+        return round(float(frozen_bytes(shape, Layout(), training, 0)) + trained)
     outer_bytes = outer_parameters(shape) * optimizer.outer_extra_bytes
     return round(shape.parameter_count.total * optimizer.bytes_per_parameter + outer_bytes)
 
@@ -225,7 +236,8 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     between = (rank > 0) * boundary
     gathered = buf.gathered_bytes(shape, layout, training, held)
     arriving = buf.arriving_bytes(shape, layout, training, held)
-    backward = act.backward_moment_bytes(shape, layout, training, held) + gathered + arriving
+    gathered_or_whole = gathered + act.dequantised_bytes(shape, training)
+    backward = act.backward_moment_bytes(shape, layout, training, held) + gathered_or_whole + arriving
 
     def still(event: str, buffers: Real = 0.0) -> Moment:
         return Moment(weights, gradients, optimizer, 0.0, 0.0, standing + buffers, event)
@@ -234,13 +246,13 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
         held_weights, held_gradients = weights + weights_whole, gradients + gradients_whole
         return Moment(held_weights, held_gradients, optimizer, activations, loss, standing + buffers, event)
 
-    moments = [still("states"), at("forward", kept + between, 0.0, gathered)]
+    moments = [still("states"), at("forward", kept + between, 0.0, gathered_or_whole)]
     if held.heads:
         logits = act.loss_bytes(shape, layout, training)
         beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
         moments.append(at("loss", kept + between, logits, beside + gathered))
     moments.append(at("backward", kept + between, 0.0, backward))
-    if held.embeddings:
+    if held.embeddings and training.adapters is None:
         rows = buf.embedding_gradient_bytes(shape, layout, training)
         moments.append(at("embedding", np.maximum(0.0, kept - one), 0.0, rows + boundary + arriving))
     moments.append(still("step", moment))
@@ -249,8 +261,8 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
 
 def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Real, Real, Real, Real]:
     """Return weights, gradients, what the optimizer keeps, and what its step needs for a moment."""
-    parameters, optimizer, zero = rank_parameters(shape, layout, training, rank), training.optimizer, layout.zero
-    weights: Real = 0.0
+    parameters, optimizer, zero = trained_parameters(shape, layout, training, rank), training.optimizer, layout.zero
+    weights: Real = frozen_bytes(shape, layout, training, rank) / (1 + (zero >= 3) * (layout.shard_ranks - 1))
     gradients: Real = 0.0
     kept: Real = 0.0
     moment: Real = 0.0

@@ -3,14 +3,14 @@
 from cordee.hardware.arrays import Real, only_where
 from cordee.plan.activations import in_flight, kept_bytes
 from cordee.plan.layout import Layout
-from cordee.plan.states import holding, rank_parameters
+from cordee.plan.states import holding, trained_parameters
 from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 
 def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
     """Return what the offloaded optimizer of one GPU keeps on the host: master weights and moments."""
-    optimizer, parameters = training.optimizer, rank_parameters(shape, layout, training, rank)
+    optimizer, parameters = training.optimizer, trained_parameters(shape, layout, training, rank)
     each = optimizer.master_bytes + optimizer.moment_bytes
     dense = parameters.dense * each + parameters.outer * optimizer.outer_extra_bytes
     return (layout.offload in ("optimizer", "both")) * (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cordee.errors import ShapeError
+from cordee.errors import LayoutError, ShapeError
 from cordee.hardware.catalog import Capacity, Gpu, Price
 from cordee.plan.expect import Assumptions
 from cordee.plan.optimum import Case
@@ -66,6 +66,10 @@ class Request:
         refuse_serving_only(self.shape)
         settings = replace(self.settings, framework=self.settings.framework or framework)
         self.gpu.peak_flop_per_s(settings.precision)  # raises if it has no such precision
+        if settings.train != "full" and self.layout.recompute == "selective":
+            raise LayoutError("adapters have no selective recomputation", hint="use --recompute full or none")
+        if settings.train != "full" and self.launcher is not None:
+            raise LayoutError(f"--launch {self.launcher} writes no adapters", hint="configure them in the script")
         return Case(self.shape, self.gpu, self.gpus, settings.training(self.shape, self.gpus))
 
 

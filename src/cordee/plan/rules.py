@@ -118,6 +118,16 @@ RULES: tuple[LayoutRule, ...] = (
         hint=lambda at: "use a smaller tp",
     ),
     LayoutRule(
+        "adapters are trained on data-parallel ranks",
+        _axes("tp pp"),
+        applies=lambda at: at.training.adapters is not None,
+        holds=lambda at: (at.layout.tp == 1) & (at.layout.pp == 1),
+        message=lambda at: (
+            f"adapters are planned on data-parallel ranks only, not with tp={at.layout.tp}, pp={at.layout.pp}"
+        ),
+        hint=lambda at: "use tp=1,pp=1, with fsdp=N for a model that is larger than one GPU",
+    ),
+    LayoutRule(
         "each stage has a layer",
         _axes("pp"),
         holds=lambda at: at.layout.pp <= at.shape.layers,

@@ -138,7 +138,12 @@ def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
     found = [_more_gpus(case, global_batch)]
     offload = replace(default_choices(case), offloads=("optimizer", "activations", "both"))
     found.append(_if_fits(case, f"offload to the host {same}", _on_the_host, offload))
-    smaller = find_optimizer("adamw-8bit", training.precision)
+    adapters = training.adapters
+    if adapters is not None and adapters.base_bits > 4:
+        small = replace(case, training=replace(training, adapters=replace(adapters, base_bits=4)))
+        base = f"{format_bytes(state_bytes(case.shape, small.training))} of state instead of {format_bytes(state)}"
+        found.append(_if_fits(small, f"--train qlora {same}", lambda _case, _layout: base))
+    smaller = find_optimizer("adamw-8bit", training.precision if adapters is None else "fp32")
     if training.optimizer.bytes_per_parameter > smaller.bytes_per_parameter:
         lean = replace(case, training=replace(training, optimizer=smaller))
         less = f"{format_bytes(state_bytes(case.shape, lean.training))} of state instead of {format_bytes(state)}"

@@ -5,12 +5,13 @@ Sizes (tp, ep, etp) may be NumPy arrays; the pipeline's are plain numbers. What 
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from cordee.hardware.arrays import Real
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import stage_layers
-from cordee.plan.training import Training
+from cordee.plan.training import Adapters, Training
 from cordee.workload.model import ModelShape, ParameterCount, expert_layers_in
 
 # Megatron-LM and DeepSpeed's Megatron pad the vocabulary to a multiple of this for each tensor-parallel rank.
@@ -134,6 +135,69 @@ def layer_parameters(shape: ModelShape, layout: Layout, expert: bool) -> RankPar
         attention = _part(count.attention + copied, tp)
     dense = attention + _part(count.mlp, tp) + count.router + count.norms
     return RankParameters(dense, _part(count.experts, layout.ep * layout.expert_tp), count.norms)
+
+
+class Linear(NamedTuple):
+    """One matrix of a dense layer; those that read the same tensor name it alike."""
+
+    name: str
+    inputs: int
+    outputs: int
+    reads: str
+
+
+@lru_cache(maxsize=256)
+def layer_linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return the matrices of one dense layer with grouped-query attention, by the names of `training.LINEARS`."""
+    h, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    gate = (Linear("gate", h, shape.ffn, "second norm"),) if shape.gated else ()
+    return (
+        Linear("q", h, q, "first norm"),
+        Linear("k", h, kv, "first norm"),
+        Linear("v", h, kv, "first norm"),
+        Linear("o", q, h, "attention"),
+        *gate,
+        Linear("up", h, shape.ffn, "second norm"),
+        Linear("down", shape.ffn, h, "product"),
+    )
+
+
+def adapter_parameters(shape: ModelShape, adapters: Adapters) -> int:
+    """Return the parameters of one layer's adapters: rank x (inputs + outputs) of each target (arXiv:2106.09685)."""
+    targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
+    return adapters.rank * sum(linear.inputs + linear.outputs for linear in targets)
+
+
+def quantised_saving_bytes(shape: ModelShape, adapters: Adapters, item: int) -> float:
+    """Return the bytes by which one layer's frozen matrices are smaller than with `item` bytes an element."""
+    return (item - adapters.base_bytes) * sum(linear.inputs * linear.outputs for linear in layer_linears(shape))
+
+
+def trained_parameters(shape: ModelShape, layout: Layout, training: Training, rank: int) -> RankParameters:
+    """Return the parameters of this rank that have gradients and moments: all, or only adapters."""
+    if training.adapters is None:
+        return rank_parameters(shape, layout, training, rank)
+    return RankParameters(holding(shape, layout, rank).layers * adapter_parameters(shape, training.adapters), 0, 0)
+
+
+def frozen_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
+    """Return the bytes of this rank's frozen weights before ZeRO: 16-bit ones, and matrices in the base's bits."""
+    if training.adapters is None:
+        return 0.0
+    whole = training.activation_bytes * rank_parameters(shape, layout, training, rank).total
+    layers = holding(shape, layout, rank).layers
+    return whole - layers * quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
+
+
+def flop_per_token(shape: ModelShape, training: Training) -> float:
+    """Return the FLOPs of a token in training, without recomputation.
+
+    A frozen matrix has no gradient of its own: its forward product and that of its input's gradient are two of three.
+    """
+    whole = shape.train_flop_per_token(training.seq_tokens)
+    if training.adapters is None:
+        return whole
+    return whole - 2 * shape.matmul_parameters + 6 * shape.layers * adapter_parameters(shape, training.adapters)
 
 
 @lru_cache(maxsize=1024)

@@ -23,7 +23,7 @@ from cordee.plan.layer import Passes, head_passes, layer_passes
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.price import bubble_s
 from cordee.plan.pipeline.schedules import find_schedule
-from cordee.plan.states import holding
+from cordee.plan.states import flop_per_token, frozen_bytes, holding, trained_parameters
 from cordee.plan.training import Training
 from cordee.units import GB
 from cordee.workload.model import ModelShape
@@ -80,7 +80,7 @@ def step_interval_s(total_s: Real, gpu: Gpu, host_fraction: Real = 0.0) -> tuple
 
 def model_flop_fraction(shape: ModelShape, gpu: Gpu, training: Training, gpus: int, step_s: Real) -> Real:
     """Return the MFU: the model's own FLOPs (causal attention half, no recomputation) over the dense peak."""
-    flop = shape.train_flop_per_token(training.seq_tokens) * training.tokens_per_step
+    flop = flop_per_token(shape, training) * training.tokens_per_step
     return flop / (step_s * gpus * gpu.peak_flop_per_s(training.precision))
 
 
@@ -110,7 +110,7 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     )  # fmt: skip
     send = 2 * layout.chunks * stage_send_s(shape, gpu, layout, training)
     send = send * np.where(layout.vpp > 1, gpu.efficiency.exposed_fraction if training.overlap else 1.0, 1.0)
-    parameters = _stage_parameters(shape, layout, fraction)
+    parameters = _stage_parameters(shape, layout, training, fraction)
     return StepTime(
         compute_s=count * (busy * (layer.forward_s + layer.backward_s) + np.where(ends_busy, loss, 0.0)),
         recompute_s=count * busy * again,
@@ -186,13 +186,21 @@ def hidden_s(traffic_s: Real, work_s: Real, shown: Real) -> Real:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Parameters on one rank of the fullest stage before ZeRO: those of every rank of the group, and its experts'."""
+    """Trained parameters on one rank of the fullest stage before ZeRO: those of every rank of the group, its experts'.
+
+    `frozen_bytes` are those of the weights under adapters, which only ZeRO-3 gathers.
+    """
 
     shared: Real
     experts: Real
+    frozen_bytes: Real = 0.0
 
 
-def _stage_parameters(shape: ModelShape, layout: Layout, fraction: Real) -> _Weights:
+def _stage_parameters(shape: ModelShape, layout: Layout, training: Training, fraction: Real) -> _Weights:
+    if training.adapters is not None:
+        plain = Layout()
+        trained = trained_parameters(shape, plain, training, 0).total
+        return _Weights(trained, 0.0, frozen_bytes(shape, plain, training, 0))
     attention = shape.attention_parameters / layout.tp
     ends = shape.vocab * shape.hidden / layout.tp / np.where(layout.pp > 1, 1, 0.5 + 0.5 * np.where(shape.tied, 1, 0))
     dense, routed = shape.layers, 0.0
@@ -218,7 +226,9 @@ def _data_s(
     # Experts have their own, smaller group of ranks with the same weights; its traffic is counted as if in this one.
     few = np.where(layout.expert_data_ranks > 1, weights.experts, 0.0)
     reduce = gradient_s(gpu, layout, (weights.shared + few) * optimizer.gradient_bytes)
-    gather = shard_group(gpu, layout).gather_s((weights.shared + few) * optimizer.weight_bytes)
+    gather = shard_group(gpu, layout).gather_s(
+        (weights.shared + few) * optimizer.weight_bytes + np.where(layout.zero == 3, weights.frozen_bytes, 0.0)
+    )
     together = np.where(layout.data_ranks > 1, 1.0, 0.0)
     once: Real
     if not training.overlap:

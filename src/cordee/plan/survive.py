@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cordee.plan.cost import hold_usd
+from cordee.plan.states import adapter_parameters
 from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
@@ -101,7 +102,10 @@ class Survival:
 
 
 def checkpoint_bytes(shape: ModelShape, training: Training) -> int:
-    """Return the bytes of one checkpoint of the whole model: master weights and moments, 12 a parameter for AdamW."""
+    """Return the bytes of one checkpoint: master weights and moments, 12 a parameter for AdamW; of adapters alone."""
+    if training.adapters is not None:
+        trained = shape.layers * adapter_parameters(shape, training.adapters)
+        return round(trained * training.optimizer.checkpoint_bytes_per_parameter)
     return round(shape.parameters * training.optimizer.checkpoint_bytes_per_parameter)
 
 

@@ -14,6 +14,8 @@ Attention = Literal["first", "second", "vendor"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internevo")
 LOSSES: tuple[Loss, ...] = ("fused", "parallel", "compiled", "eager")
+# The matrices of a dense layer that an adapter can be on; a layer without a gate has no `gate`.
+LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,36 @@ def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters:
+    """Low-rank adapters over frozen weights: LoRA (arXiv:2106.09685), over quantised weights QLoRA (arXiv:2305.14314).
+
+    Each target, one of `LINEARS`, gets two matrices of this rank: rank x (inputs + outputs) parameters. `base_bits` are
+    those of the frozen matrices of the layers: 16, 8 or 4 (NF4). Embeddings, head and norms keep 16. `double_quant`
+    quantises NF4's constants as well. With `dropout` each target has its own copy of its input, and a mask.
+    """
+
+    rank: int = 16
+    targets: tuple[str, ...] = LINEARS
+    base_bits: int = 16
+    double_quant: bool = False
+    dropout: bool = False
+
+    @property
+    def base_bytes(self) -> float:
+        """Bytes of one element of a frozen matrix.
+
+        NF4 has an fp32 constant for each block of 64; doubly quantised one byte, and an fp32 one for 256 blocks
+        (QLoRA, section 3).
+
+        >>> Adapters(base_bits=4).base_bytes, round(Adapters(base_bits=4, double_quant=True).base_bytes, 4)
+        (0.5625, 0.5159)
+        """
+        if self.base_bits != 4:
+            return self.base_bits / 8
+        return 0.5 + (1 / 64 + 4 / (64 * 256) if self.double_quant else 4 / 64)
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """The settings of a step that belong neither to the model nor to its layout.
 
@@ -95,6 +127,7 @@ class Training:
     `overlap`: traffic runs beside the kernels where it can. `attention` is the generation of fused kernels:
     the first FlashAttention, the second, or the vendor's own; `fused`: norms, rotations and activations are
     one kernel each (written so, or compiled). None is what the framework does by itself.
+    With `adapters` everything else is frozen, and `optimizer` is that of the adapters; None trains all parameters.
     """
 
     seq_tokens: int
@@ -110,6 +143,7 @@ class Training:
     loss: Loss | None = None
     attention: Attention | None = None
     fused: bool | None = None
+    adapters: Adapters | None = None
 
     def imbalance_at(self, ep: Size) -> Real:
         """Return the imbalance at this ep, a size or an array of sizes."""

@@ -1,0 +1,179 @@
+"""LoRA and QLoRA in the plan: hand-computed bytes, what may not grow, and full training as it was before."""
+
+from dataclasses import replace
+
+import pytest
+from asking import planned
+
+from cordee.errors import LayoutError
+from cordee.hardware.load import load_catalogue
+from cordee.plan import Settings, Training
+from cordee.plan.layout import Layout
+from cordee.plan.memory import RankMemory, rank_memory, state_bytes
+from cordee.plan.states import adapter_parameters, flop_per_token
+from cordee.plan.step import step_time
+from cordee.plan.survive import checkpoint_bytes
+from cordee.plan.training import Adapters
+from cordee.plan.wanted import parse_layout
+from cordee.workload.load import load_shape
+
+LLAMA = load_shape("llama-3-8b")
+# Llama-3-8B: the matrices of its 32 layers, and what stays in 16 bits (embedding, head, norms).
+MATRICES, OUTER = 6_979_321_856, 1_050_939_392
+ADAPTERS = 41_943_040
+
+
+def _training(**settings: object) -> Training:
+    return Settings(seq_tokens=2048, global_batch=16, **settings).training(LLAMA, 1)  # type: ignore[arg-type]
+
+
+def _memory(layout: Layout | None = None, **settings: object) -> RankMemory:
+    return rank_memory(LLAMA, layout or Layout(), _training(**settings))
+
+
+def test_the_adapters_of_an_8b_model_are_counted_by_hand() -> None:
+    # A layer: q and o 16(4096 + 4096), k and v 16(4096 + 1024), gate, up and down 16(4096 + 14336).
+    assert LLAMA.layers * adapter_parameters(LLAMA, Adapters(rank=16)) == ADAPTERS
+    assert LLAMA.layers * adapter_parameters(LLAMA, Adapters(8, ("q", "v"))) == 32 * 8 * (8192 + 5120)
+
+
+@pytest.mark.parametrize(
+    ("settings", "element", "each"),
+    [
+        ({"train": "lora"}, 2, 16),
+        ({"train": "lora", "base_bits": 8}, 1, 16),
+        ({"train": "qlora"}, 0.5 + 4 / 64, 16),
+        ({"train": "qlora", "optimizer": "adamw-8bit"}, 0.5 + 4 / 64, 10),
+    ],
+)
+def test_states_are_a_frozen_base_and_adapters(settings: dict[str, object], element: float, each: float) -> None:
+    training = _training(**settings)
+    frozen = MATRICES * element + OUTER * 2
+    assert state_bytes(LLAMA, training) == frozen + ADAPTERS * each
+    worst = rank_memory(LLAMA, Layout(), training).worst
+    assert worst.weights_bytes == frozen + 4 * ADAPTERS
+    assert (worst.gradients_bytes, worst.optimizer_bytes) == (4 * ADAPTERS, (each - 8) * ADAPTERS)
+    assert checkpoint_bytes(LLAMA, training) == ADAPTERS * (each - 4)
+
+
+def test_double_quantisation_is_smaller() -> None:
+    training = _training(train="qlora")
+    assert training.adapters is not None
+    double = replace(training, adapters=replace(training.adapters, double_quant=True))
+    saved = state_bytes(LLAMA, training) - state_bytes(LLAMA, double)
+    assert saved == pytest.approx(MATRICES * (4 / 64 - 1 / 64 - 4 / (64 * 256)), abs=1)
+
+
+def test_zero_shards_adapters_and_the_base_as_its_stage_says() -> None:
+    whole = _memory(train="qlora").worst
+    one, three = (_memory(Layout(dp=4, zero=zero), train="qlora").worst for zero in (1, 3))
+    assert one.weights_bytes == whole.weights_bytes and one.optimizer_bytes * 4 == whole.optimizer_bytes
+    assert three.weights_bytes == pytest.approx(whole.weights_bytes / 4, abs=1)
+    assert three.gradients_bytes * 4 == whole.gradients_bytes
+
+
+def test_a_layer_keeps_what_its_norms_attention_activation_and_adapters_read() -> None:
+    """Tokens x (two fp32 norm inputs; q, k, v and output; gate, silu, up; fp32 log-sums; adapters' inputs; ranks)."""
+
+    def kept(targets: str) -> float:
+        timeline = _memory(Layout(recompute="none"), train="lora", targets=targets).worst_timeline
+        return float(next(moment for moment in timeline if moment.event == "forward").activations_bytes)
+
+    h, kv, f = 4096, 1024, 14336
+    plain = 2 * 4 * h + 2 * (2 * h + 2 * kv) + 2 * 3 * f + 4 * 32
+    assert kept("q,v") == 32 * 2048 * (plain + 2 * h + 2 * 16 * 2)
+    assert kept("o") == 32 * 2048 * (plain + 2 * 16)
+    assert kept("all") == 32 * 2048 * (plain + 2 * (h + h + f) + 2 * 16 * 7)
+    full = _memory(Layout(recompute="full"), train="lora").worst_timeline
+    assert next(moment for moment in full if moment.event == "forward").activations_bytes == 32 * 2048 * 2 * h
+
+
+def test_memory_grows_with_rank_and_targets_and_shrinks_with_the_base() -> None:
+    totals = [_memory(train="lora", rank=rank).total_bytes for rank in (4, 16, 64, 256)]
+    assert totals == sorted(totals) and len(set(totals)) == 4
+    on = [_memory(train="lora", targets=targets).total_bytes for targets in ("q,v", "attention", "all")]
+    assert on == sorted(on)
+    ways = [{"train": "qlora"}, {"train": "lora", "base_bits": 8}, {"train": "lora"}, {}]
+    bases = [_memory(**settings).total_bytes for settings in ways]
+    assert bases == sorted(bases) and len(set(bases)) == 4
+
+
+def test_frozen_weights_have_no_gradient_products_and_quantised_ones_are_read_again() -> None:
+    gpu = load_catalogue().find_gpu("H100")
+    full, lora, qlora = (
+        step_time(LLAMA, gpu, Layout(), _training(train=train, targets="q,v")).compute_s
+        for train in ("full", "lora", "qlora")
+    )
+    assert 2 / 3 < float(lora / full) < 0.85 and lora < qlora < 1.2 * lora
+    everywhere = step_time(LLAMA, gpu, Layout(), _training(train="lora", targets="all")).compute_s
+    assert lora < everywhere < full
+    whole = flop_per_token(LLAMA, _training())
+    assert flop_per_token(LLAMA, _training(train="lora")) == whole - 2 * LLAMA.matmul_parameters + 6 * ADAPTERS
+
+
+def test_the_answer_fits_a_small_gpu_and_says_what_would_help() -> None:
+    gpu = load_catalogue().find_gpu("RTX-3090")
+    assert planned(LLAMA, gpu, 1, train="qlora", seq_tokens=4096, global_batch=8).fits
+    assert not planned(LLAMA, gpu, 1, seq_tokens=4096, global_batch=8).fits
+    lora = planned(LLAMA, gpu, 1, train="lora", seq_tokens=8192, global_batch=8)
+    assert not lora.fits
+    changes = [remedy.change for remedy in lora.remedies]
+    assert any(change.startswith("--seq") for change in changes), changes
+    assert all(remedy.candidate.fits and remedy.training.adapters for remedy in lora.remedies)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "says"),
+    [
+        ("llama-3-8b", {"train": "lora", "targets": "q,w"}, "no matrix 'w'"),
+        ("gpt2", {"train": "lora", "targets": "gate"}, "no matrix 'gate'"),
+        ("llama-3-8b", {"train": "lora", "rank": 0}, "rank 0"),
+        ("llama-3-8b", {"train": "qlora", "base_bits": 16}, "base of 16 bits"),
+        ("llama-3-8b", {"base_bits": 4}, "cannot be trained in full"),
+        ("llama-3-8b", {"train": "dora"}, "unknown way to train"),
+        ("llama-3-8b", {"train": "lora", "framework": "megatron"}, "with torch in 16 bits"),
+        ("llama-3-8b", {"train": "lora", "precision": "fp8"}, "with torch in 16 bits"),
+        ("mixtral-8x7b", {"train": "lora"}, "mixture of experts"),
+    ],
+)
+def test_what_is_not_planned_is_refused(model: str, settings: dict[str, object], says: str) -> None:
+    with pytest.raises(LayoutError, match=says):
+        Settings(**settings).training(load_shape(model), 1)  # type: ignore[arg-type]
+
+
+def test_adapters_stay_on_data_parallel_ranks() -> None:
+    gpu = load_catalogue().find_gpu("H100")
+    with pytest.raises(LayoutError, match="data-parallel ranks only"):
+        planned(LLAMA, gpu, 8, train="lora", layout="tp=8")
+    answer = planned(LLAMA, gpu, 8, train="lora")
+    assert answer.fits and {(c.layout.tp, c.layout.pp) for c in answer.layouts.fitting} == {(1, 1)}
+
+
+# State, fullest GPU and step as the planner gave them before it knew adapters.
+BEFORE = [
+    ("llama-3-8b", "H100", 8, "fsdp8", {}, (128484179968, 71655958516, 61.83674986648399)),
+    ("llama-3-8b", "H100", 8, "dp8 zero1 full", {"framework": "megatron", "optimizer": "adamw-fp32-grads"},
+     (144544702464, 76981666337, 64.9709698843089)),
+    ("llama-3-70b", "H100", 64, "tp8 pp4 dp2 zero1 selective", {"framework": "megatron"},
+     (1128859303936, 88672084853, 69.85049562914675)),
+    ("llama-3-70b", "H100", 64, "fsdp16 tp4 selective", {"precision": "fp8"},
+     (1128859303936, 64523805706, 55.837555878876344)),
+    ("gpt2", "A10", 1, "dp1", {"optimizer": "adamw-8bit", "seq_tokens": 512, "global_batch": 8},
+     (746638848, 2002267269, 0.2222424059170542)),
+    ("mixtral-8x7b", "H100", 64, "dp32 pp2 ep8 zero1", {"optimizer": "muon"},
+     (561483153408, 93195738186, 15.35854632257902)),
+    ("deepseek-v3", "H100", 512, "dp64 pp8 ep64 zero1 full offload=optimizer", {"framework": "megatron"},
+     (10736422707200, 34809748914, 23.873406581253136)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "kind", "gpus", "text", "settings", "known"), BEFORE)
+def test_full_training_is_what_it_was(
+    model: str, kind: str, gpus: int, text: str, settings: dict[str, object], known: tuple[int, int, float]
+) -> None:
+    shape, gpu = load_shape(model), load_catalogue().find_gpu(kind)
+    training = Settings(train="full", **settings).training(shape, gpus)  # type: ignore[arg-type]
+    layout = parse_layout(text).plainest(gpus)
+    memory, step = rank_memory(shape, layout, training), step_time(shape, gpu, layout, training)
+    assert (state_bytes(shape, training), memory.total_bytes) == known[:2]
+    assert float(step.total_s) == pytest.approx(known[2], rel=1e-12)
