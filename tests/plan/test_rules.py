@@ -7,7 +7,7 @@ import pytest
 
 from cordee.plan.layout import Layout
 from cordee.plan.rules import RULES, Proposal, first_misfit, permitted
-from cordee.plan.training import Training
+from cordee.plan.training import Adapters, Training
 from cordee.workload.load import load_shape
 
 L70, MOE = load_shape("llama-3-70b"), load_shape("mixtral-8x7b")
@@ -19,6 +19,7 @@ BROKEN = {
     "tp divides the attention heads": (L70, Layout(tp=3), 3),
     "tp divides the key-value heads, or copies them evenly": (replace(L70, kv_heads=6), Layout(tp=4), 4),
     "tp divides the feed-forward width": (DENSE, Layout(tp=3), 3),
+    "adapters are trained on data-parallel ranks": (L70, Layout(tp=8), 8),
     "each stage has a layer": (L70, Layout(pp=81), 81),
     "sequence parallelism divides the tokens": (replace(L70, heads=60, kv_heads=60, ffn=60), Layout(tp=5, sp=True), 5),
     "the data ranks divide the batch": (L70, Layout(dp=3), 3),
@@ -39,6 +40,7 @@ BROKEN = {
     "micro-batches fill a schedule of two directions": (L70, Layout(pp=4, dp=128, schedule="dualpipev"), 512),
     "a schedule of two halves has even ones": (L70, Layout(pp=5, dp=32, schedule="dualpipe"), 160),
 }
+TRAINED = {"adapters are trained on data-parallel ranks": Training(8192, 512, adapters=Adapters())}
 
 
 def _shape(name: str):
@@ -52,7 +54,7 @@ def _shape(name: str):
 @pytest.mark.parametrize("name", [rule.name for rule in RULES])
 def test_a_layout_that_breaks_the_rule_is_refused_by_it(name: str) -> None:
     _, layout, gpus = BROKEN[name]
-    at = Proposal(layout, _shape(name), gpus, Training(8192, 512))
+    at = Proposal(layout, _shape(name), gpus, TRAINED.get(name, Training(8192, 512)))
     rule = next(rule for rule in RULES if rule.applies(at) and not rule.holds(at))
     assert rule.name == name
     assert first_misfit(layout, at.shape, gpus, at.training) == (rule.message(at), rule.hint(at))
@@ -65,7 +67,7 @@ def test_a_block_is_judged_as_its_layouts_are(name: str) -> None:
     sizes = {axis: np.array([getattr(layout, axis), 1]) for axis in ("dp", "tp", "cp", "ep", "zero", "micro_batch")}
     block = replace(layout, **sizes)  # type: ignore[arg-type]
     rule = next(rule for rule in RULES if rule.name == name)
-    good = permitted(Proposal(block, _shape(name), gpus, Training(8192, 512)), rule.axes)
+    good = permitted(Proposal(block, _shape(name), gpus, TRAINED.get(name, Training(8192, 512))), rule.axes)
     assert not np.broadcast_to(good, 2)[0]
 
 

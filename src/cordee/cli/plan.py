@@ -137,18 +137,13 @@ def plan(
     """
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
     first, last, kind = _gpus(gpus)
-    gpu = find_gpu(catalogue, gpus, last, kind)
+    settings = _settings(seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads)
+    way = _one_of("way to train", train, TRAINED)
     request = Request(
         shape=load_shape(model),
-        gpu=gpu,
+        gpu=find_gpu(catalogue, gpus, last, kind),
         gpus=last,
-        settings=replace(
-            _settings(seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads),
-            train=_one_of("way to train", train, TRAINED),
-            rank=rank,
-            targets=targets,
-            base_bits=base_bits,
-        ),
+        settings=replace(settings, train=way, rank=rank, targets=targets, base_bits=base_bits),
         layout=_layout(layout, recompute, micro_batch),
         search="everything" if exhaustive else "meshes",
         assumed=_assumptions(storage, mtbi, reclaims, notice, stall),
