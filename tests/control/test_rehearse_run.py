@@ -66,5 +66,5 @@ def test_a_gang_passes_and_each_fault_is_told(home: Path, capsys: pytest.Capture
     code, found = rehearsed(home, "gang forgets", "--gpus", "2", capsys=capsys)
     assert code == 1 and "another loss in step" in found["why"], found
     code, found = rehearsed(home, "ignores", "--gpus", "1", "--limit", "60s", capsys=capsys)
-    assert code == 1 and "ignored: it did not leave within 15 s" in found["why"], found
+    assert code == 1 and "ignored: it did not leave within its grace period of 15 s" in found["why"], found
     assert not (home.parent / "checkpoints").exists()

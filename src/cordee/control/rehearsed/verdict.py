@@ -148,7 +148,7 @@ def _at_notice(attempt: AttemptSeen, outcome: Outcome) -> Verdict | None:
     if outcome is Outcome.CHECKPOINTED and attempt.saved_step is not None:
         return None
     if outcome is Outcome.KILLED and "did not leave" in attempt.why:
-        return Verdict(False, f"the notice was ignored: it {attempt.why}")
+        return Verdict(False, f"the notice was ignored: it {attempt.why.removeprefix('it ')}")
     if outcome in (Outcome.FAILED, Outcome.LOST) and attempt.failure is not None:
         return Verdict(False, f"it failed at its notice: {_how(attempt.failure, attempt.why)}")
     if attempt.saved_step is None:
