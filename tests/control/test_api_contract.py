@@ -23,7 +23,15 @@ from cordee.hardware.load import load_catalogue
 
 TOKEN = "the-token-of-this-home"
 TOKEN_HEADER = {"Authorization": f"Bearer {TOKEN}"}
-DOCUMENTS = ("/v1/jobs", "/v1/dry-run", "/v1/queues", "/v1/services", "/v1/sweeps", "/v1/services/{name}/scale")
+DOCUMENTS = (
+    "/v1/jobs",
+    "/v1/dry-run",
+    "/v1/rehearsals",
+    "/v1/queues",
+    "/v1/services",
+    "/v1/sweeps",
+    "/v1/services/{name}/scale",
+)
 """Specs, numbers of replicas and trees of queues have rules that no JSON schema states; breaking one gives 422."""
 
 

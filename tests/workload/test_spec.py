@@ -69,7 +69,7 @@ def test_only_run_and_gpus_are_required() -> None:
     )  # fmt: skip
     assert spec.limit == Limit(time_s=None, cost_micro_usd=None)
     assert spec.checkpoint == Checkpoint(to=None, every_s="auto", keep=2)
-    assert spec.on_preempt == OnPreempt(grace_s=30.0, then="requeue")
+    assert spec.on_preempt == OnPreempt(grace_s="auto", then="requeue") and spec.on_preempt.notice_s == 30.0
     assert spec.on_hang == OnHang(report_after_s=60.0, restart_after_s=None)
     assert spec.model is None
 
