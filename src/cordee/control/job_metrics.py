@@ -12,6 +12,7 @@ from cordee.answers import JobView
 from cordee.control.dependencies import Asked, user_router
 from cordee.control.operations import Operations, cost_row_view
 from cordee.control.snapshot import decoded_curves, decoded_jobs
+from cordee.events import GpusSampled
 from cordee.ids import JobId
 from cordee.metric_answers import (
     CurveView,
@@ -22,6 +23,7 @@ from cordee.metric_answers import (
     LiveView,
     MetricsView,
 )
+from cordee.schedule.state.records import micro_usd_per_hour
 from cordee.schedule.state.state import State
 
 router = user_router("/v1")
@@ -121,12 +123,13 @@ def live(operations: Operations) -> LiveView:
 
 
 def _rates(state: State) -> dict[str, int]:
-    """Return the micro-dollars an hour of each job that holds GPUs."""
-    prices = {name: record.node.micro_usd_per_gpu_hour for name, record in state.nodes.records.items()}
-    return {
-        job_id: sum(lease.gpu_milli * prices.get(lease.node, 0) // 1000 for lease in attempt.held)
-        for job_id, attempt in state.attempts.items()
-    }
+    """Return the micro-dollars an hour of each job that runs, for what it still holds, at the prices that it got."""
+    rates: dict[str, int] = {}
+    for job_id, attempt in state.attempts.items():
+        price_of = {lease.node: price for lease, price in zip(attempt.leases, attempt.prices, strict=True)}
+        held = tuple(attempt.held)
+        rates[job_id] = micro_usd_per_hour(attempt.job, held, tuple(price_of[lease.node] for lease in held))
+    return rates
 
 
 def _spent(ledger: Ledger, now_us: int) -> dict[str, int]:
@@ -165,10 +168,16 @@ def _live_job(
 
 def _nodes(state: State, curves: Mapping[JobId, JobCurves | None]) -> list[LiveNodeView]:
     found = []
+    held: dict[str, set[int]] = {}
+    for attempt in state.attempts.values():
+        for lease in attempt.held:
+            held.setdefault(lease.node, set()).update(lease.gpus)
+    sampled: dict[str, list[GpusSampled]] = {}
+    for job_curves in curves.values():
+        for name, sample in ({} if job_curves is None else job_curves.nodes).items():
+            sampled.setdefault(name, []).append(sample)
     for name, record in sorted(state.nodes.records.items()):
-        held = {gpu for attempt in state.attempts.values() for lease in attempt.held if lease.node == name
-                for gpu in lease.gpus}  # fmt: skip
-        samples = [each.nodes[name] for each in curves.values() if each is not None and name in each.nodes]
+        samples = sampled.get(name, [])
         gpus = sum(each.gpus for each in samples)
         found.append(
             LiveNodeView(
@@ -176,7 +185,7 @@ def _nodes(state: State, curves: Mapping[JobId, JobCurves | None]) -> list[LiveN
                 up=record.up,
                 gpu_name=record.node.gpu_name,
                 gpus=record.node.gpus,
-                held=len(held),
+                held=len(held.get(name, ())),
                 unavailable=len(record.node.unavailable),
                 busy=sum(each.busy * each.gpus for each in samples) / gpus if gpus else None,
                 memory_bytes=max((each.memory_bytes for each in samples), default=None),

@@ -31,10 +31,12 @@ def load_catalogue(prices_path: Path | None = None, gpus_path: Path | None = Non
         shipped = Catalogue(gpus=kept_gpus + own_gpus, prices=shipped.prices)
     if prices_path is None:
         return shipped
-    own = _read_prices(_read_toml(prices_path), shipped, str(prices_path))
+    table = _read_toml(prices_path)
+    cpu = _cpu_price(table.pop("cpu"), str(prices_path)) if "cpu" in table else None
+    own = _read_prices(table, shipped, str(prices_path))
     replaced = {(price.gpu, price.capacity) for price in own}
     kept = tuple(p for p in shipped.prices if (p.gpu, p.capacity) not in replaced)
-    return Catalogue(gpus=shipped.gpus, prices=kept + own)
+    return Catalogue(gpus=shipped.gpus, prices=kept + own, cpu=cpu)
 
 
 def load_home(home: Path) -> Catalogue:

@@ -38,6 +38,7 @@ from cordee.train.software import software_changed
 from cordee.train.step_timer import StepTimer
 from cordee.train.stop.agreement import Agreement, BoundaryAction
 from cordee.train.stop.deadline import Choice
+from cordee.train.trackers import CLOSE_S
 from cordee.train.trial import rungs
 from cordee.train.watch.watch import RankWatch
 from cordee.units import format_duration
@@ -594,7 +595,9 @@ class Job:
             self._saving.close(failed=failed)
         # The parts of a job refer to each other and would keep the state until garbage collection.
         self.state = {}
+        most_s = CLOSE_S
         if self._exit is not None:
+            most_s = self._exit.left_s(2 * CLOSE_S) / 2  # a tracker that hangs must not outlast the notice
             self._exit.close()
-        self._meter.close()
+        self._meter.close(most_s)
         self._reporter.close()

@@ -54,9 +54,9 @@ class Meter:
         self._tokens += tokens
         self._metrics.log(metrics, self._pace.step + self._pace.inside)
 
-    def close(self) -> None:
-        """Let the trackers write what waits."""
-        self._metrics.close()
+    def close(self, most_s: float) -> None:
+        """Let the trackers write what waits, for so many seconds."""
+        self._metrics.close(most_s)
 
     def epoch_of(self, state: Mapping[str, object]) -> None:
         """Log the epoch of the data when a sampler in the state has reached the next one."""

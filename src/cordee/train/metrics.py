@@ -66,10 +66,10 @@ class Metrics:
         if self._points and time.monotonic() >= self._next_s:
             self._report(step, last=False)
 
-    def close(self) -> None:
-        """Let the trackers write what waits."""
+    def close(self, most_s: float) -> None:
+        """Let the trackers write what waits, for so many seconds."""
         if self._trackers is not None:
-            self._trackers.close()
+            self._trackers.close(most_s)
 
     def report(self, step: int) -> None:
         """Report all values logged since the last report, even if that waits for a device."""

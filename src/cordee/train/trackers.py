@@ -181,7 +181,7 @@ class TrackerThread:
         """Let the tracker write what waits, for so long."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            log.warning("%s has not taken all metrics within %.0f s; going on without it", self._name, CLOSE_S)
+            log.warning("%s has not taken all metrics in time; going on without it", self._name)
 
     def _run(self) -> None:
         try:
@@ -217,9 +217,9 @@ class Trackers:
         for each in self._threads:
             each.put(found)
 
-    def close(self) -> None:
-        """Let all trackers write what waits, together for at most `CLOSE_S`."""
-        until_s = time.monotonic() + CLOSE_S
+    def close(self, most_s: float = CLOSE_S) -> None:
+        """Let all trackers write what waits, together for at most `CLOSE_S`, and for at most so many seconds."""
+        until_s = time.monotonic() + min(CLOSE_S, most_s)
         for each in self._threads:
             each.end()
         for each in self._threads:
