@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 CONTROL, DATA, ERRORS = 0, 1, 2
 """Channels: control messages; input and output; the standard error of a command without a terminal."""
 
+BEAT_S, SILENT_S = 15.0, 60.0
+"""Every so often a client sends a beat, in a tunnel of any kind; after so long without a message it counts as gone."""
+
 CHUNK_BYTES = 64 * 1024
 MESSAGE_BYTES_MAX = 1024 * 1024
 _LENGTH_BYTES = 4

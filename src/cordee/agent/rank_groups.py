@@ -310,8 +310,8 @@ class RankGroups:
         self._spools.complete(group.order, group.folder)
         self.transfers.ended(group.order.job_id, group.order.epoch)
         self._samples.end(group.order)
-        self.transfers.tunnels.ended(group.order.tag, f"{group.order.tag} has ended: {result.why}")
         self._report_end(group.order, result)
+        self.transfers.tunnels.ended(group.order.tag, f"{group.order.tag} has ended: {result.why}")
 
     def _pump(self, log: LogPump) -> None:
         if not log.pump():

@@ -25,7 +25,6 @@ from cordee.telemetry.shells import write_shell_socket
 from cordee.units import format_duration
 
 SCROLLBACK_BYTES = 64 * 1024
-SILENT_S = 60.0  # a client sends a beat four times as often
 LOOK_S = 5.0
 WARNING_S = 60.0
 BUSY_FRACTION = 0.02  # of one core: a prompt that waits uses less, a program that computes more
@@ -123,8 +122,9 @@ class Host:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._client is not None:
             self._send(frames.control(end="another client has attached to this shell"))
-            self._client.close()
+            _let_go(self._client)
         self._client, unpacker = writer, frames.Unpacker()
+        self._listen()
         log("a client has come")
         self._seen()
         try:
@@ -168,9 +168,10 @@ class Host:
         self._idle.active(self._heard_s)
 
     def _gone(self, writer: asyncio.StreamWriter) -> None:
-        writer.close()
+        _let_go(writer)
         if writer is self._client:
             self._client, self._alone_s = None, time.monotonic()
+            self._listen()
             log(f"the client has gone; the shell is kept for {format_duration(self._keep_s)}")
 
     def _send(self, message: bytes) -> None:
@@ -183,6 +184,11 @@ class Host:
     async def _read_on(self, client: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             await client.drain()
+        if client is self._client:
+            self._listen()
+
+    def _listen(self) -> None:
+        """Read the shell's output, for a client that reads it or for none."""
         if not self._over.is_set():
             asyncio.get_running_loop().add_reader(self._master, self._read)
 
@@ -222,7 +228,7 @@ class Host:
             alone_s = self._alone_s + self._keep_s - now_s if self._client is None else float("inf")
             await asyncio.sleep(max(0.05, min(LOOK_S, self._idle.next_s(now_s), alone_s)))
             now_s = time.monotonic()
-            if self._client is not None and now_s - self._heard_s > SILENT_S:
+            if self._client is not None and now_s - self._heard_s > frames.SILENT_S:
                 log("the client has not been heard of for a minute")
                 self._gone(self._client)
             if self._is_busy():
@@ -248,6 +254,14 @@ class Host:
     def _kill(self) -> None:
         with contextlib.suppress(OSError):
             os.killpg(self._pid, signal.SIGKILL)
+
+
+def _let_go(client: asyncio.StreamWriter) -> None:
+    """Close a client's connection without a wait for one that does not read."""
+    if client.transport.get_write_buffer_size():
+        client.transport.abort()
+    else:
+        client.close()
 
 
 def log(text: str) -> None:

@@ -360,15 +360,19 @@ class Tunnels:
         if tag not in self._noticed:
             self._noticed.add(tag)
             text = f"{tag} got notice: it has {format_duration(left_s)} left, and this ends with it"
-            for session in [each for each in self._sessions if each.tag == tag]:
+            for session in self._of(tag):
                 self._run(_send(session, frames.control(note=text)))
 
     def ended(self, tag: str, why: str) -> None:
         """End the tunnels of an attempt, except commands, which end with their processes."""
         self._noticed.discard(tag)
-        for session in [each for each in self._sessions if each.tag == tag]:
+        for session in self._of(tag):
             if self._loop is not None and not isinstance(session.peer, Command):
                 self._loop.call_soon_threadsafe(session.ended.put_nowait, why)
+
+    def _of(self, tag: str) -> list[_Session]:
+        """Return the tunnels of an attempt, of a copy made at once: their own thread takes out what has ended."""
+        return [each for each in list(self._sessions) if each.tag == tag]
 
     def close(self) -> None:
         """End the thread; its connections break."""
