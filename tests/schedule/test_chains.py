@@ -228,9 +228,9 @@ def test_a_job_that_stops_at_the_end_of_its_window_goes_on_in_the_next_one():
     replayed(world)
 
 
-def maintenance(node_name: str, from_s: int, for_s: int) -> MaintenanceBooked:
+def maintenance(node_name: str, from_s: int, for_s: int, name: str = "m1") -> MaintenanceBooked:
     more = {"from_us": from_s * S, "until_us": (from_s + for_s) * S, "by": "ada", "why": "firmware"}
-    return MaintenanceBooked(at_us=0, booking="m1", node=node_name, **more)
+    return MaintenanceBooked(at_us=0, booking=name, node=node_name, **more)
 
 
 def test_before_a_maintenance_attempts_save_and_go_elsewhere_and_nothing_starts_there():
@@ -257,3 +257,27 @@ def test_a_node_that_was_cordoned_before_stays_so_after_its_maintenance():
     world = World(N1, NodeCordoned(at_us=0, node="n1", by="bob", why="broken"), maintenance("n1", 1000, 500)).play()
     record = world.state.nodes.records["n1"]
     assert (record.cordoned_by, record.cordon_why, world.now_us) == ("bob", "broken", 1500 * S)
+
+
+def cordons(world: World) -> list[tuple[str, int, int]]:
+    given = (each for each in world.log if isinstance(each, NodeCordoned) and each.leave_us is not None)
+    return [(each.node, each.at_us // S, each.leave_us // S) for each in given]
+
+
+def test_of_two_maintenances_of_a_node_the_second_waits_until_the_first_is_over():
+    world = World(N1, job("a", 8), maintenance("n1", 1000, 100), maintenance("n1", 1200, 100, "m2"), work={"a": 2000})
+    world.play(until_s=1090)
+    assert not world.state.attempts, "it has left for the first one"
+    world.play()
+    assert cordons(world) == [("n1", 400, 1000), ("n1", 1100, 1200)]
+    assert [at for _, at in placed(world)] == [0, 1300] and world.phase("a") == "done"
+    replayed(world)
+
+
+def test_a_long_grace_period_cordons_only_the_node_that_its_job_runs_on_and_at_most_a_day_before():
+    day, begin = 24 * HOUR, 72 * HOUR
+    bookings = [maintenance("n1", begin, 100), maintenance("n2", begin, 100, "m2")]
+    jobs = [job("a", 8, grace_us=30 * day * S), job("b", 8)]
+    world = World(N1, node("n2"), *bookings, *jobs, work=dict.fromkeys("ab", 10 * day)).play(until_s=begin - 300)
+    assert cordons(world) == [("n1", begin - day, begin), ("n2", begin - 600, begin)]
+    replayed(world)

@@ -4,6 +4,8 @@ Nodes that are booked for maintenance are cordoned before, reserved ones are kep
 afterwards all is as before.
 """
 
+from collections.abc import Collection
+
 from cordee.events import (
     MaintenanceBooked,
     MaintenanceCancelled,
@@ -14,6 +16,7 @@ from cordee.events import (
     ReservationMade,
 )
 from cordee.schedule.cycle.draft import Draft, emit
+from cordee.schedule.quota.day import DAY_US
 from cordee.schedule.state.records import Attempt
 from cordee.schedule.state.reservations import barring
 from cordee.schedule.state.state import State
@@ -22,18 +25,22 @@ from cordee.workload.times import in_utc
 
 LEAD_US = 600 * US_PER_S
 """The time before a maintenance, or a reservation for others, from which nothing starts on the node; the longest grace
-period, if that is longer."""
+period of what runs there, if that is longer, but at most a day."""
 
 
 def maintain(state: State, draft: Draft) -> None:
     """Cordon nodes whose maintenance is near, and put those back into use whose maintenance is over."""
+    near = set[str]()  # Nodes with a booking that is not over: the next one of the same node waits for its end.
     for booking in sorted(state.agenda.bookings.values(), key=lambda each: (each.from_us, each.booking)):
-        _maintain(state, draft, booking)
+        if booking.node not in near:
+            _maintain(state, draft, booking)
+        if draft.now_us < booking.until_us:
+            near.add(booking.node)
 
 
 def _maintain(state: State, draft: Draft, booking: MaintenanceBooked) -> None:
     now_us, record = draft.now_us, state.nodes.records.get(booking.node)
-    cordon_us = booking.from_us - lead_us(state)
+    cordon_us = booking.from_us - lead_us(state, (booking.node,))
     why = f"maintenance {in_utc(booking.from_us)} to {in_utc(booking.until_us)}: {booking.why}"
     if now_us >= booking.until_us:
         if record is not None and (record.cordoned_by, record.cordon_why) == (booking.by, why):
@@ -58,7 +65,7 @@ def reserve_nodes(state: State, draft: Draft) -> None:
 
 def _reserve(state: State, draft: Draft, reservation: ReservationMade) -> None:
     now_us, name = draft.now_us, reservation.reservation
-    kept_us = reservation.from_us - lead_us(state)
+    kept_us = reservation.from_us - lead_us(state, reservation.nodes)
     if now_us >= reservation.until_us:
         emit(state, draft, ReservationCancelled(at_us=now_us, reservation=name, by="its end"))
         return
@@ -69,9 +76,10 @@ def _reserve(state: State, draft: Draft, reservation: ReservationMade) -> None:
             emit(state, draft, ReservationBegan(at_us=now_us, reservation=name, node=node))
 
 
-def lead_us(state: State) -> int:
-    """Return how long before a maintenance, or a reservation for others, nothing starts on a node."""
-    return max(LEAD_US, state.agenda.graces.get("longest", 0))
+def lead_us(state: State, nodes: Collection[str]) -> int:
+    """Return how long before a maintenance, or a reservation for others, nothing starts on these nodes."""
+    live = (each for each in state.attempts.values() if any(lease.node in nodes for lease in each.held))
+    return min(DAY_US, max((LEAD_US, *(each.job.grace_us for each in live))))
 
 
 def leave_us(state: State, attempt: Attempt) -> int | None:

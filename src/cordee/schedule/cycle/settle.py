@@ -66,10 +66,7 @@ _BAD = (Outcome.LOST, Outcome.FAILED, Outcome.KILLED)
 
 def settle(state: State, draft: Draft) -> None:
     """Settle all jobs that need a decision: ranks ended, deadlines, limits, stops, the server's shutdown."""
-    if state.agenda.bookings:
-        maintain(state, draft)
-    if state.agenda.reservations:
-        reserve_nodes(state, draft)
+    _keep_nodes(state, draft)
     for job_id in sorted(_due(state, draft.now_us)):
         guarded(state, draft, job_id, settle_job)
     decided = -1
@@ -81,6 +78,7 @@ def settle(state: State, draft: Draft) -> None:
 
 def wake(state: State, draft: Draft) -> None:
     """Set the time at which the decision changes without an event."""
+    _keep_nodes(state, draft)  # Again: an attempt that was placed in this cycle may have a longer grace period.
     failed = {job_id for job_id, _ in draft.errors}  # A step that failed would fail again, so it waits for a change.
     for job_id in state.agenda.unsettled:
         if job_id in state.attempts and job_id not in failed:
@@ -91,6 +89,14 @@ def wake(state: State, draft: Draft) -> None:
     draft.wake_by(next((until_us for until_us, _ in state.nodes.quarantines), None))
     if state.quotas.has_days:
         draft.wake_by(state.quotas.wake_us(draft.now_us))
+
+
+def _keep_nodes(state: State, draft: Draft) -> None:
+    """Keep nodes that are booked for maintenance, or reserved, from other jobs."""
+    if state.agenda.bookings:
+        maintain(state, draft)
+    if state.agenda.reservations:
+        reserve_nodes(state, draft)
 
 
 def _due(state: State, now_us: int) -> set[JobId]:

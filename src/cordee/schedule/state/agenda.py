@@ -30,7 +30,6 @@ class Agenda:
         dependents: by a job or sweep that has not ended, the jobs that start after it.
         bookings: nodes booked for maintenance, by the booking's id.
         reservations: of nodes, to come or under way, by their ids.
-        graces: the longest grace period of any job so far, under "longest".
         sweeps: sweeps that have not ended, and those for which a job waits.
     """
 
@@ -44,7 +43,6 @@ class Agenda:
     sweeps: dict[str, SweepCount] = field(default_factory=dict)
     bookings: dict[str, MaintenanceBooked] = field(default_factory=dict)
     reservations: dict[str, ReservationMade] = field(default_factory=dict)
-    graces: dict[str, int] = field(default_factory=dict)
 
     def reserved_for(self, job: Job) -> tuple[str, ...]:
         """Return for whom nodes are or will be reserved, of those reservations that are for a job."""

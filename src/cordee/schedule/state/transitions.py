@@ -102,8 +102,6 @@ def _submitted(state: State, event: JobSubmitted) -> None:
     job = event.job
     if job.job_id not in state.jobs:
         chains.queue(state, JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us))
-        if job.grace_us > state.agenda.graces.get("longest", 0):
-            state.journal.put(state.agenda.graces, "longest", job.grace_us)
         if job.sweep is not None:
             chains.trial_submitted(state, job.sweep)
         state.journal.note(state.nodes.free.mix.unseen, state.nodes.free.mix.seen(job, event.at_us))
