@@ -41,7 +41,7 @@ VLLM_VALUES = (
     "--data-parallel-size", "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--dtype",
     "--gpu-memory-utilization", "--quantization", "--kv-cache-dtype", "--speculative-config",
     "--distributed-executor-backend", "--nnodes", "--node-rank", "--master-addr", "--master-port",
-    "--data-parallel-rpc-port",
+    "--data-parallel-rpc-port", "-dp",
 )  # fmt: skip
 VLLM_SWITCHES = (
     "--enable-expert-parallel", "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill",
@@ -121,6 +121,8 @@ def test_vllm_on_several_nodes_listens_on_the_first_and_has_workers_on_the_other
     copies, _ = part_of_vllm(1, (4, 4), planned)
     assert copies["data_parallel_size"] == "2" and copies["data_parallel_rpc_port"] == "4002"
     assert "pipeline_parallel_size" not in copies
+    short, _ = part_of_vllm(1, (4, 4), {"-dp": 2})
+    assert short["data_parallel_rpc_port"] == "4002"
     with pytest.raises(InputError, match="the same number of GPUs on each node, and this replica has 4, 2"):
         part_of_vllm(0, (4, 2), {})
 

@@ -24,7 +24,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("tunnels need websockets", hint="pip install 'cordee[server]'") from error
 
-BEAT_S = 15.0
 _EXIT_LOST = 255  # as ssh: the connection broke, so that the command's own exit code is not known
 _WAITING_MAX = 64
 
@@ -43,26 +42,40 @@ async def opened(client: Client, job_id: str, **opening: Any) -> AsyncIterator[C
     """
     parts = urlsplit(client.url)
     secure = parts.scheme == "https"
-    try:
-        async with connect(
-            f"{'wss' if secure else 'ws'}://{parts.netloc}/v1/jobs/{quote(job_id, safe='')}/tunnel",
-            ssl=client_context(client.address.fingerprint) if secure else None,
-            additional_headers={"Authorization": f"Bearer {client.token}"},
-            proxy=None,
-            compression=None,
-            ping_interval=None,  # a tunnel whose reader is slow is not dead
-            close_timeout=1,
-            max_size=2 * frames.MESSAGE_BYTES_MAX,
-        ) as websocket:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            websocket = await stack.enter_async_context(
+                connect(
+                    f"{'wss' if secure else 'ws'}://{parts.netloc}/v1/jobs/{quote(job_id, safe='')}/tunnel",
+                    ssl=client_context(client.address.fingerprint) if secure else None,
+                    additional_headers={"Authorization": f"Bearer {client.token}"},
+                    proxy=None,
+                    compression=None,
+                    ping_interval=None,  # a tunnel whose reader is slow is not dead
+                    close_timeout=1,
+                    max_size=2 * frames.MESSAGE_BYTES_MAX,
+                )
+            )
             await websocket.send(frames.control(**opening))
             first = frames.read(await websocket.recv()).control
-            if "refused" in first:
-                raise from_body(first["refused"]) or ServerError("the server refused the tunnel")
-            if "end" in first:
-                raise TunnelEndedError(str(first["end"]))
+        except (OSError, WebSocketException) as error:
+            raise _broken(client, error) from error
+        if "refused" in first:
+            raise from_body(first["refused"]) or ServerError("the server refused the tunnel")
+        if "end" in first:
+            raise TunnelEndedError(str(first["end"]))
+        beating = asyncio.create_task(_beat(websocket))
+        try:
             yield websocket
-    except (OSError, WebSocketException) as error:
-        raise NoServerError(f"the tunnel to {client.url} broke: {error or type(error).__name__}") from error
+        except WebSocketException as error:  # an OSError is not the tunnel's
+            raise _broken(client, error) from error
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+
+def _broken(client: Client, error: Exception) -> NoServerError:
+    return NoServerError(f"the tunnel to {client.url} broke: {error or type(error).__name__}")
 
 
 class Screen:
@@ -113,14 +126,13 @@ async def use(websocket: ClientConnection, terminal: Screen) -> tuple[int | None
     hung_up: asyncio.Future[str] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, _set, hung_up, f"{signal.Signals(number).name} came")
-    tasks = [asyncio.create_task(_send_input(websocket, terminal.is_tty))]
-    if terminal.is_tty:
+    if not terminal.is_tty:
+        tasks = [asyncio.create_task(_send_input(websocket))]
+    else:
+        tasks = [asyncio.create_task(_send_typed(websocket, sys.stdin.fileno(), hung_up))]
         resized = asyncio.Event()
         loop.add_signal_handler(signal.SIGWINCH, resized.set)
-        tasks += [
-            asyncio.create_task(_send_sizes(websocket, terminal, resized)),
-            asyncio.create_task(_beat(websocket)),
-        ]
+        tasks.append(asyncio.create_task(_send_sizes(websocket, terminal, resized)))
     showing = asyncio.create_task(_show(websocket, terminal))
     try:
         ends: set[asyncio.Future[Any]] = {showing, hung_up}
@@ -159,42 +171,47 @@ async def _show(websocket: ClientConnection, terminal: Screen) -> tuple[int | No
     return None, "the server closed the tunnel"
 
 
-async def _send_input(websocket: ClientConnection, is_tty: bool) -> None:
-    """Send what is typed, or what a pipe or a file holds, then its end."""
+async def _send_typed(websocket: ClientConnection, fd: int, hung_up: "asyncio.Future[str]") -> None:
+    """Send what is typed, as fast as the network takes it, until the terminal is gone: a raw one has no other end."""
+    loop = asyncio.get_running_loop()
+    chunk = b"-"
+    while chunk:
+        ready: asyncio.Future[str] = loop.create_future()
+        loop.add_reader(fd, _set, ready, "")
+        try:
+            await ready
+        finally:
+            loop.remove_reader(fd)
+        try:
+            chunk = os.read(fd, frames.CHUNK_BYTES)
+        except OSError:
+            chunk = b""
+        if chunk:
+            await websocket.send(frames.data(chunk))
+    _set(hung_up, "the terminal is gone")
+
+
+async def _send_input(websocket: ClientConnection) -> None:
+    """Send what a pipe or a file holds, then its end."""
     waiting: asyncio.Queue[bytes] = asyncio.Queue(_WAITING_MAX)
     loop = asyncio.get_running_loop()
-    if is_tty:
 
-        def take() -> None:
-            chunk = os.read(0, frames.CHUNK_BYTES)
-            if not chunk:
-                loop.remove_reader(0)
-            with contextlib.suppress(asyncio.QueueFull):  # 64 pastes ahead of the network
-                waiting.put_nowait(chunk)
+    def pump() -> None:
+        chunk = b"-"
+        while chunk:
+            try:
+                chunk = os.read(0, frames.CHUNK_BYTES)
+            except OSError:
+                chunk = b""
+            try:
+                asyncio.run_coroutine_threadsafe(waiting.put(chunk), loop).result()
+            except (RuntimeError, asyncio.CancelledError):
+                return  # the loop has ended
 
-        loop.add_reader(0, take)
-    else:
-
-        def pump() -> None:
-            chunk = b"-"
-            while chunk:
-                try:
-                    chunk = os.read(0, frames.CHUNK_BYTES)
-                except OSError:
-                    chunk = b""
-                try:
-                    asyncio.run_coroutine_threadsafe(waiting.put(chunk), loop).result()
-                except (RuntimeError, asyncio.CancelledError):
-                    return  # the loop has ended
-
-        threading.Thread(target=pump, name="stdin", daemon=True).start()
-    try:
-        while chunk := await waiting.get():
-            await websocket.send(frames.data(chunk))
-        await websocket.send(frames.control(eof=True))
-    finally:
-        if is_tty:
-            loop.remove_reader(0)
+    threading.Thread(target=pump, name="stdin", daemon=True).start()
+    while chunk := await waiting.get():
+        await websocket.send(frames.data(chunk))
+    await websocket.send(frames.control(eof=True))
 
 
 async def _send_sizes(websocket: ClientConnection, terminal: Screen, resized: asyncio.Event) -> None:
@@ -207,7 +224,7 @@ async def _send_sizes(websocket: ClientConnection, terminal: Screen, resized: as
 async def _beat(websocket: ClientConnection) -> None:
     """Let the other end know that this one is there: a machine that sleeps closes no connection."""
     while True:
-        await asyncio.sleep(BEAT_S)
+        await asyncio.sleep(frames.BEAT_S)
         await websocket.send(frames.control(beat=True))
 
 

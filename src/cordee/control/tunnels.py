@@ -20,6 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 from cordee import frames
 from cordee.agent.messages import Dial
 from cordee.control.agents.executor import AgentsExecutor
+from cordee.control.agents.link import TUNNELS_MAX
 from cordee.control.dependencies import owner_of
 from cordee.control.operations import Operations
 from cordee.errors import CordeeError, ForbiddenError, InputError, NotFoundError, ServerError, as_body
@@ -35,8 +36,8 @@ WATCH_S = 1.0
 FAREWELL_S = 2.0
 """An agent's last words on an attempt that has ended, such as an exit code, may come later than its end."""
 
-TUNNELS_MAX, OWNERS_MAX = 512, 128
-"""The most tunnels at a time, of all users and of one; each takes two of the open files that are kept for clients."""
+OWNERS_MAX = 128
+"""The most tunnels of one user at a time."""
 
 
 class Opening(BaseModel):
@@ -254,13 +255,18 @@ def _read(message: bytes) -> Opening:
 
 async def _join(client: Side, agent: Side, tunnels: Tunnels, target: Target) -> None:
     """Carry messages both ways until one side ends, or the attempt does."""
-    carrying = [asyncio.create_task(_carry(client, agent)), asyncio.create_task(_carry(agent, client))]
+    carrying = [
+        asyncio.create_task(_carry(client, agent, frames.SILENT_S)),
+        asyncio.create_task(_carry(agent, client, None)),
+    ]
     watching = asyncio.create_task(_watch(tunnels, target))
     last: bytes | None = None
     try:
         await asyncio.wait({*carrying, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not any(task.done() for task in carrying):
             last = frames.control(end=watching.result())
+        elif carrying[0].done() and carrying[0].exception() is not None:
+            last = frames.control(end="nothing was heard of this client for a minute")
         elif carrying[1].done() and not carrying[1].result():
             last = frames.control(end=f"the agent of {target.node} is gone: `cordee nodes` shows its state")
     finally:
@@ -270,12 +276,17 @@ async def _join(client: Side, agent: Side, tunnels: Tunnels, target: Target) -> 
         await asyncio.gather(client.close(last), agent.close())
 
 
-async def _carry(source: Side, sink: Side) -> bool:
-    """Carry messages to the end of one side; return whether a last one, with an exit code or a reason, was carried."""
+async def _carry(source: Side, sink: Side, silent_s: float | None) -> bool:
+    """Carry messages to the end of one side; return whether a last one, with an exit code or a reason, was carried.
+
+    Raises:
+        TimeoutError: the source has sent nothing, not even a beat, for `silent_s` seconds.
+    """
     said = False
     try:
         while True:
-            message = await source.receive()
+            async with asyncio.timeout(silent_s):
+                message = await source.receive()
             said = said or _is_last(message)
             await sink.send(message)
     except (WebSocketDisconnect, RuntimeError, ValueError):

@@ -117,12 +117,15 @@ class Lead:
         self._send({"start": model, "ports": ports, "gpus": gpus})
         return EnginePart(rank=0, gpus=gpus, master=self._gang.address, ports=ports)
 
-    def stop(self, why: str, limit_s: float = STOP_S) -> None:
-        """Have all others end their parts, and wait until they have."""
+    def stop(self, why: str) -> None:
+        """Have all others end their parts."""
+        self._send({"stop": why})
+
+    def wait_stopped(self, limit_s: float) -> None:
+        """Wait until all others have ended their parts."""
+        until_s = time.monotonic() + limit_s
         with self._changed:
             nodes = list(self._nodes.values())
-        self._send({"stop": why})
-        until_s = time.monotonic() + limit_s
         for node in nodes:
             node.stopped.wait(max(0.0, until_s - time.monotonic()))
 

@@ -150,8 +150,7 @@ class Replica:
                     return
             finally:
                 watch.stop()
-                self._stop_others(why)
-                process.end(END_S)
+                self._end_parts(process, why)
             self._unready(why.splitlines()[0])
             now_s = time.monotonic()
             if self._lead is not None:
@@ -161,10 +160,14 @@ class Replica:
             self._restarted_s = now_s
             _say(f"the engine {self._engine.name} {why}\nit is started again")
 
-    def _stop_others(self, why: str | None) -> None:
+    def _end_parts(self, process: EngineProcess, why: str | None) -> None:
+        """End the engine on all nodes at the same time, before the deadline of a notice."""
+        until_s = time.monotonic() + (MARGIN_S / 2 + END_S / 2 if self._notice.is_set() else STOP_S)
         if self._lead is not None:
-            limit_s = MARGIN_S / 2 + END_S / 2 if self._notice.is_set() else STOP_S
-            self._lead.stop(why.splitlines()[0] if why else "rank 0 has drained", limit_s)
+            self._lead.stop(why.splitlines()[0] if why else "rank 0 has drained")
+        process.end(END_S)
+        if self._lead is not None:
+            self._lead.wait_stopped(until_s - time.monotonic())
 
     def _start(self) -> EngineProcess:
         self._launch = launch_of(self._settings, self._environ)
@@ -332,7 +335,8 @@ def follow(settings: ReplicaSettings, environ: Mapping[str, str], gang: Gang, no
                     lead.say(stopped=True)
                 else:
                     process = _started_part(settings, environ, lead, order)
-            if process is not None and process.exit_code() is not None:
+            # A part may end because rank 0's has; the order to end was sent before that.
+            if process is not None and process.exit_code() is not None and lead.order is order:
                 why = f"the engine {engine.name} {process.why_ended()}"
                 lead.say(problem=why.splitlines()[0])
                 raise ReplicaError(why)

@@ -41,8 +41,11 @@ LOOP_TURNS = 5
 """In one turn of the loop bytes are read from the sockets, in the next ones the tasks that wait for them go on."""
 
 FINISH_S = 1.0
-OTHER_FILES = 256
-"""The number of open files that are kept for clients, the database, logs and gateways."""
+TUNNELS_MAX = 512
+"""The most tunnels of all users at a time; each takes two open files."""
+
+OTHER_FILES = 256 + 2 * TUNNELS_MAX
+"""The open files that are kept for clients, the database, logs, gateways and tunnels; at most half of all."""
 
 TEXTS_MAX = 10_000
 """The number of messages that may wait for an agent that does not read."""
@@ -71,7 +74,9 @@ class AgentLinks:
     def __init__(self, app: ASGIApp, executor: AgentsExecutor, links_max: int | None = None) -> None:
         self._app, self._executor = app, executor
         self._files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._links_max = max(1, self._files_max - OTHER_FILES) if links_max is None else links_max
+        self._links_max = (
+            max(1, self._files_max - min(OTHER_FILES, self._files_max // 2)) if links_max is None else links_max
+        )
         self._links, self._was_full = 0, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,7 +33,7 @@ def _spanning(launch: EngineLaunch) -> dict[str, object]:
         "--master-addr": part.master,
         "--master-port": part.ports[0],
         # Data-parallel engines meet at a port of their own.
-        "--data-parallel-rpc-port": part.ports[1] if flags.get("--data-parallel-size") else None,
+        "--data-parallel-rpc-port": part.ports[1] if flags.get("--data-parallel-size") or flags.get("-dp") else None,
         "--headless": "" if part.rank else None,
     }
 
