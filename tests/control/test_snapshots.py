@@ -18,7 +18,7 @@ from cordee.control.snapshot import taken
 from cordee.control.snapshots import Snapshots, make, newest_fold
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
-from cordee.errors import StoreError
+from cordee.errors import InputError, StoreError
 from cordee.events import AttemptPlaced, Event, Outcome, RanksStarted, ServerUp
 from cordee.schedule import Policy
 from world import World, job, node
@@ -164,6 +164,29 @@ def test_a_server_makes_snapshots_in_a_process_beside_it(tmp_path: Path, monkeyp
     again = Control(clock=scene.time, store=scene.store, executor=scene.agents, fold=newest_fold(scene.store, Policy()))
     assert taken(again.fold).body == taken(scene.control.fold).body
     scene.store.close()
+
+
+def test_a_job_that_a_snapshot_retires_is_not_requeued_meanwhile(api: Api, monkeypatch) -> None:
+    scene, client = api.scene, api.client
+    monkeypatch.setattr(snapshots, "EVERY", 1)
+    scene.control.submit(JOB, '{"name": "gpt", "run": "true", "gpus": 2}')
+    scene.control.tick()
+    scene.ended(GPT, 1, Outcome.FINISHED)
+    scene.control.tick()
+    keeper = Snapshots(scene.store, f"sqlite:///{scene.url}/none.db", Fold(Policy()))
+    keeper.step(scene.control)
+    with pytest.raises(InputError, match=r"(?s)moves it to its archive at this moment.*in a minute"):
+        client.requeue(GPT)
+    deadline = time.monotonic() + 60
+    while scene.control.retiring:
+        monkeypatch.setattr(snapshots, "EVERY", 10**9)
+        keeper.step(scene.control)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    client.requeue(GPT)  # the snapshot failed
+    assert scene.control.fold.retire([GPT]) == {} and GPT in scene.control.state.jobs, "it has not ended"
+    scene.control.tick()
+    assert client.job(GPT).state == "running"
 
 
 def test_a_snapshot_that_fails_is_tried_again_and_ends_nothing(tmp_path: Path, monkeypatch) -> None:

@@ -10,6 +10,7 @@ from cordee.events import (
     JobEnded,
     JobHeld,
     JobPrioritized,
+    JobResumed,
     MaintenanceBooked,
     NodeCordoned,
     RequeueRequested,
@@ -20,7 +21,7 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.schedule import State, explain
 from cordee.schedule.state.transitions import apply
-from world import S, World, brief, job, node
+from world import S, World, brief, job, node, ranks_ended
 
 N1 = node("n1")
 
@@ -280,4 +281,43 @@ def test_a_long_grace_period_cordons_only_the_node_that_its_job_runs_on_and_at_m
     jobs = [job("a", 8, grace_us=30 * day * S), job("b", 8)]
     world = World(N1, node("n2"), *bookings, *jobs, work=dict.fromkeys("ab", 10 * day)).play(until_s=begin - 300)
     assert cordons(world) == [("n1", begin - day, begin), ("n2", begin - 600, begin)]
+
+
+def test_a_job_waits_for_the_next_end_of_a_job_that_was_requeued_meanwhile():
+    world = World(N1, job("a", 2), job("c", 2), job("b", 2, after=after("a", "c")), work={"a": 10, "c": 200})
+    world.play(until_s=120)
+    assert world.phase("a") == "done"
+    world.work["a"] = 600
+    world.tell(requeued("a", 120)).play(until_s=500)
+    assert why(world, "b").text == "waits until a has ended well"
+    world.play()
+    assert (world.phase("b"), world.state.agenda.dependents) == ("done", {})
+    replayed(world)
+
+
+def test_what_a_job_waited_for_is_over_once_it_has_run():
+    jobs = [job("a", 2), job("b", 2, after=after("a")), job("c", 2, after=after("a"))]
+    world = World(N1, *jobs, work={"a": 10, "b": 10_000}).play(until_s=300)
+    assert (world.phase("b"), world.phase("c")) == ("running", "done")
+    world.broken.add("a")
+    world.tell(requeued("a", 300)).play(until_s=1000)
+    assert world.phase("a") == "failed"
+    world.tell(requeued("b", 1000), requeued("c", 1000)).play(until_s=1300)
+    assert (world.phase("b"), world.phase("c")) == ("running", "done")
+    replayed(world)
+
+
+def test_a_trial_that_waits_at_a_rung_is_not_looked_at_when_its_window_closes():
+    world = World(N1, job("t", 8, window=NIGHT, pauses=True, sweep="s"), work={"t": 7 * HOUR}).play(until_s=600)
+    world.tell(*ranks_ended(world, "t", "checkpointed"))
+    world.cycle()
+    assert (world.phase("t"), world.state.agenda.times) == ("paused", [])
+    before = len(world.log)
+    world.play(until_s=7 * HOUR)
+    assert len(world.log) == before
+    world.at(7 * HOUR)
+    world.tell(JobResumed(at_us=world.now_us, job_id=JobId("t"), by="its sweep", why="promoted"))
+    assert brief(world.cycle()) == ["JobDeferred"]
+    world.play(until_s=23 * HOUR)
+    assert world.phase("t") == "running" and placed(world)[-1] == ("t", 22 * HOUR)
     replayed(world)

@@ -226,6 +226,11 @@ class ChainOperations:
         if not record.phase.ended:
             self._check_live(record, "requeued")
             return
+        if job.job_id in self.operations.control.retiring:
+            raise InputError(
+                f"{job.job_id} has ended, and the server moves it to its archive at this moment: it cannot be requeued",
+                hint="try again in a minute; if the scheduler has forgotten it then, submit it again",
+            )
         if job.service is not None or job.sweep is not None:
             of = f"trial of the sweep {job.sweep}" if job.sweep else f"replica of the service {job.service}"
             raise InputError(f"{job.job_id} has ended, and is a {of}, which has gone on without it")

@@ -151,11 +151,12 @@ class Fold:
         return {job_id: curves.saved() for job_id, curves in found if curves is not None and curves.curves}
 
     def retire(self, job_ids: Iterable[JobId]) -> dict[JobId, EndedJob]:
-        """Forget ended jobs, of which no decision depends on anything but sums, and return them."""
-        job_ids = [job_id for job_id in job_ids if job_id in self.state.jobs]
+        """Forget those of the jobs that have ended, of which decisions need nothing but sums, and return them."""
+        jobs = self.state.jobs
+        job_ids = [job_id for job_id in job_ids if job_id in jobs and jobs[job_id].phase.ended]
         accounts = self.ledger.retire(job_ids)
         self.curves.retire(job_ids)
         return {
-            job_id: EndedJob(self.state.jobs.pop(job_id), accounts[job_id], *self.measurements.retire(job_id))
+            job_id: EndedJob(jobs.pop(job_id), accounts[job_id], *self.measurements.retire(job_id))
             for job_id in job_ids
         }

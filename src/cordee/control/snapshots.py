@@ -70,11 +70,13 @@ class Snapshots:
             elif control.number - self._number >= EVERY:
                 self._begin(control)
         except (OSError, ValueError) as error:
+            control.retiring = frozenset()
             self._log.warning("the snapshot failed; the next one is tried later", why=str(error))
 
     def _begin(self, control: Control) -> None:
         with control.changed:
             self._number, retired = control.number, control.fold.ended_jobs()
+            control.retiring = frozenset(retired)
         task = {"database": self._database, "through": self._number, "retire": retired}
         output = tempfile.TemporaryFile()  # noqa: SIM115 - `_finish` closes it
         with tempfile.TemporaryFile() as file:  # a pipe would make this server wait for the reader
@@ -91,7 +93,9 @@ class Snapshots:
             lines = file.read().decode(errors="replace").splitlines() or ["it said nothing"]
         if making.process.returncode:
             raise OSError(lines[-1])
-        control.retire(making.retired)
+        with control.changed:
+            control.retire(making.retired)
+            control.retiring = frozenset()
         self._log.info("snapshot", **json.loads(lines[-1]))
 
     def end(self, control: Control) -> None:

@@ -86,6 +86,7 @@ class Control:
         changed: the lock, and the condition that is notified after each commit.
         fold: all three, and the log's last number.
         errors: jobs on which the last decision or a report failed, with the exception; other jobs are not affected.
+        retiring: ended jobs that the snapshot in the making does without: they must not run again meanwhile.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Control:
         self.fold = fold or Fold(self._policy)
         self.state, self.ledger, self.measurements = self.fold.state, self.fold.ledger, self.fold.measurements
         self.errors: tuple[tuple[str, Exception], ...] = ()
+        self.retiring: frozenset[JobId] = frozenset()
         self._failed: list[tuple[str, Exception]] = []  # of reports, since the last tick
         self._clock, self._store, self._executor = clock, store, executor
         self._behind = False  # a commit failed, and the database may have made it all the same
@@ -222,7 +224,8 @@ class Control:
         """Take a node out of use; with `drain` its attempts get notice. Repeating it changes nothing."""
         with self.changed:
             record = self.state.nodes.records[node]
-            if (record.cordoned_by, record.cordon_why, record.drains) != (by, why, drain):
+            before = (record.cordoned_by, record.cordon_why, record.drains, record.leave_us)
+            if before != (by, why, drain, None):
                 self._append(NodeCordoned(at_us=self._clock.now_us(), node=node, by=by, why=why, drain=drain))
 
     def uncordon(self, node: str, *, by: str, why: str) -> None:

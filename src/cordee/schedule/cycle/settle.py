@@ -145,8 +145,10 @@ def _settle_waiting(state: State, draft: Draft, record: JobRecord) -> None:
         emit(state, draft, JobEnded(at_us=now_us, job_id=job_id, state="stopped", why=why))
         return
     found, known = deferral(state, record, now_us), record.gate.deferred
+    if record.phase is Phase.PAUSED and known is None:
+        return  # it waits at a rung, and its sweep resumes it
     if found is None:
-        if record.phase.deferred and not (record.phase is Phase.PAUSED and known is None):
+        if record.phase.deferred:
             emit(state, draft, JobReleased(at_us=now_us, job_id=job_id, why="nothing keeps it from starting"))
     elif known is None or (found.state, found.why, found.until_us) != (known.state, known.why, known.until_us):
         emit(state, draft, found)

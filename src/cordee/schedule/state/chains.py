@@ -5,6 +5,7 @@ its reasons has changed: a request of a person, the end of a job that it waits f
 """
 
 from cordee.events import (
+    After,
     AfterEnd,
     AttemptEnded,
     HoldReleased,
@@ -34,7 +35,7 @@ _NAMED = 3
 
 def never(state: State, record: JobRecord) -> str | None:
     """Return why a job will never start: one that it waits for has ended otherwise; None if it may."""
-    for after in record.job.after:
+    for after in _after(record):
         ended_well = _ended_well(state, after.of)
         if ended_well is None or after.end is AfterEnd.ANY or not _is_known(state, after.of):
             continue
@@ -51,7 +52,7 @@ def deferral(state: State, record: JobRecord, now_us: int) -> JobDeferred | None
     if held is not None:
         phase = Phase.PAUSED if held.leave else Phase.HELD
         reasons.append(f"{phase.value} by {held.by}")
-    waits = [each for each in record.job.after if _ended_well(state, each.of) is None]
+    waits = [each for each in _after(record) if _ended_well(state, each.of) is None]
     for end, done in _ENDS.items():
         names = [each.of for each in waits if each.end is end]
         if names:
@@ -89,7 +90,12 @@ def _between_tries(record: JobRecord, last: AttemptEnded) -> str:
 
 def waits_for(state: State, record: JobRecord) -> tuple[JobId, ...]:
     """Return the jobs and sweeps that a job waits for."""
-    return tuple(JobId(each.of) for each in record.job.after if _ended_well(state, each.of) is None)
+    return tuple(JobId(each.of) for each in _after(record) if _ended_well(state, each.of) is None)
+
+
+def _after(record: JobRecord) -> tuple[After, ...]:
+    """Return for which ends a job waits: for none once it has run, whatever becomes of those others."""
+    return () if record.epoch else record.job.after
 
 
 def _ended_well(state: State, of: str) -> bool | None:
@@ -134,16 +140,21 @@ def _and(names: list[str]) -> str:
 def queue(state: State, record: JobRecord) -> None:
     """Put a job that may have to wait into no line yet, and any other one into its line; `record` is new."""
     job_id = record.job.job_id
-    if not (record.job.after or record.job.not_before_us or record.job.window):
+    if not (_after(record) or record.job.not_before_us or record.job.window):
         state.journal.put(state.jobs, job_id, record)
         state.enqueue(record)
         return
     state.journal.put(state.jobs, job_id, record._replace(phase=Phase.WAITING))
-    for after in record.job.after:
-        if _ended_well(state, after.of) is None:
-            dependents = state.agenda.dependents.get(after.of, ())
-            state.journal.put(state.agenda.dependents, after.of, (*dependents, job_id))
+    _depend(state, record)
     _look_at(state, job_id)
+
+
+def _depend(state: State, record: JobRecord) -> None:
+    """Look at a job when those end for which it waits now; one that was requeued ends once more."""
+    for of in waits_for(state, record):
+        dependents = state.agenda.dependents.get(of, ())
+        if record.job.job_id not in dependents:
+            state.journal.put(state.agenda.dependents, of, (*dependents, record.job.job_id))
 
 
 def ended(state: State, of: str) -> None:
@@ -176,6 +187,7 @@ def deferred(state: State, event: JobDeferred) -> None:
         gate=record.gate._replace(deferred=event),
     )
     _put(state, after, event.until_us)
+    _depend(state, after)
     state.journal.drop(state.agenda.unsettled, event.job_id)
     state.changes.count()
 

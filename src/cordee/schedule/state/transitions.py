@@ -136,7 +136,7 @@ def _job_ended(state: State, event: JobEnded) -> None:
 def _job_paused(state: State, event: JobPaused) -> None:
     record = state.jobs.get(event.job_id)
     if record is not None and record.phase is Phase.QUEUED:
-        state.waiting.remove(record)
+        record = chains.leave_lines(state, record)
         state.journal.drop(state.agenda.restarting, event.job_id)
         state.journal.drop(state.agenda.entitled, event.job_id)
         paused = record._replace(phase=Phase.PAUSED, waits_since_us=event.at_us)
@@ -149,8 +149,7 @@ def _job_resumed(state: State, event: JobResumed) -> None:
     if record is not None and record.phase is Phase.PAUSED and record.gate.deferred is None:
         paused_us = record.paused_us + event.at_us - record.waits_since_us
         queued = record._replace(phase=Phase.QUEUED, waits_since_us=event.at_us, paused_us=paused_us)
-        state.journal.put(state.jobs, event.job_id, queued)
-        state.enqueue(queued)
+        chains.enter(state, queued, event.at_us)
         if record.gate.held is not None:
             state.journal.put(state.agenda.unsettled, event.job_id, None)
 
