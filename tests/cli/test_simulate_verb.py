@@ -100,7 +100,8 @@ def test_a_page_that_loads_nothing(capsys: pytest.CaptureFixture[str], trace: Pa
     said(capsys, "simulate", str(trace), "--cluster", "2x8", "--policy", "cordee,fifo", "--html", str(page))
     text = page.read_text()
     assert (
-        text.count('class="gantt"') == 2 and text.count('class="chart wide"') == text.count('class="chart narrow"') == 4
+        text.count('class="gantt wide"') == text.count('class="gantt narrow"') == 2
+        and text.count('class="chart wide"') == text.count('class="chart narrow"') == 4
     )
     assert "src=" not in text and "<script" not in text and "prefers-color-scheme:dark" in text
     assert "Side by side" in text and ">finished<" in text
@@ -126,7 +127,7 @@ def test_virtual_clusters_windows_tiers_and_queues(
         ("{trace} --cluster 2x8 --strict", 18, "line 6: negative submission time"),
         ("{trace} --cluster 2", 10, "is not a cluster"),
         ("{trace} --cluster 2x8 --policy best", 10, "unknown policy 'best'"),
-        ("{trace} --cluster 2x8xA6000", 14, "unknown GPU 'A6000'"),
+        ("{trace} --cluster 2x8xA7000", 14, "unknown GPU 'A7000'"),
         ("{trace} --cluster 2x8 --failures often", 10, "is not a rate"),
         ("{trace} --cluster 2x8 --tiers 1,2", 10, "not three percentages"),
         ("{trace} --cluster 2x8 --from 2y", 11, "2y"),

@@ -587,17 +587,14 @@ class Job:
         if self._closed:  # by `find` or `load`, which failed within the `with` block
             return
         self._closed = True
-        if self._watch is not None:
-            self._watch.close()
-        if self._agreement is not None:
-            self._agreement.close()
+        for part in (self._watch, self._agreement):
+            if part is not None:
+                part.close()
         if self._saving is not None:
             self._saving.close(failed=failed)
         # The parts of a job refer to each other and would keep the state until garbage collection.
         self.state = {}
-        most_s = CLOSE_S
+        self._meter.close(CLOSE_S if self._exit is None else self._exit.left_s(2 * CLOSE_S) / 2)
         if self._exit is not None:
-            most_s = self._exit.left_s(2 * CLOSE_S) / 2  # a tracker that hangs must not outlast the notice
             self._exit.close()
-        self._meter.close(most_s)
         self._reporter.close()

@@ -55,7 +55,7 @@ class Meter:
         self._metrics.log(metrics, self._pace.step + self._pace.inside)
 
     def close(self, most_s: float) -> None:
-        """Let the trackers write what waits, for so many seconds."""
+        """Let the trackers write what waits, for so many seconds: one that hangs must not outlast a notice."""
         self._metrics.close(most_s)
 
     def epoch_of(self, state: Mapping[str, object]) -> None:
