@@ -27,6 +27,7 @@ DOCUMENTS = (
     "/v1/jobs",
     "/v1/dry-run",
     "/v1/rehearsals",
+    "/v1/reservations",
     "/v1/queues",
     "/v1/services",
     "/v1/sweeps",
