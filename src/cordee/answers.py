@@ -448,7 +448,6 @@ class FileDigests(View):
     """Contents of submitted files, by digest: the ones that a client has, or those of them that the server lacks."""
 
     digests: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]], Field(max_length=100_000)]
-    tree: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # the one of them that a job is to name
 
 
 class FilesWanted(FileDigests):

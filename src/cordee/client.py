@@ -242,22 +242,19 @@ class Client:
         """Return the newest result of each code and number of GPUs, the newest first."""
         return self._ask(list[RehearsalView], "GET", "/v1/rehearsals")
 
-    def missing_files(self, digests: Iterable[str], *, tree: str | None = None) -> list[str]:
-        """Return the digests of submitted files whose content the server lacks.
-
-        `tree` is the one of them that a job is to name: it counts as missing until this user has sent it.
-        """
-        body = FileDigests(digests=list(digests), tree=tree).model_dump()
+    def missing_files(self, digests: Iterable[str]) -> list[str]:
+        """Return the digests of submitted files whose content the server lacks, or this user has not sent."""
+        body = FileDigests(digests=list(digests)).model_dump()
         return self._ask(FileDigests, "POST", "/v1/files/missing", json=body).digests
 
-    def send_files(self, packed: bytes, *, tree: str | None = None) -> int:
-        """Send a pack of submitted files, and return their number; this user's jobs may name `tree`, if it is in it.
+    def send_files(self, packed: bytes) -> int:
+        """Send a pack of submitted files, and return their number; this user's jobs and trees may name them.
 
         Raises:
             StoreError: the server's disk is full.
         """
-        kind, which = {"Content-Type": "application/octet-stream"}, {"tree": tree} if tree else {}
-        return self._ask(FilesReceived, "PUT", "/v1/files", content=packed, headers=kind, params=which).received
+        kind = {"Content-Type": "application/octet-stream"}
+        return self._ask(FilesReceived, "PUT", "/v1/files", content=packed, headers=kind).received
 
     def job_files(self, job_id: str, digests: Iterable[str]) -> bytes:
         """Return a pack of contents of a job's files: of its tree, named by `spec["files"]`, and of what that names.

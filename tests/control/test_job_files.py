@@ -48,7 +48,7 @@ def test_a_job_holds_the_tree_of_its_files_and_they_are_sent_once(
     made = api.client.submit(sent.model_dump(mode="json"))
     assert api.client.job(made.job.job_id).spec["files"] == sent.files
     packs: list[bytes] = []
-    monkeypatch.setattr(api.client, "send_files", lambda packed, tree: packs.append(packed))
+    monkeypatch.setattr(api.client, "send_files", packs.append)
     assert send_files(api.client, spec_in(project), remote=True).files == sent.files and not packs
     (project / "train.py").write_text("print(2)")
     assert send_files(api.client, spec_in(project), remote=True).files != sent.files
@@ -83,6 +83,36 @@ def test_a_user_names_only_trees_that_this_user_has_sent(api: Api, project: Path
         assert theirs["files"] == mine["files"], "who has the same files may run them"
         own_id = other.submit(theirs).job.job_id
         assert [digest for digest, _ in unpack(other.job_files(own_id, [mine["files"]]))] == [mine["files"]]
+
+
+@pytest.mark.parametrize("how", ["file", "diff"])
+def test_a_tree_gives_nobody_the_contents_of_another_user(api: Api, project: Path, how: str) -> None:
+    mine = str(send_files(api.client, spec_in(project), remote=True).files)
+    file = (TreeFile("stolen", "file", 1, mine),) if how == "file" else ()
+    tree = Tree(root="/x", files=file, diff=mine if how == "diff" else None).encode()
+    digest = digest_of(tree)
+    with Client(url=api.url, token=OTHER) as bob:
+        assert bob.missing_files([mine, digest]) == [mine, digest]
+        bob.send_files(pack([digest], lambda _: tree))
+        with pytest.raises(SpecError, match="bob has not sent 1 content that the job's files name"):
+            bob.submit(SPEC | {"files": digest})
+        assert bob.missing_files([mine, digest]) == [mine]
+    assert not api.client.jobs()
+
+
+def test_only_owner_and_operator_see_which_files_a_job_has(api: Api, project: Path) -> None:
+    (project / "data").mkdir()
+    (project / ".cordeeignore").write_text("data/\n")
+    sent, _ = capture_job(api.client, spec_in(project))
+    job_id = api.client.submit(sent.model_dump(mode="json")).job.job_id
+    mine = api.client.job(job_id)
+    assert mine.spec["files"] == sent.files and mine.files is not None and "data" in mine.files.links
+    with Client(url=api.url, token=OTHER) as bob:
+        theirs = bob.job(job_id)
+        assert "files" not in theirs.spec and theirs.files is not None
+        assert theirs.files.links == theirs.files.written == []
+        with pytest.raises(ForbiddenError, match="may not read the files"):
+            write_code(bob, job_id, diff=True, to=None)
 
 
 def test_a_job_on_this_machine_has_a_copy_unless_it_is_live(api: Api, project: Path, tmp_path: Path) -> None:

@@ -62,6 +62,33 @@ def test_a_repository_gives_what_it_tracks_and_what_nobody_ignores(repository: P
     assert tree.diff is not None and b"+print(2)" in contents[tree.diff]  # type: ignore[operator]
 
 
+def test_the_diff_has_only_what_was_captured(repository: Path) -> None:
+    write(repository, train_py="print(2)", data__big="secret", src__model_py="left out")
+    tree, contents = read_folder(repository, without=[repository / "src"])
+    diff = contents[str(tree.diff)]
+    assert isinstance(diff, bytes) and b"+print(2)" in diff and b"secret" not in diff and b"left out" not in diff
+    assert read_folder(repository, only=["train.py"])[0].diff is None
+
+
+@pytest.mark.parametrize("row", [(1, "file", 0, "a" * 64), ("a", "file", "0", "a" * 64), ("a", "pipe", 0, "a" * 64)])
+def test_a_tree_of_wrong_types_is_refused(row: Any) -> None:
+    with pytest.raises(InputError, match="not a tree of files"):
+        Tree.decode(Tree(root="/x", files=(TreeFile(*row),)).encode())
+    with pytest.raises(InputError, match="not a tree of files"):
+        Tree.decode(Tree(root="/x", files=(), diff="../x").encode())
+
+
+def test_links_come_after_all_files_and_an_empty_folder_is_used(tmp_path: Path) -> None:
+    def read(digest: str) -> bytes:
+        assert not (tmp_path / "lib").is_symlink(), "a disk that ignores case would write through it"
+        return b""
+
+    before = tmp_path.stat().st_ino
+    files = (TreeFile("lib", "link", 0, "/etc"), TreeFile("LIB/a", "file", 0, digest_of(b"")))
+    Tree(root="/x", files=files).lay_out(read, tmp_path)
+    assert (tmp_path / "lib").is_symlink() and tmp_path.stat().st_ino == before
+
+
 def test_rules_hold_where_their_file_lies_and_without_a_repository(repository: Path, tmp_path: Path) -> None:
     sub = write(repository / "sub", a_py="a", data__x="dropped", **{"y.log": "ignored above"})
     (sub / ".cordeeignore").write_text("/data/\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cordee.client import Client
-from cordee.errors import InputError, SpecError
+from cordee.errors import ForbiddenError, InputError, SpecError
 from cordee.servers import default_home
 from cordee.units import format_bytes, plural
 from cordee.workload.launcher import SEARCH_PATHS, commands_of
@@ -210,10 +210,9 @@ def _send_contents(client: Client, held: Mapping[str, Path | bytes], captured: "
 
     in_memory = {digest: len(where) for digest, where in held.items() if not isinstance(where, Path)}
     sizes = {**in_memory, **captured.tree.digests}
-    tree = next(iter(held))
-    missing = client.missing_files(sizes, tree=tree)
+    missing = client.missing_files(sizes)
     for group in batches({digest: sizes[digest] for digest in missing}):
-        client.send_files(pack(group, read), tree=tree)
+        client.send_files(pack(group, read))
 
 
 def _notes(captured: "CapturedFiles") -> list[str]:
@@ -285,6 +284,7 @@ def write_code(client: Client, ref: str | None, *, diff: bool, to: Path | None) 
 
     Raises:
         InputError: no job is named, the folder has files, or the job has no captured code.
+        ForbiddenError: it is another user's.
     """
     from cordee.storage.content import batches, unpack
     from cordee.storage.tree import Tree
@@ -293,6 +293,8 @@ def write_code(client: Client, ref: str | None, *, diff: bool, to: Path | None) 
         raise InputError("--diff and --code-to show the code of one job", hint="cordee jobs JOB --diff")
     job = client.job(ref)
     digest = job.spec.get("files")
+    if digest is None and job.files is not None:
+        raise ForbiddenError(f"you may not read the files of {job.job_id}", hint=f"ask {job.owner}")
     if digest is None:
         raise InputError(f"{job.job_id} runs in {job.spec.get('cwd')} itself: no code was captured")
     if to is not None and to.exists() and (not to.is_dir() or any(to.iterdir())):

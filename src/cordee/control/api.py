@@ -88,7 +88,6 @@ def local_owner() -> str:
 
 
 Draws = Annotated[int, Query(ge=0, le=DRAWS_MAX)]
-TreeSent = Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Query(ge=0, le=COUNT_MAX)]
 _agents_bearer = HTTPBearer(auto_error=False, scheme_name="Node", description="A node's token, or a join token.")
 
@@ -120,17 +119,17 @@ def dry_run(submission: Submission, operations: Asked, owner: Owner, draws: Draw
 @router.post("/files/missing")
 def missing_files(files: FileDigests, operations: Asked, owner: Owner) -> FileDigests:
     """Return those contents of submitted files that must be sent before a job of this user can name them."""
-    return FileDigests(digests=operations.files.missing(files.digests, owner, files.tree))
+    return FileDigests(digests=operations.files.missing(files.digests, owner))
 
 
 @router.put("/files")
-async def add_files(request: Request, operations: Asked, owner: Owner, tree: TreeSent = None) -> FilesReceived:
+async def add_files(request: Request, operations: Asked, owner: Owner) -> FilesReceived:
     """Store a pack of contents: records `<BLAKE3 in hex> <bytes>`, a newline, the content.
 
-    If `tree` is one of them, jobs of this user may name it.
+    Trees of this user, and their jobs, may then name these contents.
     """
     packed = await body_of(request, PACK_BYTES_MAX)
-    return FilesReceived(received=await asyncio.to_thread(operations.add_files, packed, owner, tree))
+    return FilesReceived(received=await asyncio.to_thread(operations.add_files, packed, owner))
 
 
 @router.post("/jobs/{job_id}/files", include_in_schema=False)
@@ -146,9 +145,9 @@ def jobs(operations: Asked) -> list[JobView]:
 
 
 @router.get("/jobs/{ref}")
-def job(ref: str, operations: Asked) -> JobDetailView:
-    """Return one job with its attempts."""
-    return operations.job(ref)
+def job(ref: str, operations: Asked, owner: Owner) -> JobDetailView:
+    """Return one job with its attempts; its owner and the operator see which files it has, and what it wrote."""
+    return operations.job(ref, by=owner)
 
 
 @router.post("/jobs/{ref}/stop")

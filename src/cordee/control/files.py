@@ -26,7 +26,7 @@ from cordee.workload.spec import JobSpec
 
 FOLDER = "files"
 _WRITTEN_SHOWN = 20
-_SENT = "sent"  # empty files: who has sent which tree
+_SENT = "sent"  # empty files: who has sent which content
 PACK_BYTES_MAX = LIMIT_BYTES + MiB  # a content that is larger than a pack travels alone
 _COLLECT_EVERY_S = 3600.0
 _RESERVE_BYTES_MAX, _RESERVE_FRACTION = GiB, 0.05
@@ -57,19 +57,21 @@ class JobFiles:
         self._lock = threading.Lock()  # between the check of a submission and the collection of contents
         self._next_collect_s = 0.0
 
-    def missing(self, digests: Sequence[str], owner: str = "", tree: str | None = None) -> list[str]:
+    def missing(self, digests: Sequence[str], owner: str | None = None) -> list[str]:
         """Return the digests whose content must be sent; the others are kept for as long as a new upload is.
 
-        A tree that this user has not sent counts as missing: to know its digest is not to know its files.
+        A content that this user has not sent counts as missing: to know a digest is not to have the content.
+
+        Args:
+            digests: of contents.
+            owner: the user who is to name them; None: the server itself.
         """
         with self._lock:
-            found = self._contents.missing(digests)
-        if tree is not None and tree in digests and tree not in found and not self._may_name(owner, tree):
-            found.append(tree)
-        return found
+            absent = set(self._contents.missing(digests)) | set(self._unsent(digests, owner))
+        return [digest for digest in digests if digest in absent]
 
-    def add(self, packed: bytes, owner: str = "", tree: str | None = None) -> int:
-        """Store the contents of a pack durably, and return their number; jobs of the user may then name the tree in it.
+    def add(self, packed: bytes, owner: str | None = None) -> int:
+        """Store the contents of a pack durably, and return their number; trees of the user may then name them.
 
         Raises:
             InputError: the pack is damaged.
@@ -78,21 +80,28 @@ class JobFiles:
         check_room(self._folder, len(packed))
         try:
             added = self._contents.add(unpack(packed), durable=True)
-            if tree is not None and any(digest == tree for digest, _ in unpack(packed)):
-                self._note(owner, tree).touch()
+            if owner is not None:
+                (self._folder / _SENT).mkdir(exist_ok=True)
+                for digest, _ in unpack(packed):
+                    self._note(owner, digest).touch()
             return added
-        except DestinationError as error:
-            raise StoreError(error.message, hint=f"free space on the disk of {self._folder}") from error
+        except (DestinationError, OSError) as error:
+            why = error.message if isinstance(error, DestinationError) else str(error)
+            raise StoreError(why, hint=f"free space on the disk of {self._folder}") from error
 
-    def _note(self, owner: str, tree: str) -> Path:
-        """Return the file that says that a user has sent a tree."""
-        folder = self._folder / _SENT
-        folder.mkdir(exist_ok=True)
-        return folder / f"{tree}.{digest_of(owner.encode())[:16]}"
+    def _note(self, owner: str, digest: str) -> Path:
+        """Return the file that says that a user has sent a content."""
+        return self._folder / _SENT / f"{digest}.{digest_of(owner.encode())[:16]}"
 
-    def _may_name(self, owner: str, tree: str) -> bool:
+    def _unsent(self, digests: Iterable[str], owner: str | None) -> list[str]:
+        """Return the contents that a user may not name; the server and its operator may name all."""
+        if owner is None or owner == self._operator:
+            return []
+        return [each for each in digests if not self._has_sent(owner, each)]
+
+    def _has_sent(self, owner: str, digest: str) -> bool:
         try:
-            os.utime(self._note(owner, tree))  # it goes a week after its last use, as contents do
+            os.utime(self._note(owner, digest))  # it goes a week after its last use, as contents do
         except FileNotFoundError:
             return False
         return True
@@ -109,7 +118,7 @@ class JobFiles:
         """
         if spec.files is None:
             return
-        if owner not in (None, self._operator) and not self._may_name(str(owner), spec.files):
+        if self._unsent([spec.files], owner):
             raise SpecError(
                 f"{owner} has not sent the files {spec.files[:12]}, so a job of {owner} may not run them",
                 hint="submit with `cordee run`, which sends them",
@@ -123,17 +132,28 @@ class JobFiles:
                         hint="give the absolute path of a folder that every node sees, or a URL such as s3://bucket/run",
                     )
         with self._lock:
-            absent = [spec.files] if self._contents.missing([spec.files]) else self._absent(spec.files)
+            absent = [spec.files] if self._contents.missing([spec.files]) else self._absent(spec.files, owner)
         if absent:
             raise SpecError(
                 f"{plural(len(absent), 'content')} of the job's files are not on the server: {absent[0]}",
                 hint="submit with `cordee run`, which sends them",
             )
 
-    def _absent(self, digest: str) -> list[str]:
+    def _absent(self, digest: str, owner: str | None) -> list[str]:
+        """Return the contents of a tree that are not here.
+
+        Raises:
+            SpecError: the tree is too large, or names a content that this user has not sent.
+        """
         tree = self.tree(digest)
         if tree.size_bytes > LIMIT_BYTES or len(tree.files) > FILES_MAX:
             raise SpecError(f"the job's files have {format_bytes(tree.size_bytes)}, over {format_bytes(LIMIT_BYTES)}")
+        unsent = self._unsent([*tree.digests, *filter(None, [tree.diff])], owner)
+        if unsent:
+            raise SpecError(
+                f"{owner} has not sent {plural(len(unsent), 'content')} that the job's files name: {unsent[0]}",
+                hint="submit with `cordee run`, which sends them",
+            )
         return self._contents.missing(tree.digests)
 
     def tree(self, digest: str) -> Tree:
@@ -145,8 +165,10 @@ class JobFiles:
         """
         return _decoded(digest, self._read(digest))
 
-    def view(self, digest: str | None, job_id: str, attempts: Sequence[AttemptView]) -> FilesView | None:
-        """Return what is known of a job's code, and of its newest copy on this machine.
+    def view(
+        self, digest: str | None, job_id: str, attempts: Sequence[AttemptView], *, names: bool = False
+    ) -> FilesView | None:
+        """Return what is known of a job's code, and of its newest copy on this machine; `names`: of other files, too.
 
         None: it has none, or it was removed after the job's end.
         """
@@ -162,7 +184,7 @@ class JobFiles:
             for node in attempt.leases
         ]
         newest = next((each for each in folders if each.is_dir()), None)
-        found = () if newest is None else islice(files_of_job(newest), _WRITTEN_SHOWN)
+        found = () if newest is None or not names else islice(files_of_job(newest), _WRITTEN_SHOWN)
         written = [os.path.relpath(path, newest) for path in found]
         return FilesView(
             files=len(tree.files),
@@ -172,7 +194,7 @@ class JobFiles:
             files_changed=tree.changed,
             branch=tree.branch,
             folder=tree.root,
-            links=list(tree.links),
+            links=list(tree.links) if names else [],
             copy_folder=None if newest is None else str(newest),
             written=written,
         )

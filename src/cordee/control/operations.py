@@ -159,10 +159,10 @@ class Operations:
             rehearsed=None if found is None else rehearsal_view(found),
         )
 
-    def add_files(self, packed: bytes, owner: str, tree: str | None) -> int:
+    def add_files(self, packed: bytes, owner: str) -> int:
         """Store submitted files for jobs to come, and remove those that no job needs; return their number."""
         self.files.collect([*self.store.unfinished(), *self._specs_of_others()])
-        return self.files.add(packed, owner, tree)
+        return self.files.add(packed, owner)
 
     def job_files(self, job_id: str, digests: Sequence[str], by: str) -> bytes:
         """Return a pack of contents of a job's files.
@@ -330,8 +330,10 @@ class Operations:
         left_us = None if measured.step_us is None else steps * measured.step_us
         return {"steps_total": measured.steps_total, "left_us": left_us}
 
-    def job(self, ref: str) -> JobDetailView:
+    def job(self, ref: str, by: str | None = None) -> JobDetailView:
         """Return a job by its id, or by its name if only one job, or only one that has not ended, has that name.
+
+        Its owner and the operator, as `by`, see the digest of its files and what lies and was written beside them.
 
         Raises:
             NotFoundError: there is none, or there are several.
@@ -344,15 +346,22 @@ class Operations:
         found = self._known(row["job_id"])
         job, newest = found.record.job, found.measurements[-1] if found.measurements else None
         spec = json.loads(row["spec"])
+        names = by in (self.members.operator, row["owner"])
+        files = self.files.view(spec.get("files"), row["job_id"], attempts, names=names)
         return JobDetailView(
             **view,
             attempts=attempts,
-            spec=spec,
-            files=self.files.view(spec.get("files"), row["job_id"], attempts),
+            spec=spec if names else {key: value for key, value in spec.items() if key != "files"},
+            files=files,
             estimate=job.estimate_on(job.gpus) if newest is None else newest.estimate,
             measured=_compared(newest),
             estimate_missed=found.missed,
         )
+
+    def owner_of(self, ref: str) -> tuple[str, str, str]:
+        """Return id, owner and state of a job by its id or name, as `job`, without the rest of its view."""
+        row = self._row(ref)
+        return row["job_id"], row["owner"], row["state"]
 
     def job_id(self, ref: str) -> str:
         """Return the id of a job by its id or name, as `job`."""

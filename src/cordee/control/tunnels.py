@@ -87,20 +87,20 @@ class Tunnels:
             ForbiddenError: the job is another user's.
             InputError: the opening lacks something.
         """
-        job = self.operations.job(ref)
-        if owner not in (job.owner, self.operations.members.operator):
-            raise ForbiddenError(f"{job.job_id} is {job.owner}'s", hint=f"ask {job.owner}, or the server's operator")
+        job_id, job_owner, job_state = self.operations.owner_of(ref)
+        if owner not in (job_owner, self.operations.members.operator):
+            raise ForbiddenError(f"{job_id} is {job_owner}'s", hint=f"ask {job_owner}, or the server's operator")
         if opening.what == "exec" and not opening.argv:
-            raise InputError("no command was given", hint=f"cordee exec {job.job_id} -- nvidia-smi")
+            raise InputError("no command was given", hint=f"cordee exec {job_id} -- nvidia-smi")
         if opening.what == "port" and opening.port is None:
-            raise InputError("no port was given", hint=f"cordee port-forward {job.job_id} 8888")
+            raise InputError("no port was given", hint=f"cordee port-forward {job_id} 8888")
         with self.operations.control.changed:
-            attempt = self.operations.control.state.attempts.get(JobId(job.job_id))
+            attempt = self.operations.control.state.attempts.get(JobId(job_id))
         if attempt is None or attempt.started_us is None:
-            state = "starting" if attempt is not None else job.state
-            raise NotFoundError(f"{job.job_id} is {state}: none of its processes runs", hint=f"cordee why {job.job_id}")
+            state = "starting" if attempt is not None else job_state
+            raise NotFoundError(f"{job_id} is {state}: none of its processes runs", hint=f"cordee why {job_id}")
         node = _node_of(attempt, opening.rank)
-        return Target(JobId(job.job_id), attempt.epoch, node)
+        return Target(JobId(job_id), attempt.epoch, node)
 
     def why_ended(self, target: Target) -> str | None:
         """Return why a tunnel ends although both of its sides are there; None if it goes on."""

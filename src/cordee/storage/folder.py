@@ -80,7 +80,7 @@ def capture(root: Path, wanted: FilesWanted = FilesWanted()) -> CapturedFiles:
         if file.kind != "link":
             contents[file.content] = root / path
     index.keep()
-    at = commit_of(root)
+    at = commit_of(root, None if wanted.only is not None else {file.path for file in files})
     if at.diff:
         contents[digest_of(at.diff)] = at.diff
     untracked = 0 if at.commit is None else len({file.path for file in files} - tracked)

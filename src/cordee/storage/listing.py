@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ IGNORE_FILE = ".cordeeignore"
 NEVER = ("__pycache__/", "*.pyc", ".venv/", "venv/", ".ipynb_checkpoints/")  # unless git tracks them
 DIFF_BYTES_MAX = 100_000_000
 _GIT_S_MAX = 60
+_EXCLUDED_CHARS_MAX = 500_000
 _WALKED_MAX = 1_000_000  # files of a folder without git
 
 
@@ -83,8 +84,13 @@ def listed(root: Path) -> Iterator[tuple[str, bool]]:
             yield path, tracked
 
 
-def commit_of(root: Path) -> CheckedOut:
-    """Return the commit that is checked out in a folder, and the changes since."""
+def commit_of(root: Path, kept: Collection[str] | None = None) -> CheckedOut:
+    """Return the commit that is checked out in a folder, and the changes since.
+
+    Args:
+        root: the folder.
+        kept: the paths below it whose changes may be shown, besides those of files that were removed; None: none.
+    """
     if shutil.which("git") is None:
         return CheckedOut()
     base = ["git", "--no-optional-locks", "-C", str(root)]
@@ -92,9 +98,29 @@ def commit_of(root: Path) -> CheckedOut:
     if commit is None:
         return CheckedOut()
     branch = _git([*base, "symbolic-ref", "-q", "--short", "HEAD"], may_fail=True) or b""
-    diff = _git([*base, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", "."]) or b""
+    diff = b"" if kept is None else _diff(root, base, kept)
     named = os.fsdecode(branch.strip()).encode(errors="replace").decode() or None
     return CheckedOut(commit.decode().strip(), named, diff if len(diff) <= DIFF_BYTES_MAX else b"")
+
+
+def _diff(root: Path, base: Sequence[str], kept: Collection[str]) -> bytes:
+    """Return the changes of the tracked files that are kept, and of those that are gone and that no rule names.
+
+    Nothing, if git cannot be told of all that it must leave out.
+    """
+    changed = _git(
+        [*base, "diff", "--no-ext-diff", "--no-renames", "--name-only", "--relative", "-z", "HEAD", "--", "."]
+    )
+    paths = [os.fsdecode(path) for path in (changed or b"").split(b"\0") if path]
+    hidden = _tagged(
+        _git([*base, "ls-files", "-z", "-t", "--cached", "--ignored", f"--exclude-per-directory={IGNORE_FILE}"])
+    )
+    left_out = [path for path in paths if path not in kept and (path in hidden or os.path.lexists(root / path))]
+    if sum(map(len, left_out)) > _EXCLUDED_CHARS_MAX:
+        return b""
+    out = [f":(exclude,literal){path}" for path in left_out]
+    command = [*base, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "HEAD", "--", ".", *out]
+    return _git(command) or b""
 
 
 def _tagged(found: bytes | None) -> dict[str, bool]:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, get_args
 
 from blake3 import blake3
 
@@ -100,6 +100,7 @@ class Tree:
             rows = tuple(TreeFile(*row) for row in found.pop("files"))
             lists = {name: tuple(found.get(name, ())) for name in ("import_paths", "links")}
             tree = cls(**found | lists | {"files": rows})
+            _check_types(tree)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"{len(data)} bytes that are not a tree of files: {error}") from None
         if version not in _VERSIONS:
@@ -114,10 +115,12 @@ class Tree:
             read: returns the verified content of a digest.
             folder: of the copy.
         """
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        if not folder.is_dir() or any(folder.iterdir()):  # one that is empty may be the caller's own, as `.` is
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         made = {PurePosixPath(".")}
-        for file in self.files:
+        # Links come last: on a disk that ignores case, a file below "Lib" would be written through a link "lib".
+        for file in sorted(self.files, key=lambda each: each.kind == "link"):
             parent = PurePosixPath(file.path).parent
             if parent not in made:
                 (folder / parent).mkdir(parents=True, exist_ok=True)
@@ -150,6 +153,25 @@ def digest_of(data: bytes) -> str:
 
 def _row(file: TreeFile) -> tuple[str, str, int, str]:
     return file.path, file.kind, file.size_bytes, file.content
+
+
+def _check_types(tree: Tree) -> None:
+    """Raise TypeError if a value of a tree is not of its type, as JSON gives them."""
+    optional = (tree.program, tree.commit, tree.diff, tree.branch)
+    texts = [tree.root, tree.below, *tree.import_paths, *tree.links, *(each for each in optional if each is not None)]
+    texts += [text for file in tree.files for text in (file.path, file.kind, file.content)]
+    counts = [tree.changed, *([] if tree.inode is None else [tree.inode]), *(file.size_bytes for file in tree.files)]
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r:.100} is no text")
+    for count in counts:
+        if type(count) is not int or count < 0:
+            raise TypeError(f"{count!r:.100} is no number of bytes or files")
+    for file in tree.files:
+        if file.kind not in get_args(Kind):
+            raise TypeError(f"{file.kind!r:.100} is no kind of file")
+    if tree.diff is not None and not _is_digest(tree.diff):
+        raise TypeError(f"{tree.diff!r:.100} is no digest of a diff")
 
 
 def _check(tree: Tree) -> None:
