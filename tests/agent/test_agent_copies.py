@@ -174,6 +174,22 @@ def test_the_next_attempt_finds_what_the_job_has_written(tmp_path: Path, server:
     assert [path.name for path in files_of_job(third / NAME)] == ["losses.csv"]
 
 
+def test_nothing_is_carried_through_a_link_into_the_submitters_folder(tmp_path: Path, project: Path) -> None:
+    (project / "out").mkdir()
+    (project / ".cordeeignore").write_text("out/\n")
+    plain, linked = Server(project), Server(project)
+    linked.tree = capture(project, FilesWanted(linked=True)).tree
+    linked.held = plain.held | {linked.digest: linked.tree.encode()}
+    node = Node(tmp_path / "F", plain)
+    _, first = node.made(order(plain.digest))
+    (first / NAME / "out").mkdir()
+    (first / NAME / "out" / "losses.csv").write_text("1,2")
+    Contents(tmp_path / "F" / "files").add(linked.held.items(), durable=False)
+    _, second = node.made(order(linked.digest, epoch=2))
+    assert (second / NAME / "out").is_symlink() and not list((project / "out").iterdir())
+    assert (first / NAME / "out" / "losses.csv").read_text() == "1,2"
+
+
 def test_what_pointed_into_the_folder_points_into_the_copy(project: Path, tmp_path: Path) -> None:
     tree = capture(project, FilesWanted(import_paths=["src"])).tree
     copy = tmp_path / "copy"

@@ -119,6 +119,7 @@ class Copies:
         fetched += self._fetch(order, tree.digests)
         tree.lay_out(lambda each: self._read(order, each), copy)
         (copy.parent / _READY).touch()
+        time.sleep(_TICK_S)  # so that all that is written from now on is newer for the file system's clock, too
         _carry(copy, {file.path for file in tree.files})
         took_s = time.monotonic() - began_s
         files = plural(len(tree.files), "file")
@@ -208,15 +209,15 @@ def _carry(copy: Path, submitted: Collection[str]) -> None:
         earlier = [int(each.name) for each in copy.parents[2].iterdir() if each.name.isdecimal()]
     for number in sorted((each for each in earlier if each < epoch), reverse=True):
         before = copy.parents[2] / str(number) / node / NAME
-        if not before.is_dir():
+        if before.is_symlink() or not before.is_dir():
             continue
         with suppress(OSError):  # it may be removed at this moment, since it has nothing of its job
             written = list(files_of_job(before))
-            if written:
-                time.sleep(_TICK_S)  # so that they are newer than the copy for the file system's clock, too
             for path in written:
                 name = path.relative_to(before).as_posix()
-                if name not in submitted and not os.path.lexists(copy / name):
+                above = [copy / each for each in PurePosixPath(name).parents]
+                linked = any(each.is_symlink() for each in above)  # into the submitter's folder, or elsewhere
+                if name not in submitted and not linked and not os.path.lexists(copy / name):
                     (copy / name).parent.mkdir(parents=True, exist_ok=True)
                     path.rename(copy / name)
 
