@@ -174,6 +174,14 @@ def test_the_next_attempt_finds_what_the_job_has_written(tmp_path: Path, server:
     assert [path.name for path in files_of_job(third / NAME)] == ["losses.csv"]
 
 
+def test_what_a_fast_job_writes_is_newer_than_its_copy(tmp_path: Path, server: Server) -> None:
+    _, group = Node(tmp_path / "F", server).made(order(server.digest))
+    (group / NAME / "a.csv").write_text("1,2")
+    ready, written = (path.stat().st_ctime_ns for path in (group / "files.ready", group / NAME / "a.csv"))
+    assert written - ready > 10_000_000, "more than two ticks of a file system's clock"
+    assert [path.name for path in files_of_job(group / NAME)] == ["a.csv"]
+
+
 def test_nothing_is_carried_through_a_link_into_the_submitters_folder(tmp_path: Path, project: Path) -> None:
     (project / "out").mkdir()
     (project / ".cordeeignore").write_text("out/\n")

@@ -11,6 +11,7 @@ from cordee.cli.capture import capture_job, write_code
 from cordee.client import Client
 from cordee.control import files as job_files
 from cordee.control.mirror import Mirror
+from cordee.control.tunnels import Opening, Tunnels
 from cordee.errors import ForbiddenError, InputError, NotFoundError, SpecError, StoreError
 from cordee.storage.content import pack, unpack
 from cordee.storage.tree import Tree, TreeFile, digest_of
@@ -98,6 +99,27 @@ def test_a_tree_gives_nobody_the_contents_of_another_user(api: Api, project: Pat
             bob.submit(SPEC | {"files": digest})
         assert bob.missing_files([mine, digest]) == [mine]
     assert not api.client.jobs()
+
+
+def test_sizes_are_those_of_the_contents(api: Api) -> None:
+    tree = Tree(root="/x", files=(TreeFile("a", "file", 0, digest_of(b"four")),)).encode()
+    held = {digest_of(tree): tree, digest_of(b"four"): b"four"}
+    api.client.send_files(pack(held, held.__getitem__))
+    with pytest.raises(SpecError, match="the job's file a has 4 bytes, and not 0"):
+        api.client.submit(SPEC | {"files": digest_of(tree)})
+
+
+def test_a_tunnel_looks_up_a_job_without_its_files(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walked(*_: object, **__: object) -> None:
+        raise AssertionError("its copy was walked")
+
+    job_id = api.client.submit(SPEC).job.job_id
+    monkeypatch.setattr(api.operations.files, "view", walked)
+    tunnels = Tunnels(api.operations, None)  # type: ignore[arg-type]
+    with pytest.raises(NotFoundError, match="none of its processes runs"):
+        tunnels.target(job_id, "ada", Opening(what="shell"))
+    with pytest.raises(ForbiddenError, match="is ada's"):
+        tunnels.target(job_id, "bob", Opening(what="shell"))
 
 
 def test_only_owner_and_operator_see_which_files_a_job_has(api: Api, project: Path) -> None:

@@ -154,7 +154,12 @@ class JobFiles:
                 f"{owner} has not sent {plural(len(unsent), 'content')} that the job's files name: {unsent[0]}",
                 hint="submit with `cordee run`, which sends them",
             )
-        return self._contents.missing(tree.digests)
+        absent = self._contents.missing(tree.digests)
+        for file in tree.files if not absent else ():
+            held = 0 if file.kind == "link" else self._contents.size_bytes(file.content)
+            if held != file.size_bytes:
+                raise SpecError(f"the job's file {file.path} has {held} bytes, and not {file.size_bytes}")
+        return absent
 
     def tree(self, digest: str) -> Tree:
         """Return the tree of this digest.

@@ -63,6 +63,14 @@ class Contents:
             raise Damaged(f"{digest} was altered on the disk ({len(data)} bytes)")
         return data
 
+    def size_bytes(self, digest: str) -> int:
+        """Return the size of a content that is here.
+
+        Raises:
+            FileNotFoundError: it is not.
+        """
+        return (self._folder / _key(digest)).stat().st_size
+
     def collect(self, needed: Collection[str], *, unused_s: float = KEEP_S) -> int:
         """Remove contents that are not needed and were not used for `unused_s`; return their number."""
         before_s, removed = time.time() - unused_s, 0
