@@ -90,13 +90,12 @@ class ServiceOperations:
         return self.service(spec.name, notes=admitted.notes)
 
     def _check_files(self, spec: JobSpec, owner: str) -> None:
-        """Check the files of a service: those that it has it may keep."""
+        """Check the files of a service: those that it has its owner may keep."""
         with self.operations.control.changed:
             before = self.operations.control.fold.directory.services.get(spec.name)
-        if before is not None and not before.ended and declared_spec(before).files == spec.files:
-            self.operations.files.check(spec)
-        else:
-            self.operations.files.check(spec, owner)
+        own = before is not None and not before.ended and before.owner == owner
+        kept = own and before is not None and declared_spec(before).files == spec.files
+        self.operations.files.check(spec, None if kept else owner)
 
     def _write(
         self, spec: JobSpec, section: ServiceSpec, before: Service | None, by: str, secrets: Mapping[str, str]
