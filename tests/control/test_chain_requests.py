@@ -260,6 +260,7 @@ def test_times_in_a_job_file() -> None:
         ("not_before: soon", "'soon' is not a time"),
         ("window: 22-6", "'22-6' is not a window"),
         ("stop_at_end: true", "stop_at_end needs window"),
+        ("window: 22:00-22:10\nstop_at_end: true\non_preempt: {grace: 10m}", "the window of 10m leaves no time"),
     ):
         with pytest.raises(SpecError, match=text):
             parse_spec(f"run: a\ngpus: 1\n{line}")

@@ -229,6 +229,15 @@ def test_a_job_that_stops_at_the_end_of_its_window_goes_on_in_the_next_one():
     replayed(world)
 
 
+def test_a_job_that_saved_before_its_window_closes_does_not_start_again_in_its_grace_period():
+    started = job("b", 8, window=NIGHT, window_stops=True, grace_us=600 * S)
+    world = World(N1, started, work={"b": 7 * HOUR}).play(until_s=6 * HOUR)
+    assert [at for _, at in placed(world)] == [0] and world.phase("b") == "waiting"
+    world.play()
+    assert [at for _, at in placed(world)] == [0, 22 * HOUR] and world.phase("b") == "done"
+    replayed(world)
+
+
 def maintenance(node_name: str, from_s: int, for_s: int, name: str = "m1") -> MaintenanceBooked:
     more = {"from_us": from_s * S, "until_us": (from_s + for_s) * S, "by": "ada", "why": "firmware"}
     return MaintenanceBooked(at_us=0, booking=name, node=node_name, **more)

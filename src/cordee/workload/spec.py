@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cordee.errors import InputError, SpecError
-from cordee.units import parse_bytes, parse_duration_s, parse_micro_usd
+from cordee.units import US_PER_S, format_duration, parse_bytes, parse_duration_s, parse_micro_usd
 from cordee.workload.gpus import parse_wanted
 from cordee.workload.keep import parse_keep
 from cordee.workload.notify import Notify
@@ -243,11 +243,20 @@ class JobSpec(_Section):
         if twice:
             raise ValueError(f"{twice[0]} is both in env and in secrets: a secret's value never stands in the spec")
         self._check_shape()
-        if self.stop_at_end and self.window is None:
-            raise ValueError("stop_at_end needs window: 22:00-06:00")
+        if self.stop_at_end:
+            self._check_window()
         if self.sweep is not None:
             self._check_sweep(self.sweep)
         return self
+
+    def _check_window(self) -> None:
+        if self.window is None:
+            raise ValueError("stop_at_end needs window: 22:00-06:00")
+        begin_us, end_us, _ = parse_window(self.window)
+        window_s, grace_s = (end_us - begin_us) / US_PER_S % 86_400, self.on_preempt.notice_s
+        if grace_s >= window_s:
+            long, grace = format_duration(window_s), format_duration(grace_s)
+            raise ValueError(f"stop_at_end: the window of {long} leaves no time before the grace period of {grace}")
 
     def _check_sweep(self, sweep: SweepSpec) -> None:
         if sweep.rungs is not None and self.checkpoint.to is None:

@@ -209,7 +209,7 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
     if due_us is not None and now_us >= due_us:
         return NoticeReason.DRAIN
     closes = closes_us(attempt.job, attempt.placed_us) if attempt.job.window_stops else None
-    if closes is not None and now_us >= closes - attempt.job.grace_us:
+    if closes is not None and now_us >= closes:
         return NoticeReason.WINDOW
     if attempt.limit_at_us is not None and now_us >= attempt.limit_at_us:
         return NoticeReason.LIMIT

@@ -178,7 +178,7 @@ def _placed(state: State, event: AttemptPlaced) -> None:
     )
     closes = closes_us(record.job, event.at_us) if record.job.window_stops else None
     if closes is not None:
-        limit_at_us = min(closes - record.job.grace_us, NEVER if limit_at_us is None else limit_at_us)
+        limit_at_us = min(closes, NEVER if limit_at_us is None else limit_at_us)
     attempt = Attempt(
         job=record.job,
         epoch=event.epoch,
