@@ -201,6 +201,45 @@ def test_maintenance_is_booked_listed_refused_and_cancelled(api: Api) -> None:
         api.client.cancel_maintenance("m0")
 
 
+def test_only_the_owner_and_the_operator_ask_for_something(api: Api, other: Client) -> None:
+    submit(api, "a")
+    before = api.scene.control.number
+    for ask, what in (
+        (other.pause, "pause"),
+        (other.hold, "hold"),
+        (other.resume, "resume"),
+        (other.requeue, "requeue"),
+    ):
+        with pytest.raises(ForbiddenError, match=f"is ada's: only ada and the operator may {what} it"):
+            ask("a")
+    begin = api.scene.time.us
+    with pytest.raises(ForbiddenError, match="by the operator only, and you are bob"):
+        other.book_maintenance("local", from_us=begin, until_us=begin + 10**9, why="x")
+    assert api.scene.control.number == before
+    booked = api.client.book_maintenance("local", from_us=begin, until_us=begin + 10**9, why="x")
+    with pytest.raises(ForbiddenError, match="by the operator only"):
+        other.cancel_maintenance(booked.booking)
+    submit(api, "own", other)
+    assert other.hold("own").name == other.resume("own").name == "own"
+    api.client.hold("own")
+    with pytest.raises(ForbiddenError, match="ada, the operator, holds own-"):
+        other.resume("own")
+    assert api.client.resume("own").name == "own"
+
+
+def test_a_node_that_was_cordoned_stays_so_when_its_maintenance_is_cancelled(api: Api) -> None:
+    begin = api.scene.time.us
+    api.client.cordon("local", why="broken fan")
+    booked = api.client.book_maintenance("local", from_us=begin, until_us=begin + 10**9, why="firmware")
+    api.scene.control.tick()
+    record = api.scene.control.state.nodes.records["local"]
+    assert (record.cordon_why, record.leave_us) == ("broken fan", begin)
+    api.client.cancel_maintenance(booked.booking)
+    api.scene.control.tick()
+    record = api.scene.control.state.nodes.records["local"]
+    assert (record.cordoned_by, record.cordon_why, record.leave_us) == ("ada", "broken fan", None)
+
+
 def test_a_window_of_an_unknown_zone_is_refused(api: Api) -> None:
     with pytest.raises(InputError, match="'Nowhere' is not a time zone"):
         api.client.submit(SPEC | {"window": "22:00-06:00 Nowhere"})

@@ -15,6 +15,7 @@ from cordee.events import (
     RequeueRequested,
 )
 from cordee.ids import JobId
+from cordee.schedule.cycle.maintain import cordon_why
 from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.state.chains import never
 from cordee.schedule.state.records import JobRecord, Phase
@@ -36,6 +37,7 @@ class ChainOperations:
         """Keep a job from starting; with `leave`, pause it: while it runs it saves first and leaves its GPUs.
 
         Raises:
+            ForbiddenError: it is another user's, and `by` is not the operator.
             InputError: it has ended, is asked to stop, or is a replica of a service.
         """
 
@@ -46,18 +48,24 @@ class ChainOperations:
                 control, job_id = self.operations.control, record.job.job_id
                 control.note(JobHeld(at_us=self._now_us(), job_id=job_id, by=by, leave=leave))
 
-        return self._changed(ref, change)
+        return self._changed(ref, change, by, "pause" if leave else "hold")
 
     def resume(self, ref: str, *, by: str) -> JobView:
         """Let a held or paused job start again.
 
         Raises:
+            ForbiddenError: it is another user's, or the operator holds it, and `by` is not the operator.
             InputError: nobody holds it.
         """
 
         def change(record: JobRecord) -> None:
-            job = record.job
+            job, operator = record.job, self.operations.members.operator
             if record.gate.held is not None and not record.phase.ended:
+                if record.gate.held.by == operator != by:
+                    raise ForbiddenError(
+                        f"{operator}, the operator, holds {job.job_id}: nobody else may resume it",
+                        hint=f"ask {operator}",
+                    )
                 self.operations.control.note(HoldReleased(at_us=self._now_us(), job_id=job.job_id, by=by))
                 return
             if record.phase is Phase.PAUSED:
@@ -68,12 +76,13 @@ class ChainOperations:
             hint = f"cordee requeue {job.job_id}" if record.phase.ended else f"cordee why {job.job_id}"
             raise InputError(f"{job.job_id} is {record.phase.value}: nobody holds or pauses it", hint=hint)
 
-        return self._changed(ref, change)
+        return self._changed(ref, change, by, "resume")
 
     def requeue(self, ref: str, *, by: str) -> JobView:
         """Send a job to the end of its queue: a running one saves and leaves first, one that has ended runs again.
 
         Raises:
+            ForbiddenError: it is another user's, and `by` is not the operator.
             InputError: it cannot run again.
         """
 
@@ -83,7 +92,7 @@ class ChainOperations:
                 asked = RequeueRequested(at_us=self._now_us(), job_id=record.job.job_id, by=by)
                 self.operations.control.note(asked)
 
-        return self._changed(ref, change)
+        return self._changed(ref, change, by, "requeue")
 
     def prioritize(self, ref: str, *, by: str) -> JobView:
         """Send a waiting job to the top of its queue; for its owner, to the best place of the owner's jobs there.
@@ -96,11 +105,6 @@ class ChainOperations:
         def change(record: JobRecord) -> None:
             job, control = record.job, self.operations.control
             operator = by == self.operations.members.operator
-            if job.owner != by and not operator:
-                raise ForbiddenError(
-                    f"{job.job_id} is {job.owner}'s: only {job.owner} and the operator may prioritize it",
-                    hint=f"ask {self.operations.members.operator}",
-                )
             if record.phase is not Phase.QUEUED:
                 raise InputError(
                     f"{job.job_id} is {record.phase.value}: only a job that waits for GPUs has a place in its queue",
@@ -111,15 +115,17 @@ class ChainOperations:
                 asked = JobPrioritized(at_us=self._now_us(), job_id=job.job_id, by=by, place_of=place_of)
                 control.note(asked)
 
-        return self._changed(ref, change)
+        return self._changed(ref, change, by, "prioritize")
 
     def book(self, node: str, order: MaintenanceOrder, *, by: str) -> MaintenanceView:
         """Book a node for maintenance.
 
         Raises:
+            ForbiddenError: `by` is not the operator.
             InputError: the time is over or empty, or overlaps another one of the node.
             NotFoundError: there is no such node.
         """
+        self._check_operator(by)
         control, now_us = self.operations.control, self._now_us()
         with control.changed:
             self.operations.check_node(node)
@@ -153,19 +159,24 @@ class ChainOperations:
             return [self._booking(each.booking) for each in found]
 
     def cancel(self, booking: str, *, by: str) -> MaintenanceView:
-        """Cancel a maintenance; one that has begun ends, and its node is put back into use.
+        """Cancel a maintenance; one that has begun ends, and its node is back in use, unless it was cordoned besides.
 
         Raises:
+            ForbiddenError: `by` is not the operator.
             NotFoundError: there is none.
         """
+        self._check_operator(by)
         control = self.operations.control
         with control.changed:
             if booking not in control.state.agenda.bookings:
                 raise NotFoundError(f"there is no maintenance {booking!r}", hint="cordee nodes maintenance")
-            view = self._booking(booking)
+            view, booked = self._booking(booking), control.state.agenda.bookings[booking]
             control.note(MaintenanceCancelled(at_us=self._now_us(), booking=booking, by=by))
-            if view.began:
+            node = control.state.nodes.records[view.node]
+            if view.began and (node.cordoned_by, node.cordon_why) == (booked.by, cordon_why(booked)):
                 control.uncordon(view.node, by=by, why=f"maintenance {booking} was cancelled")
+            elif view.began and node.cordoned_by is not None:  # for another reason: only its attempts need not leave
+                control.cordon(view.node, by=node.cordoned_by, why=node.cordon_why, drain=node.drains)
         self.operations.wake()
         return view
 
@@ -187,9 +198,14 @@ class ChainOperations:
         first = min(own)[1].job_id
         return None if first == job.job_id else first
 
-    def _changed(self, ref: str, change: Callable[[JobRecord], None]) -> JobView:
+    def _changed(self, ref: str, change: Callable[[JobRecord], None], by: str, what: str) -> JobView:
         operations = self.operations
-        job_id = JobId(operations.job(ref).job_id)
+        job, operator = operations.job(ref), operations.members.operator
+        job_id = JobId(job.job_id)
+        if by not in (job.owner, operator):
+            raise ForbiddenError(
+                f"{job_id} is {job.owner}'s: only {job.owner} and the operator may {what} it", hint=f"ask {operator}"
+            )
         with operations.control.changed:
             record = operations.control.state.jobs.get(job_id)
             if record is None:
@@ -200,6 +216,13 @@ class ChainOperations:
             change(record)
         operations.wake()
         return operations.job(job_id)
+
+    def _check_operator(self, by: str) -> None:
+        operator = self.operations.members.operator
+        if by != operator:
+            raise ForbiddenError(
+                f"maintenance is booked and cancelled by the operator only, and you are {by}", hint=f"ask {operator}"
+            )
 
     def _check_live(self, record: JobRecord, done: str) -> None:
         """Check that a request can have an effect on a job.

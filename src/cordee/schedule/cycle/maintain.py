@@ -41,7 +41,7 @@ def maintain(state: State, draft: Draft) -> None:
 def _maintain(state: State, draft: Draft, booking: MaintenanceBooked) -> None:
     now_us, record = draft.now_us, state.nodes.records.get(booking.node)
     cordon_us = booking.from_us - lead_us(state, (booking.node,))
-    why = f"maintenance {in_utc(booking.from_us)} to {in_utc(booking.until_us)}: {booking.why}"
+    why = cordon_why(booking)
     if now_us >= booking.until_us:
         if record is not None and (record.cordoned_by, record.cordon_why) == (booking.by, why):
             over = NodeUncordoned(at_us=now_us, node=booking.node, by=booking.by, why="maintenance is over")
@@ -55,6 +55,11 @@ def _maintain(state: State, draft: Draft, booking: MaintenanceBooked) -> None:
             at_us=now_us, node=booking.node, by=by, why=why, drain=record.drains, leave_us=booking.from_us
         )
         emit(state, draft, cordon)
+
+
+def cordon_why(booking: MaintenanceBooked) -> str:
+    """Return the reason that a node is cordoned for, if it is so for this booking alone."""
+    return f"maintenance {in_utc(booking.from_us)} to {in_utc(booking.until_us)}: {booking.why}"
 
 
 def reserve_nodes(state: State, draft: Draft) -> None:
