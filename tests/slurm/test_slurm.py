@@ -242,11 +242,12 @@ def on_slurm(cluster: Cluster) -> Iterator[OnSlurm]:
 
 
 @pytest.mark.slurm
+@pytest.mark.timeout(900)
 @needs_slurm
 def test_a_gang_moves_on_when_slurm_takes_a_node_and_idle_nodes_go_back(cluster: Cluster, on_slurm: OnSlurm) -> None:
     on_slurm.cordee("up", "--on", "slurm", "--partition", "low", "--nodes", "3", "--slots", "2", "--idle", "2s",
                     "--listen", "127.0.0.1:0")  # fmt: skip
-    assert len(on_slurm.allocations()) == 1, "one node tells what nodes are like"
+    assert len(on_slurm.nodes()) == 1, "one node tells what nodes are like; it may have gone back already"
 
     moved = on_slurm.run("moved", pause_s=0.1)
     cluster.until(lambda: (moved / "steps3").exists() and len((moved / "steps3").read_text().split()) > 10,
