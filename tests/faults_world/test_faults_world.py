@@ -57,8 +57,8 @@ def test_these_seeds_have_every_kind_of_fault() -> None:
     assert {f"refused {call}" for call in PORTS if call.startswith("store.")} <= found.keys()
     assert set(FAULTS) <= found.keys()
     assert {"job done", "job failed", "job stopped"} <= found.keys()
-    # A job is moved in about one world of 200, too rarely for these; no world has rehearsals.
-    rare = {NoticeReason.MOVE, NoticeReason.REHEARSAL}
+    # A job is moved in about one world of 200, too rarely for these; no world has rehearsals or windows.
+    rare = {NoticeReason.MOVE, NoticeReason.REHEARSAL, NoticeReason.WINDOW}
     assert {f"notice {reason}" for reason in NoticeReason if reason not in rare} <= found.keys()
 
 

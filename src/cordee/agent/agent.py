@@ -234,7 +234,7 @@ class NodeAgent:
         """Send the beat that is due; give notice to the ranks before the lease ends, and kill them at its end."""
         lease = self.lease
         if now_s >= lease.next_beat_s:
-            if lease.unanswered:
+            if lease.unanswered or not self._link.welcomed:
                 _log.warning("the server does not answer; dialling again")
                 self._hang_up()
             else:
@@ -323,6 +323,7 @@ class NodeAgent:
         elif isinstance(arrival, Opened):
             self._link.open(arrival.line)
             self._claimed_s = self._clock.now_s()
+            self.lease.claimed(self._claimed_s)
             epoch_min = self._claim.epoch or self._stream.epoch_min
             self._claim = replace(
                 self._claim, epoch_min=epoch_min, sources=self._link.sources, clock_us=self._clock.now_us()

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 BEATS_MISSED = 3
 """After this many beats without an answer the agent dials again: the server may be frozen, or another took over."""
 
+CLAIM_S = 30.0
+"""After this time without an answer to its claim the agent dials again: the server may be frozen."""
+
 _SENT_MAX = 64
 
 
@@ -19,7 +22,7 @@ class Lease:
     """The lease of one agent; before the first welcome it never ends.
 
     Attributes:
-        next_beat_s: when the next beat is due; infinite without a connection.
+        next_beat_s: when the next beat is due, or the answer to a claim; infinite without a connection.
         lapsed: it ended, and no server has welcomed the agent since.
         lease_s: the time for which it lasts.
     """
@@ -46,6 +49,10 @@ class Lease:
         self.lease_s, self._beat_s, self._since_s, self.lapsed = lease_s, beat_s, claimed_s, False
         self.next_beat_s = now_s + beat_s
         self._sent.clear()
+
+    def claimed(self, now_s: float) -> None:
+        """Wait for the answer to a claim that is sent now, for `CLAIM_S`."""
+        self.next_beat_s = now_s + CLAIM_S
 
     def beat(self, now_s: float) -> int:
         """Return the number of the beat that is sent now."""

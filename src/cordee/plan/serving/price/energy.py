@@ -57,6 +57,9 @@ POWER = {
     "L40S": PowerDraw(350, Source("NVIDIA L40S datasheet", "2023-08")),
     "A10": PowerDraw(150, Source("NVIDIA A10 datasheet", "2021-04")),
     "RTX-4090": PowerDraw(450, Source("NVIDIA GeForce RTX 4090, total graphics power", "2022-10")),
+    "RTX-3090": PowerDraw(350, Source("NVIDIA GeForce RTX 3090, total graphics power", "2020-09")),
+    "RTX-5090": PowerDraw(575, Source("NVIDIA GeForce RTX 5090, total graphics power", "2025-01")),
+    "RTX-A6000": PowerDraw(300, Source("NVIDIA RTX A6000 datasheet", "2020-10")),
     "MI300X": PowerDraw(750, Source("AMD Instinct MI300X datasheet", "2023-12"), _LIKE_H100),
 }
 """Board limits and hosts, by the name of the GPU in gpus.toml."""
