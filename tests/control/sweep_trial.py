@@ -38,7 +38,7 @@ def main() -> int:
         with (args.out / os.environ["CORDEE_JOB"]).open("a") as steps:
             steps.write(f"{step}\n")
         step += 1
-        metrics.log({"loss": abs(args.lr - 0.3) + 1 / step})
+        metrics.log({"loss": abs(args.lr - 0.3) + 1 / step}, step)
     state.parent.mkdir(parents=True, exist_ok=True)
     state.write_text(json.dumps({"step": step}))
     metrics.report(step)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cordee import frames
-from cordee.cli import terminal, tunnels
+from cordee.cli import terminal
 from cordee.cli.terminal import Home
 from cordee.client import Client
 from cordee.errors import CordeeError, InputError
@@ -82,6 +82,8 @@ async def _forward(client: Client, ref: str, pairs: list[tuple[int, int]], rank:
 
 async def _probe(client: Client, job_id: str, opening: dict[str, object]) -> None:
     """Open a connection once, to learn at once what is refused; a port that nothing listens on yet may come later."""
+    from cordee.cli import tunnels
+
     try:
         async with tunnels.opened(client, job_id, **opening):
             pass
@@ -111,6 +113,8 @@ async def _carry(
     writer: asyncio.StreamWriter,
 ) -> None:
     """Carry one connection, each side to its own end."""
+    from cordee.cli import tunnels
+
     try:
         async with tunnels.opened(client, job_id, **opening) as websocket:
             sending = asyncio.create_task(_send(websocket, reader))

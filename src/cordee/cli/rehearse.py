@@ -52,9 +52,6 @@ from cordee.events import (
 )
 from cordee.rehearsal_answers import RehearsalStarted
 from cordee.servers import is_remote
-from cordee.storage.destination import absolute, below, level_urls, open_blobs
-from cordee.storage.destination import is_remote as is_url
-from cordee.storage.files import folder_of
 from cordee.units import US_PER_S, format_duration, parse_duration_s, plural
 from cordee.workload.rehearsal import REPLAYED, STEPS
 
@@ -164,6 +161,8 @@ class Watch:
     _noticed: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
+        from cordee.storage.destination import absolute, below
+
         spec = self.made.spec
         to, cwd = spec["checkpoint"]["to"], spec["cwd"]
         self.to = below(absolute(to, cwd), self.job_id) if to and cwd else None
@@ -229,6 +228,8 @@ class Watch:
 
     def clean_up(self) -> None:
         """End what still runs, and remove the rehearsal's checkpoints, which nobody needs."""
+        from cordee.storage.destination import level_urls
+
         if not self.ended:
             self.client.stop(self.job_id, now=True)
             until_s = time.monotonic() + _END_S
@@ -238,10 +239,13 @@ class Watch:
             self._remove(place)
 
     def _remove(self, place: str) -> None:
+        from cordee.storage.destination import is_remote, open_blobs
+        from cordee.storage.files import folder_of
+
         if not place.rstrip("/").endswith(self.job_id):
             return  # a folder that the job shares with others
         try:
-            if not is_url(place):
+            if not is_remote(place):
                 shutil.rmtree(folder_of(place), ignore_errors=True)
                 with suppress(OSError):  # others' checkpoints are in it
                     folder_of(place).parent.rmdir()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,21 @@ def without_end(loader: StatefulDataLoader) -> Iterator[list[int]]:
             yield batch.tolist()
 
 
+class _LeftEarly(Exception):
+    """Ends a loop without the checkpoint that `break` makes."""
+
+
 def train(to: Path, *, until: int, workers: int) -> dict[int, list[int]]:
     """What each step is given; a checkpoint after each third step, and none at the end of what is left early."""
     model = torch.nn.Linear(2, 1)
     loader = loader_of(workers)
     state: dict[str, Any] = {"model": model, "loader": loader}
     given = {}
-    with cordee.job(state, to=to, every=3) as job:
+    with suppress(_LeftEarly), cordee.job(state, to=to, every=3) as job:
         batches = without_end(loader)
         for step in job.steps(16):
             if step == until:
-                break
+                raise _LeftEarly
             given[step] = next(batches)
     return given
 
@@ -82,11 +87,12 @@ def losses(to: Path, *, until: int, where: str, workers: int, owned: bool) -> di
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     first = iter(loader) if where == "before" else None
     found = {}
-    with cordee.job({"model": model, "optimizer": optimizer, "data": loader}, to=to, every=3) as job:
+    state = {"model": model, "optimizer": optimizer, "data": loader}
+    with suppress(_LeftEarly), cordee.job(state, to=to, every=3) as job:
         batches = endless(loader, iter(loader) if where == "inside" else first)
         for step in job.steps(16):
             if step == until:
-                break
+                raise _LeftEarly
             inputs = dropout(next(batches).float().repeat(4, 1).T)
             loss = model(inputs).square().mean()
             optimizer.zero_grad()
