@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -64,15 +65,20 @@ def looked_at_first(sampler: cordee.ElasticBatchSampler, loader: DataLoader, ste
     return in_the_step(sampler, loader, steps)
 
 
+class _LeftEarly(Exception):
+    """Ends a loop without the checkpoint that `break` makes."""
+
+
 def train(to: Path, loop: Loop, *, until: int, workers: int, micro: int = 6) -> dict[int, list[int]]:
     """The samples of each step; a checkpoint after each third step, and none at the end of what is left early."""
     sampler = cordee.ElasticBatchSampler(Numbers(), 6, micro_batch_max=micro)
     loader = DataLoader(Numbers(), batch_sampler=sampler, num_workers=workers)
     given: dict[int, list[int]] = {}
-    with cordee.job({"model": torch.nn.Linear(2, 1), "data": sampler}, to=to, every=3) as job:
+    state = {"model": torch.nn.Linear(2, 1), "data": sampler}
+    with suppress(_LeftEarly), cordee.job(state, to=to, every=3) as job:
         for step, batches in loop(sampler, loader, job.steps(STEPS)):
             if step == until:
-                break
+                raise _LeftEarly
             given[step] = torch.cat(batches).tolist()
     return given
 
