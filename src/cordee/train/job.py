@@ -194,7 +194,7 @@ class Job:
                 if changed is not None:
                     log.warning("%s", changed)
             self._agreement = rank_exit.agreement = Agreement(
-                first_step=self._timer.boundary - 1,
+                first_step=self._timer.boundary - (1 << 20),
                 rank=self.rank,
                 world_size=self.world_size,
                 store=self._store(),
