@@ -169,6 +169,7 @@ def test_another_user_gets_no_tunnel(
     assert "ask" in capsys.readouterr().err
 
 
+@pytest.mark.soak  # its server stood still once beside a loaded suite; why is not known yet
 def test_port_forward_carries_many_connections_each_way_to_its_end(home: Path, job: tuple[str, int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         local = free.getsockname()[1]
