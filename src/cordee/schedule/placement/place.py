@@ -36,8 +36,8 @@ def pools(job: Job, kinds: Iterable[Kind]) -> tuple[Pool, ...]:
     >>> from cordee.ids import JobId
     >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=1)
     >>> [on_demand, spot] = pools(job, (("H100", Capacity.SPOT, ()), ("H100", Capacity.ON_DEMAND, ())))[-1]
-    >>> on_demand[:2], spot[:2]
-    (('H100', <Capacity.ON_DEMAND: 'on-demand'>), ('H100', <Capacity.SPOT: 'spot'>))
+    >>> [*map(str, on_demand[:2])], [*map(str, spot[:2])]
+    (['H100', 'on-demand'], ['H100', 'spot'])
     """
     kinds = frozenset(kinds)
     reserved = _reserved(kinds)
