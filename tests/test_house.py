@@ -30,6 +30,7 @@ RECORDS = {
     "LayoutWanted": "the axes of a layout, each of them open or given",
     "LiveJobView": "one answer of the API",
     "ModelShape": "the keys of a config.json",
+    "Node": "one machine, as its agent describes it",
     "NodeView": "one answer of the API",
     "ServingGiven": "the flags of `cordee serve plan`",
     "Policy": "one value for each question that schedulers answer differently",

@@ -31,6 +31,8 @@ from cordee.events import (
     SpanClass,
     Tier,
 )
+from cordee.hardware.load import load_catalogue
+from cordee.hardware.mig import MigTable
 from cordee.ids import JobId
 from cordee.schedule import Policy, State, enact
 from cordee.schedule.gang import Gang, Reporter, Work
@@ -43,6 +45,13 @@ PRICE = 3_600_000  # micro-dollars per GPU-hour: one micro-dollar per GPU-millis
 
 Happening = Callable[["World"], Iterable[Event]]
 """A function of the world that returns events."""
+
+
+def mig_table(gpu: str) -> MigTable:
+    """Return the MIG profiles of a GPU of the catalogue."""
+    table = load_catalogue().find_gpu(gpu).mig
+    assert table is not None, f"{gpu} has no MIG profiles"
+    return table
 
 
 def node(name: str, gpus: int = 8, gpu: str = "H100", *, at_us: int = 0, **more: Any) -> NodeUp:

@@ -39,6 +39,7 @@ from cordee.schedule.quota.quotas import Quotas
 from cordee.workload.load import load_shape
 from cordee.workload.planned import read_plan
 from cordee.workload.spec import JobSpec, parse_spec
+from world import mig_table
 
 SLOTS = Node(name="local", epoch=1, gpu_name="slot", gpus=4)
 H100 = Node(
@@ -326,6 +327,46 @@ def test_a_host_that_is_too_small_is_no_place_to_wait_for(tmp_path: Path) -> Non
     with pytest.raises(TooLargeError, match=r"need 65 GB of host memory, but .* have 64 GB together"):
         admitted(spec(tmp_path, memory_bytes=65 * 10**9), counted)
     assert admitted(spec(tmp_path, memory_bytes=65 * 10**9), SLOTS)  # nobody counts there
+
+
+MIG = replace(H100, name="m", mig=mig_table("H100").gpus((0, 1)))
+
+
+def test_a_mig_instance_is_admitted_in_its_size(tmp_path: Path) -> None:
+    wanted = parse_spec("run: 'true'\ngpus: 3g.40gb").model_copy(update={"cwd": str(tmp_path)})
+    job = admitted(wanted, MIG, H100)
+    assert (job.gpus, job.gpu_milli, job.mig) == (1, 500, "3g.40gb")
+    assert micro_usd_per_hour_of(wanted, MIG) == 2_990_000 // 2
+    fixed = replace(MIG, mig=replace(mig_table("H100").gpus((0,)), fixed=((0, 4, 4, "3g.40gb"),)))
+    assert admitted(wanted, fixed).gpu_milli == 500
+
+
+def micro_usd_per_hour_of(wanted: JobSpec, *nodes: Node) -> int:
+    found = admit(wanted, job_id=JobId("a"), owner="ada", nodes=nodes, catalogue=load_catalogue())
+    return found.micro_usd_per_hour
+
+
+@pytest.mark.parametrize(
+    ("gpus", "error", "says"),
+    [
+        ("5g.50gb", TooLargeError, "a MIG instance 5g.50gb, and no node .* has that profile\nhint: .*1g.10gb"),
+        (
+            "1g.10gb",
+            SpecError,
+            "0.125 of NVIDIA H100 80GB HBM3; 0.25 of NVIDIA A100-SXM4-40GB\nhint: name one: gpus: NVI",
+        ),
+        ("A10:1g.10gb", TooLargeError, "no node that it may use has that profile"),
+    ],
+)
+def test_a_mig_instance_that_no_node_has_is_refused(
+    tmp_path: Path, gpus: str, error: type[CordeeError], says: str
+) -> None:
+    a100 = replace(H100, name="c", gpu_name="NVIDIA A100-SXM4-40GB", mig=mig_table("A100-40").gpus((0,)))
+    wanted = parse_spec(f"run: 'true'\ngpus: {gpus}").model_copy(update={"cwd": str(tmp_path)})
+    with pytest.raises(error, match=f"(?s){says}"):
+        admitted(wanted, MIG, a100, A10)
+    with pytest.raises(TooLargeError, match="no GPU of the cluster is in MIG mode"):
+        admitted(wanted, H100)
 
 
 QUEUES = (Queue(name="research", limit_gpus=4, user_gpus=2), Queue(name="product", micro_usd_per_day=10_000_000))

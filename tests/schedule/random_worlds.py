@@ -12,10 +12,13 @@ from cordee.events import (
     Capacity,
     Event,
     HoldReleased,
+    Job,
     JobHeld,
     JobPrioritized,
     JobSubmitted,
     KillOrdered,
+    Lease,
+    MigGpus,
     NodeDown,
     NoticeGiven,
     NoticeReason,
@@ -32,11 +35,22 @@ from cordee.ids import JobId
 from cordee.schedule import Reason, State, decide, explain
 from cordee.schedule.state.order import is_below
 from cordee.schedule.state.transitions import apply
-from world import S, World, job, node
+from world import S, World, job, mig_table, node
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
+PARTS = (None, None, None, None, None, "1g.10gb", "1g.20gb", "3g.40gb", "4g.40gb")
 NEVER_RUN = {Reason.TOO_LARGE, Reason.NO_SUCH_GPU, Reason.NO_NODES}
 NOT_NOW = {Reason.HELD, Reason.PAUSED, Reason.WAITS_FOR_JOBS}
+
+H100 = mig_table("H100")
+PROFILES = {each.name: each.placed for each in H100.profiles}
+MIG = (
+    *(None, None, None),
+    H100.gpus((1,)),
+    H100.gpus((0, 1), switched=True),
+    replace(H100.gpus((1,)), fixed=((1, 0, 4, "4g.40gb"), (1, 4, 1, "1g.10gb"), (1, 6, 1, "1g.10gb"))),
+)
+"""The GPUs of a node that are cut, and the ways in which they are."""
 
 nodes = st.lists(
     st.tuples(
@@ -45,13 +59,14 @@ nodes = st.lists(
         st.sampled_from([Capacity.ON_DEMAND, Capacity.ON_DEMAND, Capacity.SPOT]),
         st.sampled_from(["r1", "r2"]),
         st.sampled_from([(), (), (0,)]),
+        st.sampled_from(MIG),
     ),
     min_size=1,
     max_size=4,
 ).map(
     lambda drawn: [
-        node(f"n{number}", gpus, gpu, capacity=capacity, domain=(rack,), unavailable=foreign, cpu_milli=4000)
-        for number, (gpus, gpu, capacity, rack, foreign) in enumerate(drawn)
+        node(f"n{number}", gpus, gpu, capacity=capacity, domain=(rack,), unavailable=foreign, cpu_milli=4000, mig=mig)
+        for number, (gpus, gpu, capacity, rack, foreign, mig) in enumerate(drawn)
     ]
 )
 
@@ -62,7 +77,7 @@ def jobs(draw):
     return [
         job(
             name,
-            gpus := draw(st.sampled_from([0, 1, 2, 3, 4, 8, 12])),
+            gpus := 1 if (mig := draw(st.sampled_from(PARTS))) else draw(st.sampled_from([0, 1, 2, 3, 4, 8, 12])),
             draw(st.sampled_from(["production", "standard", "preemptible"])),
             at_us=draw(st.sampled_from([0, 0, 50, 100, 100, 130, 200])) * S,
             priority=draw(st.integers(0, 1)),
@@ -73,9 +88,11 @@ def jobs(draw):
             grace_us=draw(st.sampled_from([0, 10, 40])) * S,
             min_run_us=draw(st.sampled_from([0, 0, 30])) * S,
             time_limit_us=draw(st.sampled_from([None, None, 120 * S, 400 * S])),
-            unit_gpus=draw(st.sampled_from([None, None, None, 1, 2])) if gpus else None,
-            within=draw(st.sampled_from([None, None, None, "node", "rack"])) if gpus else None,
-            sizes=draw(st.sampled_from([(), (), (2,), (1,)])) if gpus else (),
+            unit_gpus=draw(st.sampled_from([None, None, None, 1, 2])) if gpus and not mig else None,
+            within=draw(st.sampled_from([None, None, None, "node", "rack"])) if gpus and not mig else None,
+            sizes=draw(st.sampled_from([(), (), (2,), (1,)])) if gpus and not mig else (),
+            mig=mig,
+            gpu_milli=H100.gpus(()).milli(PROFILES[mig].size) if mig else 1000,
             cpu_milli=0 if gpus else draw(st.sampled_from([2000, 3000])),
             preemptions_max=draw(st.sampled_from([None, None, 1])),
             after=draw(_after(names[:number])),
@@ -134,7 +151,7 @@ def _node_back(world: World, name: str):
     """The new agent first ends what its predecessor left."""
     yield from _rank_group_ends(world, name)
     old = world.state.nodes.records[name].node
-    more = {name: getattr(old, name) for name in ("capacity", "domain", "unavailable", "cpu_milli")}
+    more = {name: getattr(old, name) for name in ("capacity", "domain", "unavailable", "cpu_milli", "mig")}
     yield node(name, old.gpus, old.gpu_name, epoch=old.epoch + 1, at_us=world.now_us, **more)
 
 
@@ -182,10 +199,12 @@ def _asked(world: World, kind, which: int, **more):
 def check_log(log: list[Event]) -> None:
     """What can be read off a log alone."""
     leased: dict[tuple[str, int], str] = {}
-    held: dict[str, dict[str, tuple[int, ...]]] = {}
+    boards: dict[tuple[str, int], dict[int, Lease]] = {}
+    held: dict[str, dict[str, Lease]] = {}
     submitted: dict[str, JobSubmitted] = {}
     kinds: dict[str, tuple[str, Capacity]] = {}
     racks: dict[str, tuple[str, ...]] = {}
+    mig: dict[str, MigGpus | None] = {}
     up: set[str] = set()
     noticed: dict[tuple[str, str, int], int] = {}
     for event in log:
@@ -210,12 +229,23 @@ def check_log(log: list[Event]) -> None:
                     assert lease.node in up and asked.gpu_name in (None, gpu_name)
                     assert asked.capacity in (Capacity.ANY, capacity)
                     for gpu in lease.gpus:
-                        assert (lease.node, gpu) not in leased, "no GPU is leased twice"
-                        leased[(lease.node, gpu)] = event.job_id
-                held[event.job_id] = {lease.node: lease.gpus for lease in event.leases}
+                        at = (lease.node, gpu)
+                        assert at not in leased, "no GPU is leased twice"
+                        if lease.instance is not None:
+                            boards.setdefault(at, {})[lease.instance.start] = lease
+                            the_instances_may_stand_together(mig[lease.node], gpu, boards[at], asked)
+                            continue
+                        cut = mig[lease.node]
+                        assert not boards.get(at) and (cut is None or cut.switched or gpu not in cut.gpus)
+                        leased[at] = event.job_id
+                held[event.job_id] = {lease.node: lease for lease in event.leases}
             case RanksEnded():
-                for gpu in held.get(event.job_id, {}).pop(event.node, ()):  # an end can be reported twice
-                    del leased[(event.node, gpu)]
+                ended = held.get(event.job_id, {}).pop(event.node, None)  # an end can be reported twice
+                for gpu in () if ended is None else ended.gpus:
+                    if ended.instance is not None:
+                        del boards[event.node, gpu][ended.instance.start]
+                    else:
+                        del leased[(event.node, gpu)]
             case AttemptEnded():
                 assert not held.pop(event.job_id), "an attempt ends when all its rank groups have"
             case NoticeGiven() | KillOrdered():
@@ -229,6 +259,23 @@ def check_log(log: list[Event]) -> None:
                 up.add(event.node.name)
                 kinds[event.node.name] = (event.node.gpu_name, event.node.capacity)
                 racks[event.node.name] = event.node.domain
+                mig[event.node.name] = event.node.mig
+
+
+def the_instances_may_stand_together(cut: MigGpus | None, gpu: int, board: dict[int, Lease], asked: Job) -> None:
+    """By rules written anew: starts, overlaps, the most of a profile, compute slices, and instances that are there."""
+    assert cut is not None and gpu in cut.gpus
+    instances = [lease.instance for lease in board.values()]
+    slices = [at for each in instances for at in range(each.start, each.start + each.size)]
+    assert len(set(slices)) == len(slices) and max(slices) < 8, "two instances overlap"
+    assert sum(PROFILES[each.profile].compute for each in instances) <= 7
+    for each in instances:
+        rule = PROFILES[each.profile]
+        assert each.size == rule.size and each.start in rule.starts, "an illegal start"
+        assert sum(other.profile == each.profile for other in instances) <= rule.instances
+        assert cut.fixed is None or (gpu, each.start, each.size, each.profile) in cut.fixed
+    assert all(lease.milli == 125 * lease.instance.size for lease in board.values())
+    assert asked.mig in {each.profile for each in instances}
 
 
 def check_now(world: World) -> None:
@@ -247,14 +294,21 @@ def check_now(world: World) -> None:
     decision = decide(state, world.now_us)
     assert state.snapshot() == before
     assert decision.errors == ()
-    # A notice without any grace is followed by its kill in the next cycle, which is due at once.
-    assert all(isinstance(event, KillOrdered) for event in decision.events), "a cycle decides all there is to decide"
-    assert all(state.attempts[event.job_id].job.grace_us == 0 for event in decision.events)
+    # A notice without any grace is followed by its kill in the next cycle, which is due at once; and a job that starts
+    # again with its limit of time used up gets notice in the next one.
+    assert all(isinstance(event, KillOrdered) or is_limit(event) for event in decision.events), "all is decided"
+    graces = [state.attempts[event.job_id].job.grace_us for event in decision.events if not is_limit(event)]
+    assert not any(graces)
     for job_id in state.jobs:
         assert explain(state, job_id, world.now_us).reason not in (Reason.STARTS_NOW, Reason.ERROR)
     assert state.snapshot() == before
     totals = world.ledger.totals(world.now_us)
     assert totals.gpu_us.held == held_gpu_us(world.log, world.now_us)
+
+
+def is_limit(event: Event) -> bool:
+    """Whether it is the notice of a job's own limit."""
+    return isinstance(event, NoticeGiven) and event.reason is NoticeReason.LIMIT
 
 
 def held_gpu_us(log: list[Event], now_us: int) -> int:
@@ -263,11 +317,11 @@ def held_gpu_us(log: list[Event], now_us: int) -> int:
     for event in log:
         if isinstance(event, AttemptPlaced):
             for lease in event.leases:
-                since[(event.job_id, event.epoch, lease.node)] = (event.at_us, len(lease.gpus))
+                since[(event.job_id, event.epoch, lease.node)] = (event.at_us, lease.gpu_milli)
         elif isinstance(event, RanksEnded):
             at_us, gpus = since.pop((event.job_id, event.epoch, event.node), (event.at_us, 0))
             total += gpus * (event.at_us - at_us)
-    return total + sum(gpus * (now_us - at_us) for at_us, gpus in since.values())
+    return total // 1000 + sum(gpus * (now_us - at_us) for at_us, gpus in since.values()) // 1000
 
 
 def comes_to_its_end_and_keeps_its_promises(up, submitted, broken, deaf, breaks):
@@ -361,7 +415,7 @@ def limits_hold(world: World) -> None:
     quotas = world.state.quotas
     counted: dict[str, dict[str, int]] = {}
     for attempt in world.state.attempts.values():
-        gpus = sum(len(lease.gpus) for lease in attempt.held)
+        gpus = sum(lease.gpu_milli for lease in attempt.held) / 1000
         for name in {holder.queue.name for holder in quotas.leaf(attempt.job.queue).path}:
             users = counted.setdefault(name, {})
             users[attempt.job.owner] = users.get(attempt.job.owner, 0) + gpus

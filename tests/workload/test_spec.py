@@ -133,6 +133,29 @@ def test_a_part_of_a_gpu_goes_with_one(text: str | float, wanted: tuple[int, int
     assert (spec.gpus, spec.gpu_milli, spec.gpu) == wanted
 
 
+@pytest.mark.parametrize(
+    ("text", "mig", "gpu"),
+    [
+        ("1g.10gb", "1g.10gb", None),
+        ("H100:3g.40gb", "3g.40gb", "H100"),
+        ("1g.10gb+me x A100", "1g.10gb+me", "A100"),
+        ("mig-1g.10gb", "1g.10gb", None),
+        ("1g.10gb:1", "1g.10gb", None),
+    ],
+)
+def test_a_mig_instance_goes_with_one_gpu(text: str, mig: str, gpu: str | None) -> None:
+    spec = parse_spec(f"run: x\ngpus: '{text}'")
+    assert (spec.gpus, spec.gpu_milli, spec.mig, spec.gpu) == (1, 1000, mig, gpu)
+
+
+@pytest.mark.parametrize("text", ["2x1g.10gb", "1g.10gb:4"])
+def test_a_gang_on_mig_instances_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match=r"gang on MIG instances: NCCL .*\n.*gpus: 1g.10gb"):
+        parse_spec(f"run: x\ngpus: '{text}'")
+    with pytest.raises(SpecError, match="goes with one rank"):
+        parse_spec("run: x\ngpus: 1g.10gb\nplace: {within: node}")
+
+
 @pytest.mark.parametrize("text", ["0.0", "1.5", "0.0004", "0.5x", "0.5x8", "-0.5", "H100:0.5x", "0.5 GPUs please"])
 def test_a_part_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="GPU"):

@@ -17,8 +17,7 @@ from cordee.cli import terminal
 from cordee.client import Client
 from cordee.errors import AdmissionError, InputError, SpecError
 from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd, plural
-from cordee.workload.gpus import parse_wanted
-from cordee.workload.spec import JobSpec
+from cordee.workload.spec import JobSpec, wanted_gpus
 
 DRAWS = 20
 VARIANTS_MAX = 24
@@ -76,7 +75,7 @@ def with_flags(spec: JobSpec, gpus: str | None, tier: str | None, queue: str | N
     """
     changes: dict[str, object] = {}
     if gpus is not None:
-        changes["gpus"], changes["gpu_milli"], changes["gpu"] = parse_wanted(gpus)
+        changes |= wanted_gpus(gpus)
         changes["gpu"] = changes["gpu"] or spec.gpu
     changes |= {key: value for key, value in (("tier", tier), ("queue", queue)) if value is not None}
     try:

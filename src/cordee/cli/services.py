@@ -201,7 +201,7 @@ def changed(before: JobSpec, changes: dict[str, Any], gpus: str | None, env: dic
     if "drain" in changes:
         update["on_preempt"] = before.on_preempt.model_copy(update={"grace_s": section.drain_s})
     if gpus is not None:
-        update |= {field: getattr(made, field) for field in ("gpus", "gpu", "gpu_milli")}
+        update |= {field: getattr(made, field) for field in ("gpus", "gpu", "gpu_milli", "mig")}
     return JobSpec.model_validate(before.model_copy(update=update).model_dump())
 
 

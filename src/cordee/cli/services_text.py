@@ -211,8 +211,9 @@ def _flags(flags: dict[str, object]) -> str:
 
 def _gpus(service: ServiceView) -> str:
     spec = service.spec
-    number = spec["gpus"] if spec["gpu_milli"] == 1000 else spec["gpu_milli"] / 1000
-    return f"{number:g}{' x ' + spec['gpu'] if spec['gpu'] else ''} a replica, {spec['tier']}, queue {spec['queue']}"
+    number = f"{spec['gpus'] if spec['gpu_milli'] == 1000 else spec['gpu_milli'] / 1000:g}"
+    number = spec.get("mig") or number  # an earlier server knows no MIG
+    return f"{number}{' x ' + spec['gpu'] if spec['gpu'] else ''} a replica, {spec['tier']}, queue {spec['queue']}"
 
 
 def _slo(slo: dict[str, float | None]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cordee.control.eligible import dearest, hourly_price, kind_of, may_get
 from cordee.control.expected import Expected, expect
+from cordee.control.instances import instance_milli, nodes_with
 from cordee.control.zones import window_of
 from cordee.errors import ScriptError, SpecError, TooLargeError, UnprotectedError
 from cordee.events import Capacity, Job, Node, Tier
@@ -93,6 +94,9 @@ def admit(
     _check_queue(spec, quotas)
     kind = kind_of(spec, nodes, catalogue)
     eligible = [node for node in nodes if may_get(node, kind, spec)]
+    if spec.mig is not None:
+        eligible = nodes_with(spec.mig, eligible, nodes)
+        spec = spec.model_copy(update={"gpu_milli": instance_milli(spec.mig, eligible)})
     _check_size(spec, kind, eligible, nodes)
     notes: list[str] = []
     expected = expect(spec, kind, eligible, catalogue)
@@ -301,6 +305,7 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
         # cannot be raised in the spec: a job that must not be preempted has `limit.preemptions: 0`.
         min_run_us=restart_us,
         gpu_milli=spec.gpu_milli,
+        mig=spec.mig,
         cpu_milli=_cpu_milli(spec),
         memory_bytes=spec.memory_bytes or 0,
         within=spec.place.within,

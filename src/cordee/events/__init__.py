@@ -43,6 +43,7 @@ from cordee.events.kinds import (
     TenantSet,
     TokensServed,
 )
+from cordee.events.mig import MigGpus, MigInstance, MigProfile
 from cordee.events.rank_reports import (
     CheckpointCommitted,
     Measured,
@@ -124,6 +125,9 @@ __all__ = [
     "MaintenanceCancelled",
     "Measured",
     "MetricsLogged",
+    "MigGpus",
+    "MigInstance",
+    "MigProfile",
     "ModelOrdered",
     "Node",
     "NodeCordoned",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cordee.events.mig import MigGpus, MigInstance
 from cordee.ids import JobId
 
 
@@ -92,6 +93,7 @@ class Node:
     cpu_milli: int | None = None  # thousandths of a CPU core; None: not counted
     memory_bytes: int | None = None  # of the host; None: not counted
     machine: str = ""  # id of the machine behind the name, `HOST/...`; "": an agent of an earlier version
+    mig: MigGpus | None = None  # GPUs that are leased by MIG instances; None: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +181,7 @@ class Job:
     restart_us: int = 60_000_000  # expected: from placed to first new step
     min_run_us: int = 0  # it is not preempted before it has run this long
     gpu_milli: int = 1000  # of each GPU; below 1000 the job has a part of one GPU
+    mig: str | None = None  # the profile of the MIG instance that it runs on; None: it needs none
     cpu_milli: int = 0  # of the whole job, spread over its nodes like its GPUs
     micro_usd_per_cpu_hour: int = 0  # the price of a core when it was submitted; only a job without GPUs pays it
     memory_bytes: int = 0  # of host memory, of the whole job, spread like its GPUs
@@ -202,6 +205,11 @@ class Job:
     window: tuple[int, ...] = ()  # it starts between these times of day: begin, end, offset from UTC; empty: at any
     window_stops: bool = False  # it gets notice in time to have left when its window closes
 
+    @property
+    def has_part(self) -> bool:
+        """Return whether it has a part of one GPU: thousandths of it, or a MIG instance."""
+        return self.gpu_milli < 1000 or self.mig is not None
+
     def estimate_on(self, gpus: int) -> Estimate | None:
         """Return the estimate for this number of GPUs; None if there is none."""
         return next((each for each in self.estimates if each.gpus == gpus), None)
@@ -224,6 +232,12 @@ class Lease:
     node: str
     gpus: tuple[int, ...]
     milli: int = 1000  # of each GPU
+    instance: MigInstance | None = None  # of its one GPU; None: the GPUs whole, or thousandths of one
+
+    @property
+    def has_part(self) -> bool:
+        """Return whether others may lease the rest of its GPU."""
+        return self.milli < 1000 or self.instance is not None
 
     @property
     def gpu_milli(self) -> int:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from cordee.errors import CatalogueError
 from cordee.hardware.kernels import Kernels
+from cordee.hardware.mig import MigTable
 
 Capacity = Literal["on-demand", "spot", "reserved"]
 CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
@@ -77,7 +78,8 @@ class Gpu:
     island) and `network_bytes_per_s` (between nodes) are per GPU and per direction. `matmul_fraction` is the part of
     the dense bf16 peak that large matrix products reach. `island_gpus` may exceed `gpus_per_node` (GB200 NVL72).
     `efficiency` is what step times are predicted with: the calibrated table of the chip, if it has one. `kernels` holds
-    the single kernels that were measured on it, or on another GPU with its chip.
+    the single kernels that were measured on it, or on another GPU with its chip. `mig` holds its MIG profiles, if they
+    are known.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Gpu:
     uncalibrated: ChipEfficiency
     efficiency: ChipEfficiency
     kernels: Kernels = field(default=Kernels(), hash=False, compare=False, repr=False)
+    mig: MigTable | None = field(default=None, hash=False, compare=False, repr=False)
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Return the dense FLOP/s in `dtype`.

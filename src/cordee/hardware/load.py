@@ -3,13 +3,16 @@
 import difflib
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cordee.errors import CatalogueError
+from cordee.events import MigProfile
 from cordee.hardware.catalog import PRICED, Capacity, Catalogue, ChipEfficiency, CpuPrice, Gpu, Price, Source
 from cordee.hardware.kernels import Grid, Kernels
+from cordee.hardware.mig import MigFacts, MigTable
 from cordee.hardware.speedups import Speedups
 from cordee.units import parse_bytes, parse_bytes_per_s
 
@@ -86,10 +89,29 @@ def _own_gpus(path: Path) -> tuple[Gpu, ...]:
 def _shipped() -> Catalogue:
     tables = _read_toml(_DATA / "efficiency.toml")
     every = _read_toml(_DATA / "gpus.toml")
-    kernels = _measured(every)
-    gpus = tuple(_gpu(name, facts, tables, kernels[name]) for name, facts in every.items())
+    kernels, mig = _measured(every), _mig(_read_toml(_DATA / "mig.toml"))
+    gpus = tuple(replace(_gpu(name, facts, tables, kernels[name]), mig=mig.get(name)) for name, facts in every.items())
     bare = Catalogue(gpus=gpus, prices=())
     return Catalogue(gpus=gpus, prices=_read_prices(_read_toml(_DATA / "prices.toml"), bare, "prices.toml"))
+
+
+def _mig(table: dict[str, Any]) -> dict[str, MigTable]:
+    """Return the MIG profiles by the GPU's name; all GPUs of the file share the placements."""
+    placed = table.pop("placements")
+    found = {}
+    for gpu, facts in table.items():
+        profiles = []
+        for key, shape in placed["profiles"].items():
+            if key not in facts:
+                continue
+            own = facts[key]
+            slices = {name: shape[name] for name in ("size", "compute", "instances")}
+            profile = MigProfile(name=own["name"], starts=tuple(shape["starts"]), **slices)
+            memory_bytes = parse_bytes(own["memory"]) if "memory" in own else None
+            profiles.append(MigFacts(profile, shape["id"], memory_bytes, own.get("sms")))
+        sources = str(_source(facts)), str(_source(placed))
+        found[gpu] = MigTable(gpu, placed["slices"], placed["compute"], tuple(profiles), *sources)
+    return found
 
 
 @cache

@@ -14,6 +14,7 @@ from cordee.schedule.cycle.draft import Draft
 from cordee.schedule.cycle.heads import turn_of, turns
 from cordee.schedule.cycle.settle import ATTEMPTS_WITHOUT_COMMIT
 from cordee.schedule.host_room import lacks_host, most_of_host, needs_of_host
+from cordee.schedule.instances import in_the_way
 from cordee.schedule.placement.entry import Entry, mask_of
 from cordee.schedule.placement.place import fits, lacks, pools
 from cordee.schedule.placement.view import Pool
@@ -198,6 +199,8 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
         if job.gpus <= usable and (job.cpu_milli or job.memory_bytes):
             most = most_of_host(_entries(state, candidates), job, free=False)
             text = f"it needs {needs_of_host(job)}{_shape(job)}; {most}"
+        if job.mig is not None:
+            text = f"it needs {job.gpus} {_asked(job)}; no node that is up has this profile"
         reserved = _for_reserved(state, record, usable)
         return reserved or _why(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
     refusal = state.quotas.admits(job, now_us)
@@ -219,6 +222,8 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
         return _refused(state, record, refusal)
     if lacks_host(state.nodes.free, job, candidates):
         return _for_host(state, record, candidates)
+    if job.mig is not None:
+        return _for_instance(state, record, candidates, draft)
     return _for_gpus(state, record, candidates, draft, now_us)
 
 
@@ -372,6 +377,18 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
     return _why(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
 
 
+def _for_instance(state: State, record: JobRecord, candidates: tuple[Pool, ...], draft: Draft) -> Explanation:
+    """Explain the wait of a job for a MIG instance: the slices that are free, and the instances in its way."""
+    needs = f"it needs {record.job.gpus} {_asked(record.job)}"
+    if any(fits(state.nodes.free, record.job, each) for each in candidates):
+        first = tuple(sorted(draft.assumed))
+        text = f"{needs}; one has room, but is kept for {_and(first)}, ahead of it in the order"
+        return _why(record, Reason.RESERVED_FOR_OTHER, text, blocking=first)
+    found = in_the_way(state, record.job, candidates)
+    reason = Reason.FRAGMENTED if found.free else Reason.NOT_ENOUGH_FREE
+    return _why(record, reason, f"{needs}; {found.text}", blocking=found.blocking)
+
+
 def _oldest_first(attempts: Iterable[Attempt]) -> tuple[JobId, ...]:
     """Return the jobs of attempts, those that were placed first before the others."""
     return tuple(job_id for _, job_id in sorted((each.placed_us, each.job.job_id) for each in attempts))
@@ -446,6 +463,8 @@ def _jobs(count: int, one: str, several: str) -> str:
 
 def _asked(job: Job) -> str:
     capacity = "" if job.capacity is Capacity.ANY else f" on {job.capacity.value} capacity"
+    if job.mig is not None:
+        return f"MIG instance {job.mig}" + (f" of {job.gpu_name}" if job.gpu_name else "") + capacity
     gpus = "GPU" if job.gpus == 1 else "GPUs"
     of_one_type = "" if job.gpus == 1 else " of one type"
     return (f"{job.gpu_name} {gpus}" if job.gpu_name else gpus + of_one_type) + capacity

@@ -4,6 +4,33 @@ import re
 
 from cordee.errors import SpecError
 
+_PROFILE = r"(?:mig-)?(\d+g\.\d+gb(?:\+[a-z.]+)?)"
+_KIND = r"[A-Za-z][\w. -]*"
+
+
+def parse_mig(text: str | int | float) -> tuple[str, str | None] | None:
+    """Return the profile and the kind of GPU of a MIG instance, as `1g.10gb` or `H100:1g.10gb`; None: it names none.
+
+    Slurm's `1g.10gb:1` and the resource of Kubernetes, `mig-1g.10gb`, are read as well.
+
+    >>> parse_mig("1g.10gb"), parse_mig("H100:3g.40gb"), parse_mig("mig-1g.10gb:1"), parse_mig("1xH100")
+    (('1g.10gb', None), ('3g.40gb', 'H100'), ('1g.10gb', None), None)
+
+    Raises:
+        SpecError: more than one instance.
+    """
+    written = str(text).strip()
+    found = re.fullmatch(rf"(?:({_KIND}):|(\d+)\s*[x*]\s*)?{_PROFILE}(?::(\d+))?(?:\s*[x*]\s*({_KIND}))?", written)
+    if found is None:
+        return None
+    before, count, profile, behind, after = found.groups()
+    if int(count or behind or 1) != 1:
+        raise SpecError(
+            f"{written!r} is a gang on MIG instances: NCCL and peer-to-peer copies do not work between them",
+            hint=f"a job has one of them: gpus: {profile}; more memory is a larger profile, a gang needs whole GPUs",
+        )
+    return profile, before or after
+
 
 def parse_gpus(text: str | int) -> tuple[int, str | None]:
     """Return the total and the kind of `64`, `64xH100` or `H100:64`.

@@ -230,7 +230,10 @@ def _seconds_to_notice(spec: JobSpec, limit_s: float) -> int:
 def _pod(spec: JobSpec, cluster: Cluster, nodes: int, gpus: int) -> Manifest:
     # With a trap a shell waits for its command after SIGTERM, and leaves with its exit code.
     command = ["/bin/sh", "-c", f"trap : TERM; {spec.run}"] if isinstance(spec.run, str) else list(spec.run)
-    resources: Manifest = {"limits": {"nvidia.com/gpu": gpus}}
+    resource = (
+        f"nvidia.com/mig-{spec.mig}" if spec.mig else "nvidia.com/gpu"
+    )  # of the device plugin, MIG strategy mixed
+    resources: Manifest = {"limits": {resource: gpus}}
     if spec.memory_bytes is not None:
         resources["limits"]["memory"] = str(math.ceil(spec.memory_bytes / nodes))
     if spec.cpus is not None:

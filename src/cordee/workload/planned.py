@@ -12,7 +12,7 @@ from typing import Any
 
 from cordee.errors import DoesNotFitError, SpecError
 from cordee.units import format_bytes
-from cordee.workload.gpus import parse_wanted
+from cordee.workload.gpus import parse_mig, parse_wanted
 
 VERSIONS = (1, 2)
 _MAKE_ONE = "make one: cordee plan llama-3-8b --gpus 8xH100 --json > plan.json"
@@ -45,6 +45,8 @@ class PlannedJob:
             SpecError: the job contradicts the plan.
         """
         if written.get("gpus") is not None:
+            if parse_mig(written["gpus"]) is not None:
+                raise SpecError(f"gpus is {written['gpus']}, but {self.source} is a plan for {self.gpus}x{self.gpu}")
             count, milli, kind = parse_wanted(written["gpus"])
             if count != self.gpus or milli != 1000 or (kind or self.gpu).casefold() != self.gpu.casefold():
                 raise SpecError(

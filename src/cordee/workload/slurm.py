@@ -142,6 +142,7 @@ def _options(spec: JobSpec, cluster: SlurmCluster, per_node: int, is_per_rank: b
     nodes = spec.gpus // per_node
     tasks = per_node if is_per_rank else 1
     kind = f"{cluster.gpu_type}:" if cluster.gpu_type not in (None, "any") else ""
+    kind = f"{spec.mig}:" if spec.mig else kind  # Slurm's name of the type of a MIG instance
     requeue = "--requeue" if spec.on_preempt.then == "requeue" else "--no-requeue"
     yield f"--job-name={spec.name} {requeue} --open-mode=append --output=%x-%j.out"
     yield f"--nodes={nodes} --ntasks-per-node={tasks} --gpus-per-node={kind}{per_node}"

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from cordee.errors import InputError, SpecError
 from cordee.units import US_PER_S, format_duration, parse_bytes, parse_duration_s, parse_micro_usd
-from cordee.workload.gpus import parse_wanted
+from cordee.workload.gpus import parse_mig, parse_wanted
 from cordee.workload.keep import parse_keep
 from cordee.workload.notify import Notify
 from cordee.workload.planned import PlannedJob
@@ -176,13 +176,15 @@ class JobSpec(_Section):
     """One job; or a service or a sweep, then each of its replicas or trials is such a job.
 
     `gpus` is its total (0: CPU cores and host memory only), `gpu_milli` thousandths of each, `gpu` the kind it needs
-    (None: any). `run` is empty where a service's engine is none of its own.
+    (None: any), `mig` the profile of a MIG instance of one GPU. `run` is empty where a service's engine is none of its
+    own.
     """
 
     run: str | tuple[str, ...] = ()
     gpus: Annotated[int, Field(ge=0)]
     gpu: str | None = None
     gpu_milli: Annotated[int, Field(ge=1, le=1000)] = 1000
+    mig: Annotated[str, Field(pattern=r"^\d+g\.\d+gb(\+[a-z.]+)?$")] | None = None
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] = "job"
     launch: Launch = "auto"
@@ -311,6 +313,8 @@ class JobSpec(_Section):
                 raise ValueError(f"{size} GPUs are not whole units of place.unit = {unit}")
         if self.gpu_milli < 1000 and self.gpus > 1:
             raise ValueError(f"a part of a GPU goes with one GPU, not with {self.gpus}")
+        if self.mig is not None and (self.gpus > 1 or self.place != Place() or self.elastic != Elastic()):
+            raise ValueError(f"a MIG instance ({self.mig}) goes with one rank: without place, elastic, and more GPUs")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -413,7 +417,24 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "sweep": SweepSpec,
 }
 _WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()} | SERVICE_WRITTEN_AS
-_NOT_WRITTEN = ("gpu", "gpu_milli", "files")  # `gpus: 64xH100` and `gpus: 0.5` say the first two; the capture the third
+# `gpus: 64xH100`, `gpus: 0.5` and `gpus: 1g.10gb` say the first three; the capture the fourth.
+_NOT_WRITTEN = ("gpu", "gpu_milli", "mig", "files")
+
+
+def wanted_gpus(text: str | int | float) -> dict[str, Any]:
+    """Return the fields of a job that its `gpus` says: number, thousandths of each, kind, and MIG profile.
+
+    >>> wanted_gpus("H100:1g.10gb")
+    {'gpus': 1, 'gpu_milli': 1000, 'gpu': 'H100', 'mig': '1g.10gb'}
+
+    Raises:
+        SpecError: not such a text.
+    """
+    instance = parse_mig(text)
+    if instance is not None:
+        return {"gpus": 1, "gpu_milli": 1000, "gpu": instance[1], "mig": instance[0]}
+    gpus, gpu_milli, gpu = parse_wanted(text)
+    return {"gpus": gpus, "gpu_milli": gpu_milli, "gpu": gpu, "mig": None}
 
 
 def _keys(section: str | None) -> list[str]:
@@ -444,10 +465,9 @@ def _read(document: Any, where: Where) -> JobSpec:
         document = {**document, "retries": _retries(document["retries"], where)}
     values = dict(document)
     try:
-        wanted = parse_wanted(plain(document["gpus"], ("gpus",), where))
+        values |= wanted_gpus(plain(document["gpus"], ("gpus",), where))
     except SpecError as error:
         raise where.error(("gpus",), error.message, error.hint) from None
-    values["gpus"], values["gpu_milli"], values["gpu"] = wanted
     values |= _in_base_units({key: document[key] for key in document if (None, key) in _UNITS}, None, where)
     values["env"] = {str(name): _text(value, name, where) for name, value in mapping(document, "env", where).items()}
     for section in _SECTIONS:

@@ -10,7 +10,7 @@ from cordee.ids import JobId
 from cordee.schedule.cycle.draft import Draft, guarded
 from cordee.schedule.cycle.nominate import Nominee, refusal_of, start
 from cordee.schedule.cycle.reservation import Reservation, soonest
-from cordee.schedule.placement.place import need_of, pools
+from cordee.schedule.placement.place import lacks, need_of, pools
 from cordee.schedule.state.order import level
 from cordee.schedule.state.records import NEVER, JobRecord
 from cordee.schedule.state.running import is_exempt, min_run_us
@@ -22,15 +22,15 @@ def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
     """Reserve the GPUs that a gang will get first, if it is the first one that waits for them and can ever fit.
 
     Where overdue jobs go first (`Policy.guards`, the default), only an overdue gang reserves. A job without GPUs
-    reserves nothing: reservations are of GPUs.
+    or on a MIG instance reserves nothing: reservations are of whole GPUs.
     """
     policy, job = state.policy, nominee.record.job
     if not job.gpus:
         return
     if policy.backfill == "none":
-        possible = (pool for pool in nominee.pools if need_of(state.nodes.free, job, pool) is not None)
+        possible = (pool for pool in nominee.pools if lacks(state.nodes.free, job, pool) is not None)
         draft.closed.update(kind for pool in possible for kind in pool)
-    if policy.backfill != "easy" or (policy.guards and job.job_id not in draft.turns.overdue):
+    if job.mig is not None or policy.backfill != "easy" or (policy.guards and job.job_id not in draft.turns.overdue):
         return
     best: Reservation | None = None
     for pool in nominee.pools:

@@ -119,7 +119,7 @@ def _still_held(state: State, leases: Leases) -> Iterator[tuple[str, int]]:
 
 def _could_hold(state: State, job: Job, candidates: tuple[Pool, ...]) -> bool:
     """Return whether the nodes would be enough with all GPUs that are being vacated; a cheap first test."""
-    if not job.gpus:
+    if not job.gpus or job.mig is not None:
         return True
     columns = state.nodes.columns
     for pool in candidates:

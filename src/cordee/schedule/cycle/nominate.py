@@ -88,10 +88,11 @@ def start_smaller(state: State, draft: Draft, nominee: Nominee) -> bool:
 def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | None) -> bool:
     """Preempt or move other jobs and assume the job on the room that they make; return whether they make any.
 
-    A job that needs only a part of a GPU, or no GPU, waits for room: it preempts no job.
+    A job that needs only a part of a GPU, or no GPU, waits for room: it preempts no job. For a MIG instance others may
+    move.
     """
     job = nominee.record.job
-    if state.policy.victims == "none" or job.gpu_milli < 1000 or not job.gpus:
+    if state.policy.victims == "none" or (job.has_part and job.mig is None) or not job.gpus:
         return False
     scope = draft.preemption.scope(nominee.record)
     # The victims depend on the job's queue as well, and on its owner where the owner's limit refuses the job.
@@ -100,9 +101,12 @@ def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | N
     searches = draft.failed_searches
     if searches.covers(key, scope):
         return False
-    room = draft.preemption.preempt(nominee.record, scope, nominee.pools, refusal)
+    room, instance = None, job.mig is not None
+    if not instance:
+        room = draft.preemption.preempt(nominee.record, scope, nominee.pools, refusal)
     if room is None and refusal is None:
-        room = draft.preemption.move(nominee.record, nominee.pools)
+        move = draft.preemption.move_instances if instance else draft.preemption.move
+        room = move(nominee.record, nominee.pools)
     if room is None:
         searches.add(key, scope)
         return False

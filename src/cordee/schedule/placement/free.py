@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cordee.schedule.placement.entry import Entry, Kind, Used, entry_of
+from cordee.schedule.placement.mig import Boards
 from cordee.schedule.placement.mix import Mix
 from cordee.schedule.placement.need import Need
 from cordee.schedule.placement.pack import Packer
@@ -27,6 +28,7 @@ class Tally:
     usable: int = 0
     nodes: int = 0
     shared: list[tuple[int, str, int]] = field(default_factory=list)  # (free milli, node, GPU), ascending
+    boards: Boards = field(default_factory=Boards)  # GPUs on which MIG instances may be placed
 
 
 class FreeIndex:
@@ -40,6 +42,7 @@ class FreeIndex:
         self._empty = Feed()  # every node as if it had no leases
         self.mix = mix or Mix()
         self.needs: dict[object, Need | None] = {}  # of gangs, as `place` finds them; forgotten when nodes change
+        self.holds: dict[object, bool] = {}  # whether nodes could ever hold an instance; forgotten with `needs`
         self._packers: dict[Packing, Packer] = {}
         self._views: dict[tuple[Pool, int, int, bool, bool], View] = {}
 
@@ -50,7 +53,7 @@ class FreeIndex:
             return old
         self._now.put(name, entry)
         same = old is not None and entry is not None and old.node is entry.node and old.reserved == entry.reserved
-        if old is not None and entry is not None and same and old.shared == entry.shared:
+        if old is not None and entry is not None and same and old.shared == entry.shared and old.mig == entry.mig:
             tally = self.kinds[entry.kind]
             tally.free += entry.free.bit_count() - old.free.bit_count()
             self.entries[name] = entry
@@ -67,6 +70,7 @@ class FreeIndex:
         if old is None or entry is None or not same or old.usable != entry.usable:
             self._empty.put(name, None if entry is None else entry_of(entry.node, Used(), entry.reserved))
             self.needs.clear()
+            self.holds.clear()
         return old
 
     def free(self, kind: Kind) -> int:
@@ -121,7 +125,10 @@ class FreeIndex:
 
     def value(self) -> object:
         """Return a deep copy, to compare."""
-        kinds = {kind: (each.free, each.usable, each.nodes, tuple(each.shared)) for kind, each in self.kinds.items()}
+        kinds = {
+            kind: (each.free, each.usable, each.nodes, tuple(each.shared), each.boards.value())
+            for kind, each in self.kinds.items()
+        }
         return dict(self.entries), kinds, self.mix.value()
 
     def _count(self, name: str, entry: Entry, sign: int) -> None:
@@ -136,5 +143,7 @@ class FreeIndex:
                 insort(tally.shared, (milli, name, gpu))
             else:
                 del tally.shared[bisect_left(tally.shared, (milli, name, gpu))]
+        if entry.mig:
+            tally.boards.count(entry, sign)
         if not tally.nodes:
             del self.kinds[entry.kind]

@@ -19,7 +19,7 @@ from functools import lru_cache
 from cordee.events import Capacity, Job, Lease
 from cordee.schedule.placement.entry import Entry, Kind, host_request
 from cordee.schedule.placement.fill import choose, lacking, missing, search
-from cordee.schedule.placement.fractional import lacks_part
+from cordee.schedule.placement.fractional import find_instance, lacks_part
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.need import Arrangement, Need
 from cordee.schedule.placement.view import Pool, View, holds
@@ -127,7 +127,7 @@ def lacks(
         freed: nodes as they would be after the end of some attempts (`Entry.plus`).
         gpus: a size of an elastic job, instead of `job.gpus`.
     """
-    if job.gpu_milli < 1000 or not job.gpus:
+    if job.has_part or not job.gpus:
         return lacks_part(index, job, pool, freed or {})
     need = need_of(index, job, pool, gpus)
     if need is None:
@@ -169,7 +169,7 @@ def place(
         spares: the number of nodes without leases in each pool that stay free (`spare_nodes`).
         packing: the choice among nodes that hold the job (pack.py); it does not apply to gangs of several nodes.
     """
-    if job.gpu_milli >= 1000 and (gpus or job.gpus) > sum(index.free(kind) for pool in candidates for kind in pool):
+    if not job.has_part and (gpus or job.gpus) > sum(index.free(kind) for pool in candidates for kind in pool):
         return None
     if candidates and candidates[0][0][2]:  # first where nodes are reserved for the job
         own = tuple(pool for pool in candidates if all(kind[2] for kind in pool))
@@ -207,6 +207,9 @@ def spare_nodes(index: FreeIndex, pool: Pool, count: int) -> tuple[str, ...]:
 def _place(
     index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int, packing: Packing
 ) -> tuple[Lease, ...] | None:
+    if job.mig is not None:
+        instance = find_instance(index, job, candidates)
+        return None if instance is None else (instance,)
     less = not gpus or job.gpu_milli < 1000
     if less or _is_scored(job, packing):
         lease = _packed(index, job, candidates, gpus, packing)

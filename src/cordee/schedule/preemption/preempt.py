@@ -8,8 +8,10 @@ if each of them fits elsewhere at once. Both are tried on the state as a what-if
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason
+from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason, Tier
 from cordee.ids import JobId
+from cordee.schedule.instances import cuts_of, place_of
+from cordee.schedule.placement.defragment import fewest_moves
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import need_of, place, pools
 from cordee.schedule.placement.view import Pool
@@ -90,6 +92,28 @@ class Preemption:
             room = self._room_by_moving(record, pool, chosen)
             if room is not None:
                 return room
+        return None
+
+    def move_instances(self, record: JobRecord, candidates: tuple[Pool, ...]) -> Room | None:
+        """Return the room for a MIG instance that results from the fewest moves of preemptible jobs' instances.
+
+        Only for a job of a higher tier: it starts before those that move, so none returns to its old slice.
+        """
+        state, job, lowest = self._state, record.job, level(Tier.PREEMPTIBLE)
+        waited = self._now_us >= record.waits_since_us + state.policy.preempt_after_us
+        if job.mig is None or not waited or not state.policy.move_fraction or level(job.tier) >= lowest:
+            return None
+        attempts = self._search.candidates.attempts(Scope(lowest, job.priority, None, moves=1))
+        movable = {place_of(lease): each for each in attempts for lease in each.held if lease.instance is not None}
+        if not movable:
+            return None
+        for pool in candidates:
+            found = fewest_moves(cuts_of(state.nodes.free.entries.values(), pool, movable), job.mig)
+            if found is not None and found.moved:
+                moving = [movable[*each.gpu, each.start] for each in found.moved]
+                room = self._moved(record, pool, moving, state.nodes.soon)
+                if room is not None:
+                    return room
         return None
 
     # -- the victims -----------------------------------------------------------------------------------------
@@ -192,6 +216,11 @@ class Preemption:
         # A job without a place now has none after the gang is placed.
         if any(self._place(state.nodes.free, each.job, each.gpus) is None for each in attempts):
             return None
+        return self._moved(record, pool, attempts, state.nodes.free)
+
+    def _moved(self, record: JobRecord, pool: Pool, attempts: list[Attempt], elsewhere: FreeIndex) -> Room | None:
+        """Give notice to attempts as a what-if; each of them needs its next place in an index."""
+        state = self._state
         mark = state.journal.mark()
         terms = [Terms(attempt, NoticeReason.MOVE, attempt.gpus) for attempt in attempts]
         self._try(terms, record)
@@ -199,8 +228,8 @@ class Preemption:
         others: list[NextPlace] = []
         if leases is not None:
             state.nodes.claim(leases)
-            for attempt in sorted(attempts, key=lambda each: (-each.gpus, each.job.job_id)):
-                there = self._place(state.nodes.free, attempt.job, attempt.gpus)
+            for attempt in sorted(attempts, key=lambda each: (-each.gpus, -each.job.gpu_milli, each.job.job_id)):
+                there = self._place(elsewhere, attempt.job, attempt.gpus)
                 if there is None:
                     break
                 state.nodes.claim(there)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from cordee.events import (
     Job,
@@ -38,6 +39,21 @@ Resized = Callable[[Held, Held, int], None]
 """A function of the resources that a node offered before, those that it offers now, and the time."""
 
 
+class Claimed(NamedTuple):
+    """GPUs and MIG instances of a node that a cycle keeps for a job."""
+
+    mask: int = 0  # of GPUs
+    instances: tuple[Lease, ...] = ()
+
+    def out_of(self, entry: Entry) -> Entry:
+        """Return an entry without all this."""
+        entry = entry.without(self.mask) if self.mask else entry
+        return entry.holding(self.instances) if self.instances else entry
+
+
+_NOT_CLAIMED = Claimed()
+
+
 class Nodes:
     """All known nodes by name, with the indexes that placement reads; changed by `State` and by cycles only.
 
@@ -45,7 +61,7 @@ class Nodes:
         records: the nodes themselves.
         leased: the leased part of each node.
         vacating: leases of leaving attempts, by node.
-        claimed: GPUs that a cycle keeps for a job, as a mask; empty between cycles.
+        claimed: GPUs and MIG instances that a cycle keeps for a job; empty between cycles.
         earmarked: GPUs that are being vacated for a certain job, as a mask; not in `soon`; empty between cycles.
         went_down: (time of its failure, node), for failures less than the window before the newest one.
         quarantines: (end, node), ascending.
@@ -60,7 +76,7 @@ class Nodes:
         self.records: dict[str, NodeRecord] = {}
         self.leased: dict[str, Used] = {}
         self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}
-        self.claimed: dict[str, int] = {}
+        self.claimed: dict[str, Claimed] = {}
         self.earmarked: dict[str, int] = {}
         self.went_down: dict[str, int] = {}
         self.quarantines: list[tuple[int, str]] = []
@@ -176,7 +192,7 @@ class Nodes:
             "records": dict(self.records),
             "leased": dict(self.leased),
             "vacating": dict(self.vacating),
-            "claimed": {name: mask for name, mask in self.claimed.items() if mask},
+            "claimed": {name: each for name, each in self.claimed.items() if any(each)},
             "earmarked": {name: mask for name, mask in self.earmarked.items() if mask},
             "went_down": dict(self.went_down),
             "quarantines": tuple(self.quarantines),
@@ -220,13 +236,19 @@ class Nodes:
         """Keep GPUs from all other jobs for the rest of a cycle; inside a what-if only."""
         self._journal.mark()
         for lease in leases:
-            self._journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) | mask_of(lease.gpus))
+            mask, instances = self.claimed.get(lease.node, _NOT_CLAIMED)
+            if lease.instance is None:
+                kept = Claimed(mask | mask_of(lease.gpus), instances)
+            else:
+                kept = Claimed(mask, (*instances, lease))
+            self._journal.put(self.claimed, lease.node, kept)
             self._shade(lease.node)
 
     def unclaim(self, leases: Iterable[Lease]) -> None:
-        """Release claimed GPUs."""
+        """Release claimed GPUs, which are whole."""
         for lease in leases:
-            self._journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) & ~mask_of(lease.gpus))
+            mask, instances = self.claimed.get(lease.node, _NOT_CLAIMED)
+            self._journal.put(self.claimed, lease.node, Claimed(mask & ~mask_of(lease.gpus), instances))
             self._shade(lease.node)
 
     def earmark(self, name: str, mask: int) -> None:
@@ -258,9 +280,9 @@ class Nodes:
                 leaving = self.vacating.get(name)
                 bare = self._bare[name] = (entry, entry.plus(leaving) if leaving else entry)
             entry, vacated = bare
-            claimed, earmarked = self.claimed.get(name, 0), self.earmarked.get(name, 0)
-            if claimed:
-                entry, vacated = entry.without(claimed), vacated.without(claimed)
+            claimed, earmarked = self.claimed.get(name), self.earmarked.get(name, 0)
+            if claimed is not None:
+                entry, vacated = claimed.out_of(entry), claimed.out_of(vacated)
             before = self._put(name, (entry, vacated.without(earmarked) if earmarked else vacated, vacated))
         else:
             before = self._put(name, (None, None, None))

@@ -75,9 +75,9 @@ class Running:
         row = self.rows.add(values | {"live": True, "queue": number})
         self._journal.put(self.jobs, row, job_id)
         self._journal.put(self.row_of, job_id, row)
-        # A fraction of a GPU frees no GPU when it ends, so it counts for nothing here.
+        # A part of a GPU frees no GPU when it ends, so it counts for nothing here.
         cells: list[dict[str, Cell]] = [
-            {"row": row, "node": self._nodes.number(each.node), "gpus": len(each.gpus) if each.milli >= 1000 else 0}
+            {"row": row, "node": self._nodes.number(each.node), "gpus": 0 if each.has_part else len(each.gpus)}
             for each in leases
         ]
         self._journal.put(self._lease_rows, job_id, tuple(self.leases.add(each) for each in cells))

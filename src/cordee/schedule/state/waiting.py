@@ -45,7 +45,7 @@ def shape_of(job: Job) -> Shape:
     """Return a key that is equal for two jobs that fit in exactly the same places."""
     return (
         job.gpus, job.gpu_name, job.capacity, job.unit_gpus, job.within, job.sizes,
-        job.gpu_milli, job.cpu_milli, job.memory_bytes,
+        job.gpu_milli, job.cpu_milli, job.memory_bytes, job.mig,
     )  # fmt: skip
 
 
