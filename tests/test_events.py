@@ -165,9 +165,6 @@ def assert_within(old: Any, new: Any) -> None:
     if isinstance(old, dict):
         for name, value in old.items():
             assert_within(value, new[name])
-    elif isinstance(old, list) and len(old) == len(new):
-        for one, other in zip(old, new, strict=True):
-            assert_within(one, other)
     else:
         assert old == new
 

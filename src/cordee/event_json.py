@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from cordee.events import Event, NoticeReason
+from cordee.events import AttemptPlaced, Event, NoticeReason
 
 _BY_KIND: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 
@@ -22,7 +22,12 @@ def encode(event: Event) -> dict[str, Any]:
     >>> encode(ServerUp(at_us=5))
     {'kind': 'ServerUp', 'at_us': 5}
     """
-    return {"kind": type(event).__name__, **dataclasses.asdict(event)}
+    data = {"kind": type(event).__name__, **dataclasses.asdict(event)}
+    if isinstance(event, AttemptPlaced):
+        for lease in data["leases"]:
+            if lease["instance"] is None:  # agents of earlier versions know no MIG
+                del lease["instance"]
+    return data
 
 
 def decode(data: dict[str, Any]) -> Event:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import cordee
 from cordee.agent.gpus import Devices
+from cordee.agent.mig import MODES
 from cordee.agent.nvlink import FABRIC_GPUS
 from cordee.errors import InputError
 from cordee.events import NO_PRICE, Capacity, Node
@@ -40,6 +41,7 @@ class Facts:
     def __init__(self, node: str, devices: Devices, labels: Mapping[str, str]) -> None:
         self.devices, self.problem = devices, ""
         self._labels = _file_labels() | _checked(labels, "the agent's settings")
+        devices.mig_mode = next((mode for mode in MODES if mode == self._labels.get("mig")), devices.mig_mode)
         self._cloud: Mapping[str, str] = {}
         self._cpu_milli, self._memory_bytes = host.cpu_milli(), host.memory_bytes()
         self._bare = Node(
@@ -74,6 +76,7 @@ class Facts:
             unavailable_why=tuple(unavailable.values()),
             cpu_milli=self._cpu_milli,
             memory_bytes=self._memory_bytes,
+            mig=self.devices.mig(),
         )
 
     def _island_gpus(self, labels: Mapping[str, str]) -> int:

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from cordee.agent.clock import monotonic_s
 from cordee.agent.findings import KERNEL_LOG, XIDS, Finding, by_gpu, xids
 from cordee.agent.health import sickness, slow_clocks
+from cordee.agent.mig import MigDevices, MigForbiddenError, MigMode
 from cordee.agent.nvlink import fabric_of, island_gpus
 from cordee.errors import MissingExtraError
+from cordee.events import Lease, MigGpus
 from cordee.units import format_bytes, plural
 
 SLOT = "slot"
@@ -46,6 +48,7 @@ class Devices:
         fabric: identity of an island that spans nodes; "" without one.
         driver: the driver's version; "" for slots.
         next_s: monotonic time of the next `look`, since other processes may take and release them.
+        mig_mode: what an operator lets the agent do with MIG instances.
     """
 
     def __init__(self, gpu_name: str, count: int, says: str) -> None:
@@ -57,6 +60,19 @@ class Devices:
         self.fabric = ""
         self.driver = ""
         self.next_s = 0.0
+        self.mig_mode: MigMode = "fixed"
+
+    def mig(self) -> MigGpus | None:
+        """Return the GPUs whose MIG instances may be leased."""
+        return None
+
+    def visible(self, lease: Lease) -> str:
+        """Return CUDA_VISIBLE_DEVICES of a lease; a MIG instance is made if need be.
+
+        Raises:
+            MigError: the instance cannot be had.
+        """
+        return ",".join(map(str, lease.gpus)) if self.real else ""
 
     def unavailable(self, is_ours: Callable[[int], bool]) -> dict[int, str]:
         """Return why GPUs cannot be leased, by index; `is_ours` says whether this agent started a pid."""
@@ -98,6 +114,21 @@ class _NvmlDevices(Devices):
         self.real = True
         self.islands, self.fabric = island_gpus(nvml, self._handles), fabric_of(nvml, self._handles)
         self.driver = _text(nvml.nvmlSystemGetDriverVersion())
+        self._cut = MigDevices(nvml, self._handles)
+
+    def mig(self) -> MigGpus | None:
+        return self._cut.seen(self.mig_mode)
+
+    def visible(self, lease: Lease) -> str:
+        if lease.instance is not None:
+            try:
+                return self._cut.device_of(lease.gpus[0], lease.instance, self.mig_mode)
+            except MigForbiddenError:
+                self.mig_mode = "fixed"  # the next report offers what is there
+                raise
+        if self.mig_mode == "switched":
+            self._cut.make_whole(lease.gpus)
+        return super().visible(lease)
 
     def unavailable(self, is_ours: Callable[[int], bool]) -> dict[int, str]:
         if monotonic_s() >= self._health_s:
@@ -116,6 +147,8 @@ class _NvmlDevices(Devices):
             return "left out by the agent's CUDA_VISIBLE_DEVICES"
         if index in self._sick:
             return self._sick[index]
+        if self.mig_mode == "off" and self._cut.is_on(index):
+            return "in MIG mode, and the node's label is mig=off"
         if not self._locked(self._uuids[index]):
             return "offered by another server's agent"
         try:

@@ -11,11 +11,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from cordee.agent.launch import Assignment
 from cordee.agent.process import Process
 from cordee.event_json import encode
-from cordee.events import Lease, RanksEnded
+from cordee.events import Lease, MigInstance, RanksEnded
 
 
 class Journal:
@@ -71,10 +72,16 @@ class Journal:
 
 def _read_order(path: Path) -> Assignment:
     data = json.loads(path.read_text())
-    leases = tuple(Lease(**each | {"gpus": tuple(each["gpus"])}) for each in data["leases"])
+    leases = tuple(_lease(each) for each in data["leases"])
     # Orders of earlier versions lack some fields, which then have their defaults.
     known = {each.name: data[each.name] for each in fields(Assignment) if each.name in data}
     return Assignment(**known | {"leases": leases})
+
+
+def _lease(data: dict[str, Any]) -> Lease:
+    instance = data.get("instance")
+    part = None if instance is None else MigInstance(**instance)
+    return Lease(**data | {"gpus": tuple(data["gpus"]), "instance": part})
 
 
 def write_json(path: Path, data: object, *, sync: bool = False, mode: int = 0o666) -> None:

@@ -119,6 +119,7 @@ def prepare(
     secrets: dict[str, str],
     real_gpus: bool,
     gpus: int,
+    visible: str | None = None,
 ) -> RankGroupLaunch:
     """Return the processes of a rank group.
 
@@ -129,6 +130,7 @@ def prepare(
         secrets: values by name; they are stored only in the environment.
         real_gpus: whether the node has GPUs, not CPU slots.
         gpus: number of GPUs of the whole node, among which its cores are divided.
+        visible: CUDA_VISIBLE_DEVICES; None: the indices of its GPUs.
 
     Raises:
         LaunchError: the folder, the program or the script does not exist, or the spec is invalid.
@@ -144,7 +146,7 @@ def prepare(
     omp = int(spec_env.get("OMP_NUM_THREADS") or _threads(order, gpus))
     env = {name: value for name, value in base_env.items() if not _NOT_INHERITED.fullmatch(name)}
     env.setdefault("PYTHONUNBUFFERED", "1")  # keeps the last lines of a killed rank
-    env |= _gpu_env(order.gpus, real_gpus) | {"OMP_NUM_THREADS": str(omp)} | spec_env | secrets
+    env |= _gpu_env(order.gpus, real_gpus, visible) | {"OMP_NUM_THREADS": str(omp)} | spec_env | secrets
     env |= _group_env(order, folder, cwd)
     argv = ("/bin/sh", "-c", run) if isinstance(run, str) else tuple(str(word) for word in run)
     _check(run, cwd, env)
@@ -169,7 +171,9 @@ def _threads(order: Assignment, gpus: int) -> int:
     """Return the threads of a process: its part of the node's cores; without a GPU the cores that its job asks for."""
     if not order.gpus:
         return max(1, math.floor(order.spec.get("cpus") or 1))
-    return max(1, (os.cpu_count() or 1) // max(1, gpus))
+    lease = order.leases[order.node_rank]
+    milli = 1000 if lease.instance is None else lease.milli  # several instances divide the cores of one GPU
+    return max(1, (os.cpu_count() or 1) * milli // (1000 * max(1, gpus)))
 
 
 def _check(run: str | Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
@@ -188,11 +192,12 @@ def _check(run: str | Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
             raise LaunchError(f"the script {script} is not in {cwd}")
 
 
-def _gpu_env(gpus: Sequence[int], real: bool) -> dict[str, str]:
+def _gpu_env(gpus: Sequence[int], real: bool, visible: str | None) -> dict[str, str]:
     if not real:
         return {"CUDA_VISIBLE_DEVICES": ""}
     # NVML counts GPUs in PCI bus order; CUDA does so only with this variable.
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    visible = ",".join(map(str, gpus)) if visible is None else visible
+    return {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def _group_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:

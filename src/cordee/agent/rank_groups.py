@@ -17,6 +17,7 @@ from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.logs import LogPump
 from cordee.agent.messages import Dial
+from cordee.agent.mig import MigError
 from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup, RankGroupResult
 from cordee.agent.samples import Samples
@@ -160,7 +161,12 @@ class RankGroups:
                 secrets=_declared(secrets, order.spec.get("secrets") or ()),
                 real_gpus=self._devices.real,
                 gpus=self._devices.count,
+                visible=self._devices.visible(order.leases[order.node_rank]),
             )
+        except MigError as error:  # of the node, not of the job
+            self._running.pop(order.tag, None)
+            self._refuse(order, Outcome.LOST, f"{self._node}: {error}", kept)
+            return
         except Exception as error:  # an error in one job's spec must not end the node's other rank groups
             why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"
             self._running.pop(order.tag, None)

@@ -13,8 +13,11 @@ KNOWN: Mapping[str, str] = {
     "island_gpus": "number of GPUs in an island",
     "capacity": "on-demand or spot",
     "price": "dollars per GPU-hour",
+    "mig": "what the agent may do with MIG instances: off, fixed, dynamic or switched",
 }
 """Keys, with what each states."""
+MIG = ("off", "fixed", "dynamic", "switched")
+"""The values of `mig`."""
 
 
 def parse_label(text: str) -> tuple[str, str]:
@@ -59,6 +62,8 @@ def check_labels(labels: Mapping[str, str]) -> None:
             raise InputError(f"the label capacity={value} is not known", hint="it is on-demand or spot")
         if key == "island_gpus" and not (value.isdecimal() and int(value)):
             raise InputError(f"the label island_gpus={value} is not a number of GPUs", hint="write island_gpus=8")
+        if key == "mig" and value not in MIG:
+            raise InputError(f"the label mig={value} is not known", hint=f"it is {', '.join(MIG[:-1])} or {MIG[-1]}")
         if key == "price":
             price_of(value)
 
