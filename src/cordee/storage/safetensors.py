@@ -105,6 +105,16 @@ def open_file(path: Path) -> Iterator[dict[str, FileTensor]]:
             view.release()
 
 
+def header_of(path: Path) -> tuple[dict[str, object], int]:
+    """Return the header of a file, and the offset of its data in bytes.
+
+    Raises:
+        InputError: it is not a safetensors file.
+    """
+    with path.open("rb") as file:
+        return _header(path, file.read(8), file)
+
+
 def _header(path: Path, length: bytes, file: Any) -> tuple[dict[str, object], int]:
     bytes_said = int.from_bytes(length, "little")
     try:
