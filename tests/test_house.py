@@ -37,6 +37,7 @@ RECORDS = {
     "DryRunView": "one answer of the API",
     "ServiceView": "one answer of the API",
     "SweepView": "one answer of the API",
+    "VersionView": "one answer of the API",
     "Summary": "one row of a simulation's table",
     "Survival": "one section of a plan",
 }

@@ -103,7 +103,7 @@ def test_a_class_name_means_one_thing_in_a_room() -> None:
 
 @pytest.mark.parametrize(
     ("source", "what"),
-    [("def push(x): pass", "push"), ("pushed_at_us = 1", "pushed"), ("class FaultDice: pass", "dice")],
+    [("def pusher(x): pass", "pusher"), ("eaten_at_us = 1", "eaten"), ("class FaultDice: pass", "dice")],
 )
 def test_a_forbidden_word_is_found(source: str, what: str) -> None:
     assert any(what in words(name) and what in FORBIDDEN for name, _ in _names(ast.parse(source)))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
@@ -78,9 +78,6 @@ from cordee.service_answers import (
 from cordee.sweep_answers import SweepDetailView, SweepSubmission, SweepView
 from cordee.tls import client_context
 from cordee.workload.rehearsal import rehearsal_name
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 
@@ -264,11 +261,7 @@ class Client:
             NotFoundError: the server lacks them.
         """
         body = FileDigests(digests=list(digests)).model_dump()
-        with transport(self.url):
-            answer = self._http.post(f"{self.url}/v1/jobs/{quote(job_id)}/files", json=body)
-        if answer.is_error:
-            raise error_of(answer)
-        return answer.content
+        return self.exchange("POST", f"/v1/jobs/{quote(job_id)}/files", json=body)
 
     @staticmethod
     def check_secrets(names: Iterable[str], environ: Mapping[str, str]) -> None:
@@ -552,6 +545,10 @@ class Client:
         """Ask the server to checkpoint and requeue every job, and then to end; return at once."""
         return self._ask(HealthView, "POST", "/v1/down")
 
+    def ask(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
+        """Return the leader's answer to a request of a part of the API that has a client of its own."""
+        return self._ask(shape, method, path, **kwargs)
+
     def _ask(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
         """Return the leader's answer. Every request may be repeated: it has an id, or says what shall be."""
         deadline = time.monotonic() + _TAKEOVER_S
@@ -577,11 +574,15 @@ class Client:
         return True
 
     def _ask_here(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
+        return TypeAdapter(shape).validate_json(self.exchange(method, path, **kwargs))
+
+    def exchange(self, method: str, path: str, **kwargs: Any) -> bytes:
+        """Return the body of this server's answer to a request of httpx."""
         with transport(self.url):
             answer = self._http.request(method, self.url + path, **kwargs)
         if answer.is_error:
             raise error_of(answer)
-        return TypeAdapter(shape).validate_json(answer.content)
+        return answer.content
 
     @contextmanager
     def _stream(self, path: str, params: Mapping[str, Any]) -> Iterator[Iterator[str]]:

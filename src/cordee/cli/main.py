@@ -57,6 +57,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "cost": ("cordee.cli.cost", "Show GPU time by class, tokens, and their cost; also of a cluster under Slurm."),
         "compare": ("cordee.cli.compare", "Compare jobs: settings, curves, time, cost."),
         "profile": ("cordee.cli.profile", "Break down GPU time from profiles."),
+        "artifact": ("cordee.cli.artifact", "Push, pull, tag and compare versions of models and data."),
         "checkpoint": ("cordee.cli.checkpoint", "List, verify, compare, pin, export or import checkpoints."),
         "replay": ("cordee.cli.simulate", "Replay a server's log under another policy."),
     },
@@ -105,6 +106,7 @@ EXAMPLES = {
     "down": "cordee down --yes",
     "simulate": "cordee simulate jobs.csv.gz --cluster 80x8xH100 --policy cordee,fifo,easy --html compare.html",
     "replay": "cordee replay ~/.cordee --policy fifo",
+    "artifact": "cordee artifact push out/ team/llama-sft --base llama-3-8b:1 --tag best",
     "checkpoint": "cordee checkpoint export s3://bucket/run/my-job 400 --to hf --out my-model",
 }
 

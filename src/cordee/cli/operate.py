@@ -56,6 +56,14 @@ Database = Annotated[
 
 
 Certificate = Annotated[Path | None, typer.Option(help="PEM certificate for --listen.", show_default="a self-made one")]
+Artifacts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TO",
+        help="Folder or URL (s3://, gs://, az://) for the chunks of artifacts.",
+        show_default="as before, else in the home",
+    ),
+]
 MaxGrace = Annotated[
     str | None,
     typer.Option(help="Longest grace period that follows from a rehearsal.", show_default="as before, else 10m"),
@@ -94,6 +102,7 @@ def up(
     idle: Idle = "5m",
     sbatch: Sbatch = "",
     max_grace: MaxGrace = None,
+    artifacts: Artifacts = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,
@@ -102,15 +111,15 @@ def up(
     from cordee.control.spawn import check_installed, check_not_connected, start_server
 
     folder = terminal.folder(home)
-    _keep_max_grace(folder, max_grace)
+    _keep(folder, max_grace, artifacts)
     on = _machines(on, partition, nodes, idle, sbatch)
     if foreground:
         check_installed()
         check_not_connected(folder)
         from cordee.control.server import Options, serve
 
-        options = Options(slots, price_as, listen, certificate, key, database, standby, on, lease, gateway)
-        serve(folder, options, on_ready=lambda url: print(f"the server runs at {url}", flush=True))
+        made = Options(slots, price_as, listen, certificate, key, database, standby, on, lease, gateway)
+        serve(folder, made, on_ready=lambda url: print(f"the server runs at {url}", flush=True))
         return
     with terminal.waiting(f"starting a server on {folder}"):
         health = start_server(
@@ -145,12 +154,18 @@ def _machines(on: str | None, partition: str | None, nodes: int, idle: str, sbat
     return on
 
 
-def _keep_max_grace(folder: Path, text: str | None) -> None:
-    """Keep the limit of grace periods among the options of the home; the server reads it at each submission."""
+def _keep(folder: Path, max_grace: str | None, artifacts: str | None) -> None:
+    """Keep options that the server reads at each request among those of the home."""
     from cordee.control.home import Home as Folder
 
-    if text is not None:
-        Folder(folder).keep_settings({"grace_max": f"{parse_duration_s(text):g}s"})
+    if max_grace is not None:
+        Folder(folder).keep_settings({"grace_max": f"{parse_duration_s(max_grace):g}s"})
+    if artifacts is not None:
+        from cordee.storage.destination import absolute, open_blobs
+
+        to = absolute(artifacts, str(Path.cwd()))
+        open_blobs(to)
+        Folder(folder).keep_settings({"artifacts": to})
 
 
 def _describe(health: HealthView, folder: Path, slots: str | None) -> None:

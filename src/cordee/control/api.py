@@ -61,7 +61,7 @@ from cordee.control.services import routes as services_routes
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.sweeps import routes as sweeps_routes
 from cordee.control.sweeps.operations import SweepOperations
-from cordee.errors import CordeeError, InputError, NotFoundError, as_body
+from cordee.errors import CordeeError, InputError, MissingExtraError, NotFoundError, as_body
 from cordee.event_json import encode
 from cordee.events import Event
 from cordee.reports import COUNT_MAX
@@ -358,6 +358,17 @@ def above_jobs(operations: Operations) -> tuple[ServiceOperations, SweepOperatio
     return ServiceOperations.over(operations), SweepOperations.over(operations), RehearsalOperations.over(operations)
 
 
+def _include_artifacts(app: FastAPI, operations: Operations) -> None:
+    """Serve artifacts where their libraries are installed."""
+    try:
+        from cordee.control.artifacts import routes
+        from cordee.control.artifacts.operations import ArtifactOperations
+    except MissingExtraError:
+        return
+    app.state.artifacts = ArtifactOperations(operations)
+    app.include_router(routes.router)
+
+
 def create_app(
     operations: Operations,
     services: ServiceOperations | None = None,
@@ -375,6 +386,7 @@ def create_app(
         app.include_router(above.router)
     for each in (router, job_metrics.router, chain_routes.router, tenants_api.router, tenants_api.metrics_router):
         app.include_router(each)
+    _include_artifacts(app, operations)
     app.include_router(agents_router)
     app.include_router(transfers.router)
     if agents is not None:

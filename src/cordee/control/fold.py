@@ -1,4 +1,4 @@
-"""The fold of the log: state, ledger, measurements, services, sweeps at one number; from its start or a saved form."""
+"""The fold of the log: state, ledger, measurements, services, sweeps, artifacts; from its start or a saved form."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from cordee.account.measured import Measurement, Measurements, SavedMeasurements
 from cordee.control.directory import Directory, SavedDirectory
 from cordee.control.rehearsed.fold import Rehearsals, SavedRehearsals
 from cordee.control.trials import SavedSweeps, Sweeps
+from cordee.control.versions import Artifacts, SavedArtifacts
 from cordee.events import Event
 from cordee.ids import JobId
 from cordee.reports import RANK_REPORTS, is_rank_report
@@ -35,6 +36,7 @@ class SavedFold(NamedTuple):
     sweeps: SavedSweeps
     curves: dict[JobId, SavedJobCurves]
     rehearsals: SavedRehearsals
+    artifacts: SavedArtifacts
 
 
 class EndedJob(NamedTuple):
@@ -57,6 +59,7 @@ class Fold:
         sweeps: sweeps and their trials.
         curves: what jobs log, and what is measured of them, step by step.
         rehearsals: rehearsals and their results.
+        artifacts: versions of models and data.
         number: the log's number up to which they are folded.
         last_us: the newest time of the log, rank reports not counted.
     """
@@ -66,7 +69,7 @@ class Fold:
         if saved is None:
             self.state, self.ledger, self.measurements = State(policy), Ledger(), Measurements()
             self.directory, self.sweeps, self.curves = Directory(), Sweeps(), Curves()
-            self.rehearsals = Rehearsals()
+            self.rehearsals, self.artifacts = Rehearsals(), Artifacts()
             self.number = self.last_us = 0
         else:
             self.state = restored_state(saved.state, policy)
@@ -75,6 +78,7 @@ class Fold:
             self.directory = Directory.restored(saved.directory)
             self.sweeps, self.curves = Sweeps.restored(saved.sweeps), Curves.restored(saved.curves)
             self.rehearsals = Rehearsals.restored(saved.rehearsals)
+            self.artifacts = Artifacts.restored(saved.artifacts)
             self.number, self.last_us = saved.number, saved.last_us
 
     def saved(self) -> SavedFold:
@@ -89,6 +93,7 @@ class Fold:
             self.sweeps.saved(),
             self.curves.saved(),
             self.rehearsals.saved(),
+            self.artifacts.saved(),
         )
 
     def apply(self, numbered: Iterable[tuple[int, Event]]) -> Failed:
@@ -106,6 +111,7 @@ class Fold:
                 self.sweeps.apply(event)
                 self.curves.apply(event)
                 self.rehearsals.apply(event)
+                self.artifacts.apply(event)
             except Exception as error:
                 # A rank's report, now or in an old log, must not keep the server from running.
                 if not is_rank_report(event):
@@ -125,6 +131,7 @@ class Fold:
             self.sweeps.apply(event)
             self.curves.apply(event)
             self.rehearsals.apply(event)
+            self.artifacts.apply(event)
         self.state.quotas.forget()
         self.number += len(events)
         self.last_us = events[-1].at_us

@@ -23,6 +23,7 @@ _LEVEL = 1  # of compression: a snapshot is written more often than read, and le
 _FOLDING = (
     "account",
     "schedule",
+    "control/versions.py",
     "control/codec.py",
     "control/fold.py",
     "control/directory.py",

@@ -13,6 +13,11 @@ from cordee.control.fold import Fold
 from cordee.control.ports import Clock, Executor, Pending, Report, Store
 from cordee.errors import StoreError
 from cordee.events import (
+    ArtifactPushed,
+    ArtifactRemoved,
+    ArtifactStaged,
+    ArtifactTagged,
+    ArtifactUsed,
     AttemptPlaced,
     Event,
     HoldReleased,
@@ -66,6 +71,7 @@ Asked = (
     | ReservationMade
     | ReservationCancelled
 )
+OfArtifact = ArtifactPushed | ArtifactTagged | ArtifactStaged | ArtifactUsed | ArtifactRemoved
 
 
 class _Fresh(NamedTuple):
@@ -197,8 +203,10 @@ class Control:
         """Order a replica of several models to hold this one."""
         self._append(ModelOrdered(at_us=self._clock.now_us(), job_id=job_id, epoch=epoch, model=model, why=why))
 
-    def note(self, event: TenantSet | KeyCreated | KeyRevoked | NoticeGiven | RehearsalEnded | Asked) -> None:
-        """Note a change of tenants or keys, which have tables of their own, a request about a job, or a rehearsal's."""
+    def note(
+        self, event: TenantSet | KeyCreated | KeyRevoked | NoticeGiven | RehearsalEnded | Asked | OfArtifact
+    ) -> None:
+        """Note what the scheduler does not decide on: tenants, keys, artifacts, rehearsals, requests about jobs."""
         self._append(event)
 
     def take_in(self, source: str, seq: int, events: Sequence[Event]) -> int:

@@ -4,6 +4,7 @@ Every decision and every observation is one of these; the log is a sequence of t
 order gives the state. Times are integer microseconds since the Unix epoch, money is integer micro-dollars.
 """
 
+from cordee.events.artifact import ArtifactPushed, ArtifactRemoved, ArtifactStaged, ArtifactTagged, ArtifactUsed
 from cordee.events.attempt import AttemptEvent
 from cordee.events.kinds import (
     AttemptEnded,
@@ -96,6 +97,11 @@ __all__ = [
     "NO_PRICE",
     "After",
     "AfterEnd",
+    "ArtifactPushed",
+    "ArtifactRemoved",
+    "ArtifactStaged",
+    "ArtifactTagged",
+    "ArtifactUsed",
     "AttemptEnded",
     "AttemptEvent",
     "AttemptPlaced",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cordee.events.artifact import ArtifactPushed, ArtifactRemoved, ArtifactStaged, ArtifactTagged, ArtifactUsed
 from cordee.events.attempt import AttemptEvent
 from cordee.events.rank_reports import (
     CheckpointCommitted,
@@ -441,6 +442,11 @@ Event = (
     | JobPrioritized
     | JobDeferred
     | JobReleased
+    | ArtifactPushed
+    | ArtifactTagged
+    | ArtifactStaged
+    | ArtifactUsed
+    | ArtifactRemoved
     | SweepDeclared
     | SweepHeld
     | SweepEnded

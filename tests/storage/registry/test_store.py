@@ -1,5 +1,7 @@
 """Artifacts in a store: what is pushed comes back bit by bit or not at all, and versions share what they share."""
 
+import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -11,6 +13,7 @@ import pytest
 
 from cordee.errors import CheckpointError, InputError
 from cordee.storage.files import FileBlobs
+from cordee.storage.registry import oci
 from cordee.storage.registry.compare import compare
 from cordee.storage.registry.manifest import ArtifactManifest
 from cordee.storage.registry.pickles import check_pickles
@@ -277,3 +280,40 @@ def _no_halves(tmp_path: Path) -> Iterator[None]:
     yield
     assert not list(tmp_path.glob(".*.half"))
     shutil.rmtree(tmp_path / "store", ignore_errors=True)
+
+
+def test_an_oci_layout_holds_the_same_files(tmp_path: Path) -> None:
+    source = save(tmp_path / "source", weights())
+    shutil.copytree(source, tmp_path / "used")
+    oci.write_layout(tmp_path / "used", tmp_path / "layout", "1", {"a": "b"})
+    assert oci.is_layout(tmp_path / "layout")
+    index = json.loads((tmp_path / "layout" / "index.json").read_bytes())
+    manifest = json.loads(_blob(tmp_path / "layout", index["manifests"][0]["digest"]))
+    assert manifest["mediaType"] == "application/vnd.oci.image.manifest.v1+json"
+    assert _blob(tmp_path / "layout", manifest["config"]["digest"]) == b"{}"
+    found = {each.name: each.path for each in oci.files_of_layout(tmp_path / "layout")}
+    assert {name: path.read_bytes() for name, path in found.items()} == {
+        path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*") if path.is_file()
+    }
+    found["config.json"].write_bytes(b"altered")
+    with pytest.raises(InputError, match="missing or was altered"):
+        oci.files_of_layout(tmp_path / "layout")
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/passwd", "", "a/../../b"])
+def test_no_layout_leads_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    source = save(tmp_path / "source", weights())
+    oci.write_layout(source, tmp_path / "layout", "1", {})
+    index = json.loads((tmp_path / "layout" / "index.json").read_bytes())
+    path = tmp_path / "layout" / "blobs" / "sha256" / index["manifests"][0]["digest"].partition(":")[2]
+    changed = path.read_bytes().replace(b'"config.json"', json.dumps(name).encode())
+    digest = hashlib.sha256(changed).hexdigest()
+    path.with_name(digest).write_bytes(changed)
+    index["manifests"][0]["digest"] = f"sha256:{digest}"
+    (tmp_path / "layout" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="is called"):
+        oci.files_of_layout(tmp_path / "layout")
+
+
+def _blob(layout: Path, digest: str) -> bytes:
+    return (layout / "blobs" / "sha256" / digest.partition(":")[2]).read_bytes()

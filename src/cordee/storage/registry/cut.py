@@ -42,7 +42,7 @@ def cut_file(path: Path, name: str) -> list[Cut]:
         InputError: it cannot be read, or is a safetensors file that is cut off.
     """
     size_bytes = path.stat().st_size
-    if path.suffix == ".safetensors":
+    if name.endswith(".safetensors"):
         return _cut_tensors(path, size_bytes)
     return [
         Cut(at, min(PLAIN_CHUNK_BYTES, size_bytes - at), 1, f"{name}@{at}")

@@ -1,4 +1,4 @@
-"""What an artifact holds: its files, the chunks of each, and the artifact that it is stored as a difference to.
+"""The manifest of an artifact: its files, the chunks of each, and the artifact from which it is stored as a difference.
 
 A manifest is canonical JSON, and its BLAKE3 is the artifact's digest: the same files, chunks and base have one name.
 """

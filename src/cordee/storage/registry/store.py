@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Pushed:
-    """What a push has done: the manifest, and the bytes that it wrote and that were there."""
+    """The result of a push: the manifest, and the bytes that it wrote and that were there."""
 
     manifest: ArtifactManifest
     written_bytes: int
@@ -327,10 +327,10 @@ class _Pushing:
         return there
 
     def _stored(self, cut: Cut, content: str, data: bytes) -> StoredChunk:
-        store, alike, before = self.store, None, None
+        store, near, before = self.store, None, None
         if self.base is not None:
-            alike = self.base.by_label.get((cut.label, cut.length_bytes))
-            before = store.content(self.base, alike) if alike is not None else None
+            near = self.base.by_label.get((cut.label, cut.length_bytes))
+            before = store.content(self.base, near) if near is not None else None
         codec, stored = encode_chunk(data, cut.width, before)
         digest = content if codec == "raw" else digest_of(stored)
         key = _chunk_key(digest)
@@ -343,7 +343,7 @@ class _Pushing:
             self.known_bytes += cut.length_bytes if size_bytes == len(stored) else 0
             self.written_bytes += len(stored) if size_bytes != len(stored) else 0
             self.used_base |= codec == "delta"
-        differs_from = alike.content if alike is not None and codec == "delta" else ""
+        differs_from = near.content if near is not None and codec == "delta" else ""
         return StoredChunk(
             content, digest, cut.length_bytes, len(stored), codec, cut.width, cut.label, base=differs_from
         )
@@ -404,6 +404,11 @@ def _parallel(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         finally:
             for future in going:
                 future.cancel()
+
+
+def key_of(kind: str, digest: str) -> str:
+    """Return the key of a blob: `chunks` or `manifests`, and its digest."""
+    return _chunk_key(digest) if kind == _CHUNKS else _manifest_key(digest)
 
 
 def _chunk_key(stored: str) -> str:

@@ -1,0 +1,154 @@
+"""The HTTP face of artifacts: versions, tags and lineage, and the chunks for clients that cannot reach the store."""
+
+from asyncio import to_thread
+from typing import Annotated, Any
+
+from fastapi import Depends, Path, Query, Request
+from fastapi.responses import Response
+
+from cordee.artifact_answers import (
+    DIGEST,
+    BlobSize,
+    CollectedView,
+    CollectRequest,
+    Committed,
+    PushCommit,
+    PushOpened,
+    RemoveRequest,
+    StageRequest,
+    StoreView,
+    TagRequest,
+    UseRequest,
+    VersionDetailView,
+    VersionView,
+)
+from cordee.control.artifacts.operations import ArtifactOperations
+from cordee.control.dependencies import Owner, body_of, user_router
+from cordee.control.files import check_room
+from cordee.errors import InputError, NotFoundError
+from cordee.storage.registry.manifest import MANIFEST_BYTES_MAX
+from cordee.storage.registry.store import key_of
+from cordee.storage.tree import digest_of
+
+router = user_router("/v1")
+_BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
+
+
+async def _artifacts(request: Request) -> ArtifactOperations:
+    artifacts = request.app.state.artifacts
+    assert isinstance(artifacts, ArtifactOperations), "create_app put it there"
+    return artifacts
+
+
+Artifacts = Annotated[ArtifactOperations, Depends(_artifacts)]
+PushId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
+BlobKind = Annotated[str, Path(pattern="^(chunks|manifests)$")]
+BlobDigest = Annotated[str, Path(pattern=f"^{DIGEST}$")]
+
+
+@router.get("/artifacts")
+def list_artifacts(artifacts: Artifacts, name: Annotated[str, Query(max_length=300)] = "") -> list[VersionView]:
+    """Return the newest version of each name; with a name, all of its versions."""
+    return artifacts.versions(name)
+
+
+@router.get("/artifacts/version")
+def show_artifact(artifacts: Artifacts, ref: Annotated[str, Query(max_length=400)]) -> VersionDetailView:
+    """Return one version with its lineage: of `name`, `name:3`, `name:tag` or `name@digest`."""
+    return artifacts.show(ref)
+
+
+@router.get("/artifacts/store")
+def artifact_store(artifacts: Artifacts) -> StoreView:
+    """Return where the chunks lie."""
+    return artifacts.store()
+
+
+@router.post("/artifacts/pushes", status_code=201)
+def open_push(artifacts: Artifacts, owner: Owner) -> PushOpened:
+    """Open a push, so that nothing that it counts on is collected."""
+    return artifacts.open()
+
+
+@router.post("/artifacts/pushes/{push}/renew", status_code=204)
+def renew_push(push: PushId, artifacts: Artifacts) -> None:
+    """Keep a push open for another lease."""
+    artifacts.pushes.renew(push)
+
+
+@router.delete("/artifacts/pushes/{push}", status_code=204)
+def close_push(push: PushId, artifacts: Artifacts) -> None:
+    """End a push without a version."""
+    artifacts.pushes.close(push)
+
+
+@router.post("/artifacts/pushes/{push}/commit")
+def commit_push(push: PushId, wanted: PushCommit, artifacts: Artifacts, owner: Owner) -> Committed:
+    """Make the next version of a name from what a push has written, or say which chunks are missing."""
+    return artifacts.commit(push, wanted, owner)
+
+
+@router.post("/artifacts/tags")
+def tag_artifact(wanted: TagRequest, artifacts: Artifacts, owner: Owner) -> VersionView:
+    """Let a tag name a version, or none."""
+    return artifacts.tag(wanted, owner)
+
+
+@router.post("/artifacts/stages")
+def stage_artifact(wanted: StageRequest, artifacts: Artifacts, owner: Owner) -> VersionView:
+    """Say to which stage a version has come."""
+    return artifacts.stage(wanted, owner)
+
+
+@router.post("/artifacts/uses")
+def use_artifact(wanted: UseRequest, artifacts: Artifacts) -> VersionView:
+    """Note that a job pulls a version, so that what it makes is made from it."""
+    return artifacts.use(wanted)
+
+
+@router.post("/artifacts/removals")
+def remove_artifact(wanted: RemoveRequest, artifacts: Artifacts, owner: Owner) -> VersionView:
+    """Remove a version that no tag, no stage and no other version needs."""
+    return artifacts.remove(wanted, owner)
+
+
+@router.post("/artifacts/collections")
+def collect_artifacts(wanted: CollectRequest, artifacts: Artifacts, owner: Owner) -> CollectedView:
+    """Remove old versions and the chunks that none needs, or say which would go."""
+    return artifacts.collect(wanted, owner)
+
+
+@router.get("/artifacts/{kind}/{digest}", response_class=Response, responses=_BYTES)
+def read_artifact_blob(kind: BlobKind, digest: BlobDigest, artifacts: Artifacts) -> Response:
+    """Return a chunk or a manifest: its digest, which nobody can guess, is in the version that has it."""
+    data = artifacts.blobs().get(key_of(kind, digest))
+    if data is None:
+        raise NotFoundError(f"there is no {kind[:-1]} {digest[:12]}")
+    return Response(data, media_type="application/octet-stream")
+
+
+@router.get("/artifacts/{kind}/{digest}/size")
+def artifact_blob_size(kind: BlobKind, digest: BlobDigest, artifacts: Artifacts) -> BlobSize:
+    """Return the size of a chunk or a manifest."""
+    return BlobSize(size_bytes=artifacts.blobs().size(key_of(kind, digest)))
+
+
+@router.put("/artifacts/{kind}/{digest}", status_code=204)
+async def write_artifact_blob(
+    kind: BlobKind, digest: BlobDigest, push: Annotated[str, Query()], request: Request, artifacts: Artifacts
+) -> None:
+    """Store a chunk or a manifest of an open push; its content must have the digest."""
+    artifacts.pushes.renew(push)
+    data = await body_of(request, MANIFEST_BYTES_MAX + 2**20)
+    if digest_of(data) != digest:
+        raise InputError(f"{len(data)} bytes came that do not have the digest {digest[:12]}", hint="send them again")
+
+    def write() -> None:
+        store = artifacts.store()
+        if store.here:
+            check_room(artifacts.operations.home, len(data))
+        blobs, key = artifacts.blobs(), key_of(kind, digest)
+        if blobs.size(key) != len(data):
+            blobs.put(key, data)
+
+    await to_thread(write)
