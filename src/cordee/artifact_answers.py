@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from cordee.answers import View
 
 DIGEST = r"[0-9a-f]{64}"
+TAG = r"^[A-Za-z][A-Za-z0-9._-]{0,62}$"
 _NOTE_CHARS = 2_000
 _MANIFEST_CHARS = 64 * 2**20
 
@@ -126,7 +127,7 @@ class TagRequest(View):
     """A tag for a version; without `version` the tag is removed."""
 
     ref: str
-    tag: str
+    tag: Annotated[str, Field(pattern=TAG)]
     remove: bool = False
 
 
@@ -157,7 +158,7 @@ class CollectRequest(View):
     Without `keep` no version goes, only chunks that none needs.
     """
 
-    keep: Annotated[int, Field(ge=1)] | None = None
+    keep: Annotated[StrictInt, Field(ge=1)] | None = None
     name: str = ""
     dry: bool = True
 

@@ -20,22 +20,17 @@ from cordee.artifact_answers import (
     CollectedView,
     CollectRequest,
     Committed,
-    PushCommit,
     PushOpened,
-    RemoveRequest,
-    StageRequest,
     StoreView,
-    TagRequest,
-    UseRequest,
     VersionDetailView,
     VersionView,
 )
 from cordee.client import Client
 from cordee.errors import CordeeError, InputError, MissingExtraError, NotFoundError, ServerError
-from cordee.storage.destination import open_blobs
-from cordee.storage.files import Blobs, Data
 
 try:
+    from cordee.storage.destination import open_blobs
+    from cordee.storage.files import Blobs, Data
     from cordee.storage.registry import oci
     from cordee.storage.registry.compare import ArtifactDiff, compare
     from cordee.storage.registry.manifest import Kind
@@ -158,9 +153,7 @@ class ArtifactClient:
         store.pull(store.read(version.digest), folder, on_bytes)
         if job := job_here():
             with suppress(NotFoundError):  # a job of another server
-                self.client.ask(
-                    VersionView, "POST", "/v1/artifacts/uses", json=UseRequest(ref=version.ref, job=job).model_dump()
-                )
+                self._post("uses", {"ref": version.ref, "job": job})
         return version
 
     def verify(self, ref: str, on_bytes: Seen = lambda n: None) -> list[str]:
@@ -180,15 +173,15 @@ class ArtifactClient:
 
     def tag(self, ref: str, tag: str, *, remove: bool = False) -> VersionView:
         """Let a tag name a version, or remove the tag."""
-        return self._post("tags", TagRequest(ref=ref, tag=tag, remove=remove))
+        return self._post("tags", {"ref": ref, "tag": tag, "remove": remove})
 
     def stage(self, ref: str, stage: str) -> VersionView:
         """Say to which stage a version has come; "": none."""
-        return self._post("stages", StageRequest(ref=ref, stage=stage))
+        return self._post("stages", {"ref": ref, "stage": stage})
 
     def remove(self, ref: str, why: str = "") -> VersionView:
         """Remove a version that no tag, no stage and no other version needs."""
-        return self._post("removals", RemoveRequest(ref=ref, why=why))
+        return self._post("removals", {"ref": ref, "why": why})
 
     def collect(self, wanted: CollectRequest) -> CollectedView:
         """Remove old versions and the chunks that none needs, or say which would go."""
@@ -204,24 +197,24 @@ class ArtifactClient:
             return ""
         return newest.base or newest.digest
 
-    def _post(self, path: str, body: TagRequest | StageRequest | RemoveRequest) -> VersionView:
-        return self.client.ask(VersionView, "POST", f"/v1/artifacts/{path}", json=body.model_dump())
+    def _post(self, path: str, body: dict[str, object]) -> VersionView:
+        return self.client.ask(VersionView, "POST", f"/v1/artifacts/{path}", json=body)
 
     def _commit(self, push: str, name: str, wanted: PushWanted, pushed: Pushed) -> Committed:
         digest = pushed.manifest.digest
-        body = PushCommit(
-            name=name,
-            manifest=pushed.manifest.encode().decode(),
-            stored_bytes=pushed.written_bytes,
-            queue=wanted.queue,
-            job=wanted.job or job_here(),
-            parents=wanted.parents,
-            note=wanted.note,
-            key="" if wanted.key is None else public_key(wanted.key),
-            signature="" if wanted.key is None else sign(wanted.key, digest),
-            tag=wanted.tag,
-        )
-        return self.client.ask(Committed, "POST", f"/v1/artifacts/pushes/{push}/commit", json=body.model_dump())
+        body = {
+            "name": name,
+            "manifest": pushed.manifest.encode().decode(),
+            "stored_bytes": pushed.written_bytes,
+            "queue": wanted.queue,
+            "job": wanted.job or job_here(),
+            "parents": list(wanted.parents),
+            "note": wanted.note,
+            "key": "" if wanted.key is None else public_key(wanted.key),
+            "signature": "" if wanted.key is None else sign(wanted.key, digest),
+            "tag": wanted.tag,
+        }
+        return self.client.ask(Committed, "POST", f"/v1/artifacts/pushes/{push}/commit", json=body)
 
     @contextmanager
     def _opened(self) -> Iterator[PushOpened]:

@@ -26,6 +26,7 @@
     │   ├── CertificateError       36     the server's certificate is not the expected one
     │   ├── ForbiddenError         37     a token that is good for something else
     │   ├── NameTakenError         38     another machine joined as this node
+    │   ├── BusyError              88     something else that goes on must end first
     │   └── StandbyError           39     the server stands by; another one leads, or none does yet
     ├── StoreError                 40   the database cannot be read or written
     │   └── ReplacedError          41     another server leads: this one may no longer write
@@ -205,6 +206,12 @@ class ForbiddenError(ServerError):
     """The token is valid, but not for this."""
 
     exit_code = 37
+
+
+class BusyError(ServerError):
+    """Something else that goes on must end first; the same request will do later."""
+
+    exit_code = 88
 
 
 class NameTakenError(ServerError):

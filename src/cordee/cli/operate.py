@@ -137,8 +137,6 @@ def up(
         )
     if as_json:
         terminal.print_json(health)
-    elif health.role == "standby":
-        print(f"{health.home} stands by (pid {health.pid}); {health.servers[0]} leads")
     else:
         _describe(health, folder, slots)
 
@@ -170,6 +168,9 @@ def _keep(folder: Path, max_grace: str | None, artifacts: str | None) -> None:
 
 def _describe(health: HealthView, folder: Path, slots: str | None) -> None:
     """Print what a server that has just started offers and runs; `slots` are those that were asked for."""
+    if health.role == "standby":
+        print(f"{health.home} stands by (pid {health.pid}); {health.servers[0]} leads")
+        return
     with Client(folder) as client:
         nodes, live = client.nodes(), [job for job in client.jobs() if job.ended_us is None]
     print(f"the server runs on {health.home} (pid {health.pid})")

@@ -74,6 +74,7 @@ _STATUS: tuple[tuple[type[CordeeError], int], ...] = (
     (errors.TokenError, 401),
     (errors.ForbiddenError, 403),
     (errors.NameTakenError, 409),
+    (errors.BusyError, 409),
     (errors.NotFoundError, 404),
     (errors.InputError, 422),
     (errors.AdmissionError, 409),

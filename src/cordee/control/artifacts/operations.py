@@ -33,10 +33,10 @@ from cordee.events import (
     ArtifactUsed,
 )
 from cordee.ids import JobId
-from cordee.storage.destination import is_remote, level_urls, open_blobs
-from cordee.storage.files import Blobs
 
 try:
+    from cordee.storage.destination import is_remote, level_urls, open_blobs
+    from cordee.storage.files import Blobs
     from cordee.storage.registry.manifest import ArtifactManifest
     from cordee.storage.registry.signature import is_signed
     from cordee.storage.registry.store import ArtifactStore
@@ -224,7 +224,7 @@ class ArtifactOperations:
         """Remove old versions and the chunks that no version needs, or say which would go.
 
         Raises:
-            InputError: a push is open.
+            BusyError: a push is open.
             ForbiddenError: versions of other users would go, and this is not the operator.
         """
         with self.operations.control.changed:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cordee.errors import InputError, NotFoundError
+from cordee.errors import BusyError, NotFoundError
 
 LEASE_S = 300.0
 
@@ -27,11 +27,11 @@ class Pushes:
         """Return the id of a new push.
 
         Raises:
-            InputError: a collection goes on.
+            BusyError: a collection goes on.
         """
         with self._lock:
             if self._collecting:
-                raise InputError("chunks are being collected", hint="push again in a moment")
+                raise BusyError("chunks are being collected", hint="push again in a moment")
             push = secrets.token_hex(8)
             self._ends_s[push] = time.monotonic() + LEASE_S
         return push
@@ -57,7 +57,7 @@ class Pushes:
         """Let no push open meanwhile.
 
         Raises:
-            InputError: one is open, or one may be that an earlier server knew.
+            BusyError: one is open, or one may be that an earlier server knew.
         """
         with self._lock:
             now_s = time.monotonic()
@@ -65,7 +65,7 @@ class Pushes:
             wait_s = max([*self._ends_s.values(), self._started_s + LEASE_S]) - now_s
             if self._collecting or self._ends_s or wait_s > 0:
                 reason = f"{len(self._ends_s)} are open" if self._ends_s else "the server has just started"
-                raise InputError(
+                raise BusyError(
                     f"a push may still count on chunks that no version needs: {reason}",
                     hint=f"collect again in {max(1, round(wait_s))} s",
                 )
