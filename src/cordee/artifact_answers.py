@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictInt
+from pydantic import BeforeValidator, Field
 
 from cordee.answers import View
 
@@ -10,6 +10,13 @@ DIGEST = r"[0-9a-f]{64}"
 TAG = r"^[A-Za-z][A-Za-z0-9._-]{0,62}$"
 _NOTE_CHARS = 2_000
 _MANIFEST_CHARS = 64 * 2**20
+
+
+def _no_bool(value: object) -> object:
+    """Refuse true, which pydantic reads as 1 and JSON Schema does not."""
+    if isinstance(value, bool):
+        raise ValueError("should be a whole number")
+    return value
 
 
 class StoreView(View):
@@ -158,7 +165,7 @@ class CollectRequest(View):
     Without `keep` no version goes, only chunks that none needs.
     """
 
-    keep: Annotated[StrictInt, Field(ge=1)] | None = None
+    keep: Annotated[int, BeforeValidator(_no_bool), Field(ge=1)] | None = None
     name: str = ""
     dry: bool = True
 
