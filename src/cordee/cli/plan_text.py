@@ -94,6 +94,8 @@ def _state(out: Console, plan: Answer) -> None:
         _adapter_state(out, plan, plan.training.adapters)
     have = format_bytes(gpus * plan.request.gpu.memory_bytes)
     hold = plural(plan.fewest_gpus_to_hold, "GPU")
+    if plan.request.gpu.whole is not None:  # a MIG instance, of which a job has one
+        hold = plural(plan.fewest_gpus_to_hold, "such instance")
     fewest = plan.fewest_gpus_to_train
     train = "" if fewest is None else f"; {fewest[0]} is the fewest tried that trains it ({_in_words(fewest[1])})"
     has = plural(gpus, "GPU has", "GPUs have")

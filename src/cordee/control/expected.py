@@ -59,6 +59,8 @@ def expect(spec: JobSpec, kind: str | None, eligible: Sequence[Node], catalogue:
     # The job may wait for the kind with the most memory.
     chips = sorted({catalogue.find_gpu(each).name for each in kinds})
     gpu = max(map(catalogue.find_gpu, chips), key=lambda each: (each.memory_bytes, each.name))
+    if spec.mig is not None:
+        gpu = gpu.instance(spec.mig)
     answers = _answers(spec, model, shape, gpu, gpus_per_node)
     estimates = tuple(answer.estimate() for answer in answers)
     found = answers[0].survival

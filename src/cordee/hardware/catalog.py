@@ -5,8 +5,8 @@ Every fact names its source and the month it was read. Nothing here reads a file
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cordee.errors import CatalogueError
@@ -79,7 +79,7 @@ class Gpu:
     the dense bf16 peak that large matrix products reach. `island_gpus` may exceed `gpus_per_node` (GB200 NVL72).
     `efficiency` is what step times are predicted with: the calibrated table of the chip, if it has one. `kernels` holds
     the single kernels that were measured on it, or on another GPU with its chip. `mig` holds its MIG profiles, if they
-    are known.
+    are known. A MIG instance is a GPU too: it has `part` of the memory slices of `whole`.
     """
 
     name: str
@@ -100,6 +100,8 @@ class Gpu:
     efficiency: ChipEfficiency
     kernels: Kernels = field(default=Kernels(), hash=False, compare=False, repr=False)
     mig: MigTable | None = field(default=None, hash=False, compare=False, repr=False)
+    whole: "Gpu | None" = field(default=None, hash=False, compare=False, repr=False)
+    part: float = 1.0
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Return the dense FLOP/s in `dtype`.
@@ -111,6 +113,49 @@ class Gpu:
             known = ", ".join(sorted(self.flop_per_s))
             raise CatalogueError(f"{self.name} has no {dtype} units", hint=f"it computes in {known}")
         return self.flop_per_s[dtype]
+
+    def instance(self, profile: str) -> "Gpu":
+        """Return a MIG instance of it as a GPU: with its usable memory and its SMs, and without links.
+
+        Bandwidth goes with memory slices, compute with SMs. Instances share PCIe and the power limit: two that compute
+        at full load slow each other, which is not in these numbers.
+
+        Raises:
+            CatalogueError: it has no such profile, or its memory and SMs are not known.
+        """
+        if self.mig is None:
+            raise CatalogueError(f"no MIG profile of {self.name} is known", hint="A100, H100, H200 and B200 have them")
+        facts = self.mig.find(profile)
+        if facts.memory_bytes is None or facts.units is None:
+            hint = "ask a machine that has one: nvidia-smi mig -lgip; then write it as a GPU of your own in gpus.toml"
+            raise CatalogueError(f"memory or SMs of {profile} of {self.name} are published nowhere", hint=hint)
+        part, compute = facts.placed.size / self.mig.slices, facts.units / self.efficiency.units
+        return replace(
+            self,
+            name=f"{self.name} {profile}",
+            aliases=(),
+            memory_bytes=facts.memory_bytes,
+            memory_bytes_per_s=self.memory_bytes_per_s * part,
+            flop_per_s={dtype: rate * compute for dtype, rate in self.flop_per_s.items()},
+            island_gpus=1,
+            uncalibrated=replace(self.uncalibrated, units=facts.units),
+            efficiency=replace(self.efficiency, units=facts.units),
+            source=Source(self.mig.source, self.mig.as_of),
+            mig=None,
+            whole=self,
+            part=part,
+        )
+
+    def instances(self) -> tuple[tuple["Gpu", int], ...]:
+        """Return each MIG instance with their number on the GPU, without the whole and those with media engines.
+
+        Profiles whose memory or SMs were published nowhere are left out.
+        """
+        if self.mig is None:
+            return ()
+        known = (each for each in self.mig.profiles if each.memory_bytes is not None and each.units is not None)
+        small = (each.placed for each in known if each.placed.size < self.mig.slices and "+" not in each.name)
+        return tuple((self.instance(each.name), each.instances) for each in small)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +185,14 @@ class Catalogue:
     cpu: CpuPrice | None = None
 
     def find_gpu(self, name: str) -> Gpu:
-        """Return the GPU that a person means by `H100`, `h100-80gb` or `NVIDIA H100 80GB HBM3`.
+        """Return the GPU that a person means by `H100`, `h100-80gb`, `NVIDIA H100 80GB HBM3` or `H100 1g.10gb`.
 
         Raises:
-            CatalogueError: no such GPU.
+            CatalogueError: no such GPU, or no such MIG profile of it.
         """
+        whole, _, profile = name.strip().rpartition(" ")
+        if re.fullmatch(r"\d+g\.\d+gb(\+[a-z.]+)?", profile):
+            return self.find_gpu(whole).instance(profile)
         wanted = _plain(name)
         known = {_plain(alias): gpu for gpu in self.gpus for alias in (gpu.name, *gpu.aliases)}
         if wanted in known:
@@ -156,7 +204,16 @@ class Catalogue:
 
     def price(self, gpu: Gpu, capacity: Capacity) -> Price | None:
         """Return the price of this GPU in this kind of capacity, or None where no source gives one."""
-        return next((p for p in self.prices if p.gpu == gpu.name and p.capacity == capacity), None)
+        return price_of(self.prices, gpu, capacity)
+
+
+def price_of(prices: Sequence[Price], gpu: Gpu, capacity: Capacity) -> Price | None:
+    """Return the price of a GPU in a kind of capacity; a MIG instance costs its part of the whole one."""
+    found = {each.gpu: each for each in prices if each.capacity == capacity}
+    own, whole = found.get(gpu.name), None if gpu.whole is None else found.get(gpu.whole.name)
+    if own is not None or whole is None:
+        return own
+    return replace(whole, gpu=gpu.name, usd_per_gpu_hour=whole.usd_per_gpu_hour * gpu.part)
 
 
 def _plain(name: str) -> str:

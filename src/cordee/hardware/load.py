@@ -109,7 +109,7 @@ def _mig(table: dict[str, Any]) -> dict[str, MigTable]:
             profile = MigProfile(name=own["name"], starts=tuple(shape["starts"]), **slices)
             memory_bytes = parse_bytes(own["memory"]) if "memory" in own else None
             profiles.append(MigFacts(profile, shape["id"], memory_bytes, own.get("sms")))
-        sources = str(_source(facts)), str(_source(placed))
+        sources = facts["source"], facts["as_of"], str(_source(placed))
         found[gpu] = MigTable(gpu, placed["slices"], placed["compute"], tuple(profiles), *sources)
     return found
 

@@ -39,7 +39,7 @@ class MigTable:
         gpu: its name in the catalogue.
         slices: memory slices of the GPU.
         compute: its compute slices.
-        source: of names, memory and SMs.
+        source: of names, memory and SMs, read on `as_of`.
         placements_source: of the starts.
     """
 
@@ -48,6 +48,7 @@ class MigTable:
     compute: int
     profiles: tuple[MigFacts, ...]
     source: str
+    as_of: str
     placements_source: str
 
     def find(self, name: str) -> MigFacts:

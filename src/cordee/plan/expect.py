@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cordee.errors import LayoutError
-from cordee.hardware.catalog import CAPACITIES, Capacity, Gpu, Price
+from cordee.hardware.catalog import CAPACITIES, Capacity, Gpu, Price, price_of
 from cordee.plan.optimum import Case
 from cordee.plan.survive import ASSUMED_START_S, Saving, Survival, survival
 from cordee.units import format_duration
@@ -65,9 +65,9 @@ def expectations(
     case: Case, *, assumed: Assumptions, prices: tuple[Price, ...], step_s: float
 ) -> tuple[Expectation, ...]:
     """Return what each kind of capacity has to expect, at those of the prices that are for this GPU."""
-    by_capacity = {price.capacity: price for price in prices if price.gpu == case.gpu.name}
     return tuple(
-        _expectation(case, capacity, by_capacity.get(capacity), assumed, step_s=step_s) for capacity in CAPACITIES
+        _expectation(case, capacity, price_of(prices, case.gpu, capacity), assumed, step_s=step_s)
+        for capacity in CAPACITIES
     )
 
 

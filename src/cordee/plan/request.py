@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cordee.errors import LayoutError, ShapeError
-from cordee.hardware.catalog import Capacity, Gpu, Price
+from cordee.hardware.catalog import Capacity, Gpu, Price, price_of
 from cordee.plan.expect import Assumptions
 from cordee.plan.optimum import Case
 from cordee.plan.rent_or_buy import Ownership
@@ -52,8 +52,7 @@ class Request:
     @property
     def price(self) -> Price | None:
         """The price of this GPU in this kind of capacity."""
-        wanted = (self.gpu.name, self.capacity)
-        return next((price for price in self.prices if (price.gpu, price.capacity) == wanted), None)
+        return price_of(self.prices, self.gpu, self.capacity)
 
     def case(self, framework: Framework | None = None) -> Case:
         """Return what all candidates have in common; `framework` stands in where the settings name none.

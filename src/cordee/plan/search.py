@@ -162,6 +162,8 @@ def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
 
 def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remedy | None:
     """Return the first of 1.5, 2, 3, 4, 6, ... times the GPUs or nodes on which some layout fits."""
+    if case.gpu.whole is not None:  # There are no gangs on MIG instances.
+        case = replace(case, gpu=case.gpu.whole, gpus=0)
     node = case.gpu.gpus_per_node
     fewest = max(case.gpus + 1, fewest_gpus_to_hold(state_bytes(case.shape, case.training), case.gpu))
     for total in (*_sizes(fewest, node - 1), *(node * nodes for nodes in _sizes(1, LARGEST_SEARCH_GPUS // node))):

@@ -20,28 +20,34 @@ def parse_mig(text: str | int | float) -> tuple[str, str | None] | None:
         SpecError: more than one instance.
     """
     written = str(text).strip()
-    found = re.fullmatch(rf"(?:({_KIND}):|(\d+)\s*[x*]\s*)?{_PROFILE}(?::(\d+))?(?:\s*[x*]\s*({_KIND}))?", written)
+    before = rf"(?:(\d+)\s*[x*]\s*)?(?:({_KIND})[: ])?"
+    found = re.fullmatch(rf"{before}{_PROFILE}(?::(\d+))?(?:\s*[x*]\s*({_KIND}))?", written)
     if found is None:
         return None
-    before, count, profile, behind, after = found.groups()
+    count, kind, profile, behind, after = found.groups()
     if int(count or behind or 1) != 1:
         raise SpecError(
             f"{written!r} is a gang on MIG instances: NCCL and peer-to-peer copies do not work between them",
             hint=f"a job has one of them: gpus: {profile}; more memory is a larger profile, a gang needs whole GPUs",
         )
-    return profile, before or after
+    return profile, kind or after
 
 
 def parse_gpus(text: str | int) -> tuple[int, str | None]:
-    """Return the total and the kind of `64`, `64xH100` or `H100:64`.
+    """Return the total and the kind of `64`, `64xH100` or `H100:64`; of a MIG instance, its name in the catalogue.
 
-    >>> parse_gpus("64xH100"), parse_gpus("H100:64"), parse_gpus(64)
-    ((64, 'H100'), (64, 'H100'), (64, None))
+    >>> parse_gpus("64xH100"), parse_gpus("H100:64"), parse_gpus(64), parse_gpus("H100:1g.10gb")
+    ((64, 'H100'), (64, 'H100'), (64, None), (1, 'H100 1g.10gb'))
 
     Raises:
         SpecError: not such a text.
     """
     written = str(text).strip()
+    if (instance := parse_mig(written)) is not None:
+        profile, kind = instance
+        if kind is None:
+            raise SpecError(f"{written} does not say of which GPU it is an instance", hint=f"write H100:{profile}")
+        return 1, f"{kind} {profile}"
     if re.fullmatch(r"\d+", written):
         count, kind = int(written), None
     elif match := re.fullmatch(r"(\d+)\s*[x*]\s*([A-Za-z][\w. -]*)", written):

@@ -45,9 +45,9 @@ class PlannedJob:
             SpecError: the job contradicts the plan.
         """
         if written.get("gpus") is not None:
-            if parse_mig(written["gpus"]) is not None:
-                raise SpecError(f"gpus is {written['gpus']}, but {self.source} is a plan for {self.gpus}x{self.gpu}")
-            count, milli, kind = parse_wanted(written["gpus"])
+            instance = parse_mig(written["gpus"])
+            wanted = parse_wanted(written["gpus"]) if instance is None else (1, 1000, _name(*instance, self.gpu))
+            count, milli, kind = wanted
             if count != self.gpus or milli != 1000 or (kind or self.gpu).casefold() != self.gpu.casefold():
                 raise SpecError(
                     f"gpus is {written['gpus']}, but {self.source} is a plan for {self.gpus}x{self.gpu}",
@@ -148,3 +148,8 @@ def _interval(plan: Mapping[str, Any]) -> str | None:
     capacity = (plan.get("price") or {}).get("capacity", "on-demand")
     period_s = next((each["period_s"] for each in plan["survival"] if each["capacity"] == capacity), None)
     return None if period_s is None else f"{max(1, round(period_s))}s"
+
+
+def _name(profile: str, kind: str | None, planned: str) -> str:
+    """Return the name of a MIG instance in the catalogue; a job that names no kind has the planned one."""
+    return f"{kind or planned.rpartition(' ')[0]} {profile}"

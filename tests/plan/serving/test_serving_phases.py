@@ -4,9 +4,11 @@ import pytest
 
 from cordee.errors import CatalogueError, SpecError
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.levers.mig import MIG_PROFILES, MIG_SLICE_GB, profile_name, slice_gpu, slices
 from cordee.plan.serving.levers.phases import PhaseCost, phase_costs, split_phases
+from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.plan.serving.price.price import PhaseRates, TokenMix
+from cordee.planning import plan, serve_plan
+from cordee.units import GiB
 
 CATALOGUE = load_catalogue()
 H100 = CATALOGUE.find_gpu("H100")
@@ -53,36 +55,51 @@ class TestMig:
     @pytest.mark.parametrize(
         ("name", "profiles"),
         [
-            ("A100-40", "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
-            ("A100-80", "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
-            ("H100", "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
-            ("H200", "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
-            ("B200", "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
-            ("B300", "1g.34gb 1g.67gb 2g.67gb 3g.135gb 4g.135gb 7g.269gb"),
+            ("A100-40", "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb"),
+            ("A100-80", "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb"),
+            ("H100", "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb"),
+            ("H200", "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb"),
+            ("B200", "1g.23gb 1g.45gb 2g.45gb"),
+            ("B300", ""),
         ],
     )
-    def test_profiles_have_nvidias_names(self, name: str, profiles: str) -> None:
+    def test_the_lever_knows_the_instances_whose_memory_and_sms_were_published(self, name: str, profiles: str) -> None:
         gpu = CATALOGUE.find_gpu(name)
-        assert " ".join(profile_name(gpu, each) for each in MIG_PROFILES) == profiles
+        assert " ".join(part.name.removeprefix(f"{name} ") for part, _ in gpu.instances()) == profiles
 
-    def test_no_profile_takes_more_than_the_gpu_has(self) -> None:
-        for each in MIG_PROFILES:
-            assert each.instances * each.compute_slices <= 7
-            assert each.instances * each.memory_slices <= 8
-            assert (each.instances + 1) * each.compute_slices > 7 or (each.instances + 1) * each.memory_slices > 8
-
-    def test_a_slice_is_a_gpu(self) -> None:
-        small = slice_gpu(H100, MIG_PROFILES[0])
-        assert small.name == "H100 1g.10gb"
-        assert small.memory_bytes == 10_000_000_000
+    def test_an_instance_is_a_gpu(self) -> None:
+        small = CATALOGUE.find_gpu("NVIDIA H100 80GB HBM3 1g.10gb")
+        assert small == H100.instance("1g.10gb") and small.name == "H100 1g.10gb"
+        assert small.memory_bytes == visible_bytes(small) == round(9.75 * GiB), "what its processes can use"
         assert small.memory_bytes_per_s == pytest.approx(3.35e12 / 8)
-        assert small.peak_flop_per_s("bf16") == pytest.approx(989.4e12 / 7)
-        assert small.island_gpus == 1
-        assert [number for _, number in slices(H100)] == [7, 4, 3, 2, 1]
+        assert small.peak_flop_per_s("bf16") == pytest.approx(989.4e12 * 16 / 132), "by SMs, not by sevenths"
+        assert small.efficiency.units == 16 and small.island_gpus == 1
+        assert [number for _, number in H100.instances()] == [7, 4, 3, 2, 1]
+        whole, part = CATALOGUE.price(H100, "on-demand"), CATALOGUE.price(small, "on-demand")
+        assert whole is not None and part is not None and part.gpu == small.name
+        assert part.usd_per_gpu_hour == pytest.approx(whole.usd_per_gpu_hour / 8), "as it is billed"
 
-    def test_others_have_no_slices(self) -> None:
+    def test_others_have_no_instances(self) -> None:
         l40s = CATALOGUE.find_gpu("L40S")
-        assert slices(l40s) == ()
-        assert l40s.name not in MIG_SLICE_GB
-        with pytest.raises(CatalogueError, match="cannot be cut"):
-            slice_gpu(l40s, MIG_PROFILES[0])
+        assert l40s.instances() == ()
+        for name, says in (
+            ("L40S 1g.10gb", "no MIG profile of L40S"),
+            ("H100 1g.5gb", "H100 has no MIG profile '1g.5gb'\nhint: it has 1g.10gb"),
+            ("B300 3g.135gb", "published nowhere\nhint: ask a machine that has one: nvidia-smi mig -lgip"),
+        ):
+            with pytest.raises(CatalogueError, match=says):
+                CATALOGUE.find_gpu(name)
+
+    def test_an_instance_is_planned_with_its_own_memory(self) -> None:
+        answers = {gpus: serve_plan("llama-3.1-8b", gpus) for gpus in ("1xH100", "H100:2g.20gb", "H100:1g.10gb")}
+        fits = {
+            gpus: any(each.memory.refusal == "" or each.memory.refusal is None for each in answer.candidates)
+            for gpus, answer in answers.items()
+        }
+        assert fits == {"1xH100": True, "H100:2g.20gb": True, "H100:1g.10gb": False}
+        assert answers["H100:2g.20gb"].request.gpu.name == "H100 2g.20gb"
+        offered = [each.change for each in answers["H100:1g.10gb"].remedies]
+        assert "--gpus H100:1g.20gb" in offered, "a larger instance"
+        assert not any("x H100 " in each or "xH100 " in each for each in offered), "there are no gangs on instances"
+        trained = plan("llama-3.1-8b", "H100:1g.10gb").remedies
+        assert trained and all("g." not in each.change for each in trained if "--gpus" in each.change)

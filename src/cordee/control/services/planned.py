@@ -16,7 +16,7 @@ from cordee.plan.serving.ask import ask
 from cordee.plan.serving.estimate import replica_estimate, whole_replica
 from cordee.plan.serving.flags import asked_settings, planned_flags
 from cordee.plan.serving.judge import ServingCandidate
-from cordee.plan.serving.levers.mig import time_slice
+from cordee.plan.serving.levers.time_slice import time_slice
 from cordee.planning import serving_request
 from cordee.schedule.state.records import JobRecord
 from cordee.workload.service import WHOLE_MILLI, Flag
@@ -49,10 +49,11 @@ def check_part(spec: JobSpec, nodes: Iterable[Node]) -> None:
     Raises:
         DoesNotFitError: the plan knows that it does not fit.
     """
-    refusal = _plan_of(spec, nodes).refusal if spec.gpu_milli < WHOLE_MILLI else ""
+    refusal = _plan_of(spec, nodes).refusal if spec.gpu_milli < WHOLE_MILLI or spec.mig else ""
     if refusal and spec.service is not None:
+        part = f"a MIG instance {spec.mig}" if spec.mig else f"{spec.gpu_milli / WHOLE_MILLI:g} of a GPU"
         raise DoesNotFitError(
-            f"{spec.service.model} does not fit {spec.gpu_milli / WHOLE_MILLI:g} of a GPU: {refusal}",
+            f"{spec.service.model} does not fit {part}: {refusal}",
             hint="give a replica a larger part (`gpus`), or a shorter service.context",
         )
 
@@ -92,7 +93,7 @@ def _plan_of(spec: JobSpec, nodes: Iterable[Node]) -> _Plan:
     given |= asked_settings(engine, section.flags)
     if "memory_fraction" in given:  # Of the whole GPU, as engines take it.
         given["memory_fraction"] = min(1.0, given["memory_fraction"] * WHOLE_MILLI / spec.gpu_milli)
-    gpus = f"{spec.gpus}x{min(map(str, kinds))}"
+    gpus = f"{spec.gpus}x{min(map(str, kinds))}" + (f" {spec.mig}" if spec.mig else "")
     per_node = spec.place.unit if spec.place.unit is not None and spec.place.unit < spec.gpus else None
     return _planned(where, gpus, (spec.gpu_milli, per_node), engine, tuple(sorted(given.items())))
 

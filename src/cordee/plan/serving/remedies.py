@@ -100,7 +100,15 @@ def _of_this_number(request: ServingRequest) -> Iterator[Changed]:
 
 
 def _more(request: ServingRequest) -> Iterator[Changed]:
-    """Yield more GPUs of the same kind."""
+    """Yield more GPUs of the same kind; for a MIG instance larger ones, and then whole GPUs."""
+    whole = request.gpu.whole
+    if whole is not None:
+        for part, _ in whole.instances():
+            if part.memory_bytes > request.gpu.memory_bytes and _can_meet(changed := replace(request, gpu=part)):
+                yield f"--gpus {':'.join(part.name.rsplit(' ', 1))}", changed
+        request = replace(request, gpu=whole)
+        if _can_meet(request):
+            yield f"--gpus 1x{whole.name}", request
     for factor in (2, 4, 8, 16, 32):
         if _can_meet(changed := replace(request, gpus=factor * request.gpus)):
             yield f"--gpus {changed.gpus}x{request.gpu.name}", changed

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cordee.errors import LayoutError, SpecError
-from cordee.hardware.catalog import Capacity, Gpu, Price
+from cordee.hardware.catalog import Capacity, Gpu, Price, price_of
 from cordee.hardware.speedups import Speedups
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import Engine
@@ -176,8 +176,7 @@ class Pricing:
 
     def find(self, gpu: Gpu, capacity: Capacity) -> Price | None:
         """Return the price of this GPU in this capacity; None: unknown."""
-        wanted = (gpu.name, capacity)
-        return next((price for price in self.prices if (price.gpu, price.capacity) == wanted), None)
+        return price_of(self.prices, gpu, capacity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,22 +5,30 @@ from collections.abc import Iterable, Mapping
 from cordee.events import Job, Lease
 from cordee.schedule.placement.entry import Entry, host_request
 from cordee.schedule.placement.free import FreeIndex
-from cordee.schedule.placement.mig import could_ever
+from cordee.schedule.placement.mig import could_ever, first_on
 from cordee.schedule.placement.view import Pool
+from cordee.schedule.policy import Packing
 
 
-def find_instance(index: FreeIndex, job: Job, candidates: Iterable[Pool]) -> Lease | None:
+def find_instance(index: FreeIndex, job: Job, candidates: Iterable[Pool], packing: Packing = "mix") -> Lease | None:
     """Return the lease of a job's MIG instance; None if no candidate pool has room for it.
 
-    A lower price goes first, then GPUs that have instances, then the place that harms later instances least.
+    A lower price goes first, then GPUs that have instances, then the place that harms later instances least. If a whole
+    GPU has to be cut, the packing chooses its node, as for a job of one GPU.
     """
+    candidates = tuple(candidates)
     found = []
     for kind in dict.fromkeys(kind for pool in candidates for kind in pool):
         tally = index.kinds.get(kind)
         place = None if tally is None else tally.boards.find(job, index.entries)
         if place is not None:
             found.append(place)
-    return min(found, key=lambda each: each[0], default=(None, None))[1]
+    lease: Lease | None = min(found, key=lambda each: each[0], default=(None, None))[1]
+    if lease is None or not index.entries[lease.node].free >> lease.gpus[0] & 1:
+        return lease
+    kind = index.entries[lease.node].kind
+    chosen = index.packer(packing).pick((*host_request(job, 1), 1, 1000), [kind])
+    return lease if chosen is None else first_on(index.entries[chosen[0]], job) or lease
 
 
 def _lacks_instance(index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry]) -> int | None:

@@ -190,6 +190,17 @@ def lease_on(entry: Entry, gpu: int, spot: Spot, profile: str) -> Lease:
     return Lease(node=entry.node.name, gpus=(gpu,), milli=cuts.milli(spot.size), instance=instance)
 
 
+def first_on(entry: Entry, job: Job) -> Lease | None:
+    """Return the lease of a job's instance on the first GPU of a node that is free as a whole; None if it has none."""
+    cuts, profile = entry.node.mig, job.mig
+    for gpu, taken in entry.mig:
+        if cuts is not None and profile is not None and not taken and entry.free >> gpu & 1:
+            place = best(geometry_of(cuts, gpu), (), profile)
+            if place is not None and cuts.milli(place[1].size) == job.gpu_milli:
+                return lease_on(entry, gpu, place[1], profile)
+    return None
+
+
 def could_ever(entry: Entry, job: Job) -> bool:
     """Return whether a node could hold the job's instance if nothing were leased on it."""
     cuts, profile = entry.node.mig, job.mig

@@ -208,7 +208,7 @@ def _place(
     index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int, packing: Packing
 ) -> tuple[Lease, ...] | None:
     if job.mig is not None:
-        instance = find_instance(index, job, candidates)
+        instance = find_instance(index, job, candidates, packing)
         return None if instance is None else (instance,)
     less = not gpus or job.gpu_milli < 1000
     if less or _is_scored(job, packing):

@@ -20,7 +20,6 @@ from cordee.plan.serving.levers.apart import apart_lever
 from cordee.plan.serving.levers.draft import draft_cost
 from cordee.plan.serving.levers.idle import idle_plan, leave_after_s, session_pauses_s
 from cordee.plan.serving.levers.lever import Lever
-from cordee.plan.serving.levers.mig import slices
 from cordee.plan.serving.levers.offload import (
     KV_LEVELS,
     KvLevel,
@@ -276,7 +275,7 @@ def _phases(base: ServingCandidate, others: list[ServingCandidate]) -> Lever:
 def _slices(base: ServingCandidate) -> Iterator[Lever]:
     """Yield the cheapest slice of this GPU, if the model fits one."""
     request, found = base.request, []
-    for part, number in slices(request.gpu):
+    for part, number in request.gpu.instances():
         price = request.price
         prices = (
             () if price is None else (replace(price, gpu=part.name, usd_per_gpu_hour=price.usd_per_gpu_hour / number),)

@@ -27,6 +27,8 @@ USUAL_FRACTION = 0.985
 
 def visible_bytes(gpu: Gpu) -> int:
     """Return the bytes that CUDA reports as the GPU's total."""
+    if gpu.whole is not None:  # A MIG instance: its memory is what the driver lists as usable.
+        return gpu.memory_bytes
     if gpu.name in VISIBLE_GIB:
         return round(VISIBLE_GIB[gpu.name] * GiB)
     return round(gpu.memory_bytes / 1e9 * GiB * USUAL_FRACTION)
