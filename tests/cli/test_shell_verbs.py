@@ -19,6 +19,7 @@ from verbs import code_of
 from cordee.cli.shell import shell_spec
 from cordee.client import Client
 from cordee.errors import InputError
+from interrupts import interruptible
 
 WAIT_S = 120.0
 
@@ -169,12 +170,13 @@ def test_another_user_gets_no_tunnel(
     assert "ask" in capsys.readouterr().err
 
 
-@pytest.mark.soak  # its server stood still once beside a loaded suite; why is not known yet
 def test_port_forward_carries_many_connections_each_way_to_its_end(home: Path, job: tuple[str, int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         local = free.getsockname()[1]
     argv = [sys.executable, "-m", "cordee", "port-forward", job[0], f"{local}:{job[1]}", "--home", str(home)]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, env=os.environ | {"COLUMNS": "200"}) as forward:
+    with interruptible():
+        forward = subprocess.Popen(argv, stderr=subprocess.PIPE, env=os.environ | {"COLUMNS": "200"})
+    try:
         assert forward.stderr is not None
         assert f"127.0.0.1:{local} leads to port {job[1]}".encode() in forward.stderr.readline()
         sent = [bytes([65 + n]) * 300_000 + b"!" for n in range(4)]
@@ -190,6 +192,10 @@ def test_port_forward_carries_many_connections_each_way_to_its_end(home: Path, j
             each.close()
         forward.send_signal(signal.SIGINT)
         assert forward.wait(WAIT_S) == 0
+    finally:
+        forward.kill()
+        with forward:
+            pass
 
 
 def test_a_shell_is_a_job_that_outlives_its_client(home: Path, at_terminal: At, tmp_path: Path) -> None:

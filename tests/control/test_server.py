@@ -16,6 +16,7 @@ from cordee.control.server import Offer, Server, SystemClock
 from cordee.errors import CatalogueError, CordeeError, HomeUnsuitableError, InputError, NoServerError, StoreError
 from cordee.events import ServerUp
 from cordee.ids import JobId
+from interrupts import interruptible
 
 
 @pytest.fixture
@@ -99,7 +100,9 @@ def test_a_wrong_offer_is_refused_and_not_remembered(
 
 def test_a_server_in_the_foreground_ends_by_ctrl_c(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "cordee", "up", "--foreground", "--slots", "1", "--home", str(tmp_path)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
+    with interruptible():
+        server = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
         assert server.stdout is not None
         assert server.stdout.readline().startswith("the server runs at http://127.0.0.1:")
         again = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -108,6 +111,11 @@ def test_a_server_in_the_foreground_ends_by_ctrl_c(tmp_path: Path) -> None:
         facts = json.loads((tmp_path / "server.json").read_text())
         assert facts["agents"] == facts["url"]
         os.kill(server.pid, signal.SIGINT)
+        server.wait(60)
+    finally:
+        server.kill()
+        with server:
+            pass
     assert server.returncode == 0
     logged = [json.loads(line) for line in (tmp_path / "server.log").read_text().splitlines()]
     assert {"ready", "ended"} <= {line["event"] for line in logged}
