@@ -140,9 +140,11 @@ class LogShipper:
             if path.name not in shipment.given_up:
                 moved = self._send_part(shipment, path) or moved
         if complete and not moved:
-            (shipment.folder / _DONE).touch()
             with self._changed:
-                self._shipments.pop((shipment.job_id, shipment.epoch), None)
+                key = shipment.job_id, shipment.epoch
+                if self._shipments.get(key) is shipment:  # else `follow` has just begun with these logs anew
+                    (shipment.folder / _DONE).touch()
+                    del self._shipments[key]
             self._wake()
         return moved
 
