@@ -432,7 +432,7 @@ def test_a_model_may_be_what_a_job_has_trained(world: World) -> None:
 def test_a_revision_serves_the_newest_checkpoint_at_its_declaration(world: World) -> None:
     control, time = world.api.scene.control, world.api.scene.time
     section = {"checkpoint": {"to": "/ckpt"}, "model": {"config": "base/config.json"}}
-    spec = {"run": "true", "gpus": 1, "name": "gpt", "cwd": "/work"} | section
+    spec = {"run": "true", "gpus": 1, "name": "gpt", "cwd": "/models"} | section
     control.submit(replace(JOB, gpus=1), json.dumps(spec))
     world.turn()
 
@@ -457,7 +457,7 @@ def test_a_revision_serves_the_newest_checkpoint_at_its_declaration(world: World
     save(800)
     world.api.client.scale("gpt", "2")
     world.turn()
-    assert settings() == [(1, 400, "/work/base")] * 2, "a replica that starts later has the same weights"
+    assert settings() == [(1, 400, "/models/base")] * 2, "a replica that starts later has the same weights"
     other = gpt | {"service": gpt["service"] | {"like": "/tok", "replicas": {"max": 2}}}
     assert world.api.client.declare(other).revision == 2
     world.turn()
