@@ -224,7 +224,7 @@ def test_order_is_on_disk_before_it_is_confirmed(world):
     assert (order["job_id"], order["epoch"], order["leases"]) == (
         JOB,
         1,
-        [{"node": "local", "gpus": [0], "milli": 1000}],
+        [{"node": "local", "gpus": [0], "milli": 1000, "instance": None}],
     )
     assert order["master_addr"] == "127.0.0.1" and 20_000 <= order["master_port"] < 30_000
 

@@ -11,7 +11,15 @@ import pytest
 from api_scene import OTHER, SPEC, TOKEN, Api
 from stage import GPT, JOB
 
-from cordee import __version__, errors, metric_answers, rehearsal_answers, service_answers, sweep_answers
+from cordee import (
+    __version__,
+    artifact_answers,
+    errors,
+    metric_answers,
+    rehearsal_answers,
+    service_answers,
+    sweep_answers,
+)
 from cordee import answers as views
 from cordee.answers import View
 from cordee.cli.jobs import steps_text
@@ -110,11 +118,23 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "get /queues": "QueuesView",
         "put /queues": "QueuesView",
         "get /cost": "CostView",
+        "get /artifacts": "VersionView",
+        "get /artifacts/version": "VersionDetailView",
+        "get /artifacts/store": "StoreView",
+        "post /artifacts/pushes": "PushOpened",
+        "post /artifacts/pushes/{push}/renew": "a stream",
+        "delete /artifacts/pushes/{push}": "a stream",
+        "post /artifacts/pushes/{push}/commit": "Committed",
+        **{f"post /artifacts/{verb}": "VersionView" for verb in ("tags", "stages", "uses", "removals")},
+        "post /artifacts/collections": "CollectedView",
+        "get /artifacts/{kind}/{digest}": "a stream",
+        "get /artifacts/{kind}/{digest}/size": "BlobSize",
+        "put /artifacts/{kind}/{digest}": "a stream",
         "get /events": "a stream",
         "post /down": "HealthView",
     }
     for name in set(answers.values()) - {"a stream"}:
-        rooms = (views, service_answers, sweep_answers, metric_answers, rehearsal_answers)
+        rooms = (views, service_answers, sweep_answers, metric_answers, rehearsal_answers, artifact_answers)
         shape = next(getattr(each, name) for each in rooms if hasattr(each, name))
         assert described["components"]["schemas"][name]["properties"].keys() == shape.model_fields.keys()
 
