@@ -1,4 +1,4 @@
-"""How far the planner is from published measurements: `planner_accuracy.py CSV [--json]`. Memory here, time next door.
+"""How far the planner is from published measurements: `planner_accuracy.py CSV... [--json]`. Time is next door.
 
 Errors are (predicted - measured) / measured. Nothing of memory is fitted here: its constants from measurements are the
 allocators' reserves and the bytes of contexts, at the top of `plan/buffers.py`.
@@ -7,7 +7,7 @@ allocators' reserves and the bytes of contexts, at the top of `plan/buffers.py`.
 import argparse
 import importlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -160,15 +160,26 @@ def _unscored(told: dict[str, int]) -> str:
     return "; ".join(f"{count} numbers: {why}" for why, count in told.items()) or "none"
 
 
+def read_all(paths: Iterable[Path]) -> tuple[list[Published], dict[str, int]]:
+    """All configurations of several files, and how many cannot be read, by reason."""
+    runs: list[Published] = []
+    skipped: Counter[str] = Counter()
+    for path in paths:
+        found, left_out = read_published(path, load_catalogue())
+        runs += found
+        skipped.update(left_out)
+    return runs, dict(skipped)
+
+
 def main() -> None:
     """Read, predict, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("csv", type=Path)
+    parser.add_argument("csv", type=Path, nargs="+")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rows", action="store_true", help="every memory row, with its peak's parts")
     parser.add_argument("--only", choices=("memory", "time"))
     given = parser.parse_args()
-    runs, skipped = read_published(given.csv, load_catalogue())
+    runs, skipped = read_all(given.csv)
     told: dict[str, Any] = {"configurations": len(runs), "unreadable": skipped}
     time = importlib.import_module("planner_time") if given.only != "memory" else None
     if given.only != "time":

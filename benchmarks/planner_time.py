@@ -17,8 +17,17 @@ from step_cases import Case, Stack, time_cases
 
 ENOUGH_FOR_A_LINE = 8
 ENOUGH_TO_RANK = 3
+_SHOWN = ("median", "mape", "bias", "worst")
 # GPUs that share a chip share a table.
-CHIPS = {"A100-40": "A100", "A100-80": "A100", "H200": "H100", "GB200": "B200", "B300": "B200", "GB300": "B200"}
+CHIPS = {
+    "A100-40": "A100",
+    "A100-80": "A100",
+    "H200": "H100",
+    "GB200": "B200",
+    "B300": "B200",
+    "GB300": "B200",
+    "H800": "H100",
+}
 
 
 def chip_of(case: Case) -> str:
@@ -100,7 +109,8 @@ def predict_left_out(stack: Stack, plain: ChipEfficiency) -> tuple[np.ndarray, n
 def _errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
     error = predicted / measured - 1
     worst = float(error[np.abs(error).argmax()])
-    return {"mape": float(np.abs(error).mean()), "bias": float(error.mean()), "worst": worst}
+    middle = float(np.median(np.abs(error)))
+    return {"median": middle, "mape": float(np.abs(error).mean()), "bias": float(error.mean()), "worst": worst}
 
 
 def _one_constant(predicted: np.ndarray, measured: np.ndarray) -> float:
@@ -126,18 +136,23 @@ def _constant_hfu(cases: Sequence[Case]) -> float | None:
 
 
 def _ranking(cases: Sequence[Case], predicted: np.ndarray) -> dict[str, Any] | None:
-    """Regret and Spearman over groups of layouts of one model on one number of GPUs with one batch."""
+    """Regret and Spearman over groups of layouts of one model on one number of GPUs with one batch.
+
+    `by_gpus` has the number of groups and their mean regret for each number of GPUs.
+    """
     groups: dict[Any, dict[Any, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for case, guess in zip(cases, predicted, strict=True):
         same = (case.shape, case.layout.gpus, case.training, case.gpu.name)
         groups[same][case.layout].append((float(guess), case.measured_s))
     regrets, ranks, sizes, random = [], [], [], []
-    for layouts in groups.values():
+    by_gpus: dict[int, list[float]] = defaultdict(list)
+    for (_, gpus, _, _), layouts in groups.items():
         if len(layouts) < ENOUGH_TO_RANK:
             continue
         pairs = np.array([np.mean(found, axis=0) for found in layouts.values()])
         best = pairs[:, 1].min()
         regrets.append(float(pairs[pairs[:, 0].argmin(), 1] / best - 1))
+        by_gpus[gpus].append(regrets[-1])
         random.append(float(pairs[:, 1].mean() / best - 1))
         ranks.append(_spearman(pairs[:, 0], pairs[:, 1]))
         sizes.append(len(pairs))
@@ -150,6 +165,7 @@ def _ranking(cases: Sequence[Case], predicted: np.ndarray) -> dict[str, Any] | N
         "random_regret": float(np.mean(random)),
         "worst_regret": float(max(regrets)),
         "spearman": float(np.average(ranks, weights=sizes)),
+        "by_gpus": {gpus: (len(found), float(np.mean(found))) for gpus, found in sorted(by_gpus.items())},
     }
 
 
@@ -163,6 +179,10 @@ def _spearman(left: np.ndarray, right: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1])
 
 
+def _told_by(by_gpus: dict[int, tuple[int, float]]) -> str:
+    return ", ".join(f"{gpus}: {100 * regret:.1f}" for gpus, (_, regret) in by_gpus.items())
+
+
 def print_time(report: dict[str, Any]) -> None:
     """The time half as tables, one for each GPU type."""
     print(f"\nTIME  (predicted - measured) / measured, %; {report['cases']} cases")
@@ -172,17 +192,18 @@ def print_time(report: dict[str, Any]) -> None:
     for chip, found in report["chips"].items():
         print(f"\n{chip}: tables fitted leave-one-source-out; interval 90 %")
         print(
-            f"{'source':40} {'n':>4} |{'uncalibrated':>21} |{'calibrated':>21} |{'const':>6} |{'HFU':>6} |{'cover':>6}"
+            f"{'source':40} {'n':>4} |{'uncalibrated':>28} |{'calibrated':>28} |{'const':>6} |{'HFU':>6} |{'cover':>6}"
         )
-        print(f"{'':45} |   MAPE   bias  worst |   MAPE   bias  worst |  (one) | (line) | (90 %)")
+        keys = "median   MAPE   bias  worst"
+        print(f"{'':45} | {keys} | {keys} |  (one) | (line) | (90 %)")
         for source, row in found["sources"].items():
             lines = [(source, row)] + [
                 (f"  {p}", row[p]) for p in ("bf16", "fp16", "fp8", "fp32") if p in row and row[p]["n"] < row["n"]
             ]
             for name, one in lines:
-                plain = " ".join(percent(one["uncalibrated"][key]) for key in ("mape", "bias", "worst"))
-                fitted = one.get("calibrated") or dict.fromkeys(("mape", "bias", "worst"))
-                shown = " ".join(percent(fitted[key]) for key in ("mape", "bias", "worst"))
+                plain = " ".join(percent(one["uncalibrated"][key]) for key in _SHOWN)
+                fitted = one.get("calibrated") or dict.fromkeys(_SHOWN)
+                shown = " ".join(percent(fitted[key]) for key in _SHOWN)
                 tail = " |".join(percent(one.get(key)) for key in ("one_constant", "constant_hfu", "coverage"))
                 print(f"{name[:40]:40} {one['n']:4d} | {plain} | {shown} | {tail}")
         for source, kinds in found["ranking"].items():
@@ -190,7 +211,8 @@ def print_time(report: dict[str, Any]) -> None:
                 print(
                     f"  ranking, {source[:38]}, {kind}: {one['groups']} groups, {one['layouts']} layouts: regret "
                     f"{100 * one['regret']:.1f} % (random {100 * one['random_regret']:.1f}, worst "
-                    f"{100 * one['worst_regret']:.1f}), Spearman {one['spearman']:.2f}"
+                    f"{100 * one['worst_regret']:.1f}), Spearman {one['spearman']:.2f}; "
+                    f"by GPUs {_told_by(one['by_gpus'])}"
                 )
         told = ", ".join(sorted(found["sources"]))
         print(f"  each source is predicted by a table fitted on the others of: {told}")

@@ -21,7 +21,7 @@ METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_g
 # Memory that no mistake of the planner explains: a run that would need more of it recomputes, said or not.
 FAR_OVER = 2.0
 _SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "learned_positions")
-_LAYOUT = ("dp", "tp", "pp", "zero", "sp", "micro_batch", "cp", "ep", "vpp")
+_LAYOUT = ("dp", "tp", "zero", "sp", "micro_batch", "cp", "ep")
 _OPTIMIZER = ("weight_bytes", "gradient_bytes", "master_bytes", "moment_bytes")
 
 
@@ -157,9 +157,10 @@ def _words(case: Case) -> Any:
     same_shape = (shape.gated, shape.qkv_bias, shape.out_bias, shape.mlp_bias, shape.tied)
     words = (layout.recompute, layout.schedule, layout.cp_kind, layout.offload)
     how = (training.precision, training.flash, training.framework, training.overlap, training.attention, training.fused)
-    # Uneven stages are counted one by one, so their sizes are numbers and not arrays.
-    uneven = (layout.split, layout.pp, layout.vpp) if layout.split else None
-    return case.gpu.name, same_shape, shape if shape.experts or shape.latent or uneven else None, uneven, words, how
+    # A schedule has one number of stages and chunks; uneven stages are counted one by one as well.
+    stages = (layout.split, layout.pp, layout.vpp)
+    special = shape.experts or shape.latent or layout.split
+    return case.gpu.name, same_shape, shape if special else None, stages, words, how
 
 
 def _stacked(cases: Sequence[Case]) -> tuple[ModelShape, Gpu, Layout, Training]:
@@ -171,8 +172,7 @@ def _stacked(cases: Sequence[Case]) -> tuple[ModelShape, Gpu, Layout, Training]:
     shape, uneven = first.shape, first.layout.split is not None
     if shape.experts is None and shape.latent is None and not uneven:
         shape = replace(shape, **{key: column(getattr(c.shape, key) for c in cases) for key in _SHAPE})
-    keys = [key for key in _LAYOUT if not (uneven and key in ("pp", "vpp"))]
-    sizes = {key: np.array([getattr(c.layout, key) for c in cases]) for key in keys}
+    sizes = {key: np.array([getattr(c.layout, key) for c in cases]) for key in _LAYOUT}
     sizes["etp"] = column(c.layout.expert_tp for c in cases)
     sizes["shard"] = column(c.layout.shard_ranks for c in cases)
     layout = replace(first.layout, **sizes)

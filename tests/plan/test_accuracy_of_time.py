@@ -1,0 +1,38 @@
+"""The accuracy benchmark's time half: a stack predicts what each case alone takes, on torchtitan's published speeds."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from cordee.hardware.load import load_catalogue
+from cordee.plan.step import step_time
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(BENCHMARKS)])
+    import step_cases  # A script beside the package: importable only from here.
+
+    return step_cases
+
+
+def test_a_stack_takes_what_each_of_its_cases_takes(benchmark: ModuleType) -> None:
+    import published
+
+    runs, _ = published.read_published(BENCHMARKS / "data" / "torchtitan_speed.csv", load_catalogue())
+    cases, left_out = benchmark.time_cases(runs)
+    assert len(cases) == 20 and not left_out
+    table = cases[0].gpu.uncalibrated
+    alone = [
+        float(step_time(case.shape, replace(case.gpu, efficiency=table), case.layout, case.training).total_s)
+        for case in cases
+    ]
+    assert np.allclose(benchmark.Stack(cases).predict(table), alone, rtol=1e-9)
+    # 8 GPUs, eager, 16 sequences of 8192: 5,762 tokens a second on each.
+    assert cases[0].measured_s == pytest.approx(16 * 8192 / 8 / 5762)
