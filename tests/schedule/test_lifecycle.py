@@ -110,6 +110,17 @@ def test_a_commit_starts_the_count_anew_and_a_preemption_does_not_count():
     assert world.state.jobs[JobId("a")].attempts_without_commit == 1
 
 
+def test_an_attempt_that_a_faulty_node_has_ended_before_its_ranks_is_no_try():
+    world = running(node("n1"), job("a", 8, retries=(("infrastructure", 0),)))
+    for epoch in range(1, 6):
+        said = end(world, "a", "lost", node_fault=True)
+        world.at(world.now_us / S + 7200).cycle()  # past any quarantine of the node
+        assert said[0] == f"attempt a.{epoch} lost" and world.phase("a") == "running"
+    ended = [event for event in world.log if isinstance(event, AttemptEnded)]
+    assert {(each.counted, each.node_fault) for each in ended} == {("", True)}
+    assert end(world, "a", "lost")[-1] == "job a failed", "one without a preflight counts as ever"
+
+
 @pytest.mark.parametrize(
     ("retries", "outcomes", "why"),
     [

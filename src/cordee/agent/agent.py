@@ -214,6 +214,8 @@ class NodeAgent:
         if self._wakeup.terminated and not self._leaving:
             self._terminated(now_s)
         self._keep_lease(now_s)
+        if self._groups.examined():
+            self._report_node()  # before the end of the attempt, so that the next one is placed elsewhere
         self._groups.step(now_s)
         self._keep_disk(now_s)
         if self._facts.devices.real and now_s >= self._facts.devices.next_s:

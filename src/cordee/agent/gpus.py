@@ -49,6 +49,7 @@ class Devices:
         driver: the driver's version; "" for slots.
         next_s: monotonic time of the next `look`, since other processes may take and release them.
         mig_mode: what an operator lets the agent do with MIG instances.
+        failed: why GPUs failed a preflight, by index; they are not offered until the agent starts again.
     """
 
     def __init__(self, gpu_name: str, count: int, says: str) -> None:
@@ -61,6 +62,7 @@ class Devices:
         self.driver = ""
         self.next_s = 0.0
         self.mig_mode: MigMode = "fixed"
+        self.failed: dict[int, str] = {}
 
     def mig(self) -> MigGpus | None:
         """Return the GPUs whose MIG instances may be leased."""
@@ -89,6 +91,10 @@ class Devices:
         """Return why ranks should not start on one of these GPUs; "" if they can. It takes no noticeable time."""
         return ""
 
+    def crowded(self, gpus: Sequence[int]) -> dict[int, str]:
+        """Return why GPUs that ranks are to have for themselves are not free, by index."""
+        return {}
+
     def sample(self, gpus: Sequence[int]) -> dict[int, GpuSample]:
         """Return what the driver says of these GPUs, by index; nothing for slots, and for a GPU that is lost."""
         return {}
@@ -96,7 +102,7 @@ class Devices:
     def look(self, ours: Container[int]) -> dict[int, str]:
         """Return why GPUs cannot be leased, by index; `ours` are the agent's own pids."""
         self.next_s = monotonic_s() + LOOK_S
-        return self.unavailable(ours.__contains__)
+        return self.failed | self.unavailable(ours.__contains__)
 
 
 class _NvmlDevices(Devices):
@@ -164,6 +170,14 @@ class _NvmlDevices(Devices):
         sick = {index: why for index, why in found if why is not None}
         self._sick |= sick
         return "; ".join(f"GPU {index} is sick: {why}" for index, why in sick.items())
+
+    def crowded(self, gpus: Sequence[int]) -> dict[int, str]:
+        seen = self.sample(gpus)
+        return {
+            index: f"{format_bytes(each.memory_bytes)} in use before its ranks start"
+            for index, each in seen.items()
+            if each.memory_bytes > MEMORY_IN_USE
+        }
 
     def sample(self, gpus: Sequence[int]) -> dict[int, GpuSample]:
         found = ((index, self._sample(self._handles[index])) for index in gpus)

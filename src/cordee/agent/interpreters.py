@@ -73,7 +73,7 @@ class Interpreters:
     def ask(self, spec: Mapping[str, Any], base_env: Mapping[str, str], then: Callable[[Software], None]) -> None:
         """Call `then` with the software of a job's interpreter: at once if it is known, else in a later `step`."""
         own = {str(name): str(value) for name, value in (spec.get("env") or {}).items()}
-        path = _interpreter(spec, own.get("PATH") or base_env.get("PATH", os.defpath))
+        path = interpreter_path(spec, own.get("PATH") or base_env.get("PATH", os.defpath))
         if path is None:
             then(Software())
             return
@@ -112,7 +112,7 @@ class Interpreters:
         self._wake()
 
 
-def _interpreter(spec: Mapping[str, Any], path: str) -> str | None:
+def interpreter_path(spec: Mapping[str, Any], path: str) -> str | None:
     """Return the interpreter of a job's ranks, as far as its command says; None: not known."""
     program = interpreter_of(spec.get("run") or "")
     found = program and shutil.which(program, path=path)

@@ -52,14 +52,15 @@ def _product(found: dict[str, list[float] | float] | str, gpu: Gpu | None, gpus:
     if not gpus:
         yield Finding("product on the CPU", "ok", f"{speeds[0] / 1e9:.0f} GFLOP/s, fp32")
         return
-    wanted = None if gpu is None else gpu.peak_flop_per_s("bf16") * gpu.matmul_fraction
-    yield from by_gpu((index, _graded(name, speed, wanted)) for index, speed in enumerate(speeds))
+    yield from by_gpu((index, graded_product(speed, gpu)) for index, speed in enumerate(speeds))
 
 
-def _graded(name: str, speed: float, wanted: float | None) -> Finding:
-    figure = f"{speed / 1e12:.0f} TFLOP/s, bf16"
-    if wanted is None:
+def graded_product(speed: float, gpu: Gpu | None) -> Finding:
+    """Return the finding of one GPU's product, by its FLOP/s in bf16; None: the catalogue does not know the GPU."""
+    name, figure = "product", f"{speed / 1e12:.0f} TFLOP/s, bf16"
+    if gpu is None:
         return Finding(name, "ok", figure, "not in the catalogue")
+    wanted = gpu.peak_flop_per_s("bf16") * gpu.matmul_fraction
     state: State = "ok" if speed >= OK * wanted else "warn" if speed >= POOR * wanted else "bad"
     hint = (
         "" if state == "ok" else "look at its clocks, its power limit and its neighbours: nvidia-smi -q -d CLOCK,POWER"
@@ -73,13 +74,17 @@ def _reduce(found: dict[str, list[float] | float] | str, gpu: Gpu | None) -> Fin
         return _failed(name, found)
     speed = found["bytes_per_s"]
     assert isinstance(speed, float), "one number for all"
-    figure = f"{format_bytes(speed)}/s a rank"
     if gpu is None:
-        return Finding(name, "ok", figure)
-    wanted = gpu.link_bytes_per_s
+        return Finding(name, "ok", f"{format_bytes(speed)}/s a rank")
+    return graded_link(speed, gpu.link_bytes_per_s, gpu.link)
+
+
+def graded_link(speed: float, wanted: float, link: str) -> Finding:
+    """Return the finding of an all-reduce, by the bytes a second that each rank sends over a link of this speed."""
+    name, figure = "all-reduce", f"{format_bytes(speed)}/s a rank"
     state: State = "ok" if speed >= LINK_OK * wanted else "warn" if speed >= LINK_POOR * wanted else "bad"
     hint = "" if state == "ok" else "look at its links and its topology: nvidia-smi nvlink -s, nvidia-smi topo -m"
-    return Finding(name, state, figure, f"{format_bytes(wanted)}/s ({gpu.link}), {LINK_OK:.0%} of it or more", hint)
+    return Finding(name, state, figure, f"{format_bytes(wanted)}/s ({link}), {LINK_OK:.0%} of it or more", hint)
 
 
 def _failed(name: str, why: str) -> Finding:

@@ -41,6 +41,7 @@ class RankGroupResult:
     outcome: Outcome
     why: str
     failure: Failure | None = None
+    node_fault: bool = False  # its node is known to be at fault, and offers what failed no more
 
 
 class _Uploaders:
@@ -126,9 +127,9 @@ class RankGroup:
         """Return whether its processes are being ended, or none may start any more."""
         return self._sweep_s is not None
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str, outcome: Outcome = Outcome.FAILED, *, node_fault: bool = False) -> None:
         """End the group at once, since it cannot be started."""
-        self._verdict = RankGroupResult(Outcome.FAILED, why)
+        self._verdict = RankGroupResult(outcome, why, node_fault=node_fault)
         self._sweep(now_s=0.0)
 
     def reaped(self, pid: int, exit_code: int, now_s: float) -> bool:
@@ -160,7 +161,7 @@ class RankGroup:
             self.wake_at_s = deadline_s if self.wake_at_s is None else min(self.wake_at_s, deadline_s)
         if again:
             return
-        if not self._ranks:  # the copy of its files is still being made
+        if not self._ranks:  # the copy of its files is still being made, or its preflight
             self._sweep(now_s=0.0)
         for rank in self._ranks:
             if rank.exit_code is None:

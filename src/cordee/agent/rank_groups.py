@@ -18,6 +18,7 @@ from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.logs import LogPump
 from cordee.agent.messages import Dial
 from cordee.agent.mig import MigError
+from cordee.agent.preflight import Preflights
 from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup, RankGroupResult
 from cordee.agent.samples import Samples
@@ -74,9 +75,12 @@ class RankGroups:
         self._selector, self._report, self._clock = selector, report, clock
         self._processes, self.transfers, self.interpreters = processes, transfers, interpreters
         self._running: dict[str, RankGroup] = {}
-        self._waiting: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}  # for a copy: secrets, environment
+        self._waiting: dict[
+            str, tuple[Mapping[str, str], Mapping[str, str]]
+        ] = {}  # for a copy or a preflight: secrets, environment
         self._next_follow_s = 0.0
         self._samples = Samples(node, devices, report, clock)
+        self._preflights = Preflights(node, devices, transfers.catalogue)
 
     def __bool__(self) -> bool:
         """Return whether a rank group runs."""
@@ -133,15 +137,19 @@ class RankGroups:
             self._refuse(order, Outcome.LOST, "the ranks of rank 0's node ended before it started", kept)
             return
         if sick:
-            self._refuse(order, Outcome.LOST, f"{self._node}: {sick}", kept)
+            self._refuse(order, Outcome.LOST, f"{self._node}: {sick}", kept, node_fault=True)
             return
         group = RankGroup(order, folder, self._clock, self._processes)
-        if order.spec.get("files") is None:
+        copied = order.spec.get("files") is None
+        if copied and not self._preflights.wanted(order.spec):
             self._launch(group, order, secrets, base_env, kept)
+            return
+        self._journal.keep_order(order)
+        kept()
+        self._running[order.tag], self._waiting[order.tag] = group, (secrets, base_env)
+        if copied:
+            self._preflights.begin(order, folder, base_env)
         else:
-            self._journal.keep_order(order)
-            kept()
-            self._running[order.tag], self._waiting[order.tag] = group, (secrets, base_env)
             self.transfers.copies.make(order, folder)
 
     def _launch(
@@ -151,8 +159,9 @@ class RankGroups:
         secrets: Mapping[str, str],
         base_env: Mapping[str, str],
         kept: Callable[[], None] = lambda: None,
+        preflight: str = "",
     ) -> None:
-        """Start the ranks of a group."""
+        """Start the ranks of a group; `preflight`: the figures of its preflight."""
         try:
             launch = prepare(
                 order,
@@ -172,6 +181,8 @@ class RankGroups:
             self._running.pop(order.tag, None)
             self._refuse(order, Outcome.FAILED, why, kept)
             return
+        if preflight:
+            launch = replace(launch, says=f"{launch.says}; preflight: {preflight}")
         self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
         kept()
         self._running[order.tag] = group
@@ -192,15 +203,37 @@ class RankGroups:
         self._report(started)
 
     def _launch_copied(self, copied: Copied) -> None:
-        """Start the ranks of a group whose copy was made, unless it was ended meanwhile."""
+        """Start the ranks of a group whose copy was made, or its preflight, unless it was ended meanwhile."""
         tag = copied.order.tag
         group, (secrets, base_env) = self._running.get(tag), self._waiting.pop(tag)
         if group is None or group.ends:
             return
+        order = replace(copied.order, spec=dict(copied.spec))
         if copied.why:
             group.refuse(copied.why)
+        elif self._preflights.wanted(order.spec):
+            self._waiting[tag] = secrets, base_env
+            self._preflights.begin(order, group.folder, base_env)
         else:
-            self._launch(group, replace(copied.order, spec=dict(copied.spec)), secrets, base_env)
+            self._launch(group, order, secrets, base_env)
+
+    def examined(self) -> bool:
+        """Start the ranks, or end the groups, whose preflight has ended; return whether GPUs are out of use for it."""
+        found_bad = False
+        for each in self._preflights.ended():
+            tag, devices = each.order.tag, self._devices
+            group, (secrets, base_env) = self._running.get(tag), self._waiting.pop(tag)
+            if group is None or group.ends:
+                continue
+            if not each.problem:
+                self._launch(group, each.order, secrets, base_env, preflight=each.says)
+                continue
+            all_gpus = dict.fromkeys(range(devices.count), f"preflight: {each.node}") if each.node else {}
+            devices.failed |= all_gpus | {gpu: f"preflight: {why}" for gpu, why in each.gpus.items()}
+            found_bad = found_bad or each.is_nodes_fault
+            why = f"{self._node}: preflight: {each.problem}"
+            group.refuse(why, Outcome.LOST, node_fault=each.is_nodes_fault)
+        return found_bad
 
     def compare(self, order: Assignment, first: Software, base_env: Mapping[str, str]) -> None:
         """End a rank group whose interpreter does not fit that of rank 0: the gang would hang, or compute nonsense."""
@@ -269,10 +302,12 @@ class RankGroups:
         for group in self._running.values():
             write_hint(group.folder / "spool", self._clock.now_us(), why)
 
-    def _refuse(self, order: Assignment, outcome: Outcome, why: str, kept: Callable[[], None]) -> None:
+    def _refuse(
+        self, order: Assignment, outcome: Outcome, why: str, kept: Callable[[], None], *, node_fault: bool = False
+    ) -> None:
         self._journal.keep_order(order)
         kept()
-        self._report_end(order, RankGroupResult(outcome, why))
+        self._report_end(order, RankGroupResult(outcome, why, node_fault=node_fault))
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -333,6 +368,7 @@ class RankGroups:
             outcome=result.outcome,
             failure=result.failure,
             why=result.why,
+            node_fault=result.node_fault,
         )
         self._report(ended)
 

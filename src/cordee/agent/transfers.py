@@ -20,12 +20,15 @@ class Transfers:
     Attributes:
         copies: the copies of submitted files.
         tunnels: to commands, ports and shells.
+        catalogue: `gpus.toml` of the server's home, if the agent sees it.
     """
 
     def __init__(self, folder: Path, settings: AgentSettings, wake: Callable[[], None]) -> None:
         self._attempts, self._node = settings.attempts(folder), settings.node
         self._shipper: LogShipper | None = None
         self.tunnels = Tunnels(folder, settings.node)
+        own = None if settings.home is None else Path(settings.home) / "gpus.toml"
+        self.catalogue = own if own is not None and own.exists() else None
         if settings.home is not None:
             self.copies = Copies(Contents(Path(settings.home) / FILES), None, wake)
         else:

@@ -352,6 +352,7 @@ class RanksEnded(AttemptEvent):
     outcome: Outcome
     failure: Failure | None = None
     why: str = ""
+    node_fault: bool = False  # no rank started, and the node offers what failed there no more
 
 
 # -- attempts: reports of the agents, the server and the gateways -------------------------------------------
@@ -425,6 +426,7 @@ class AttemptEnded(AttemptEvent):
     why: str
     failure: Failure | None = None
     counted: str = ""  # the cause under which it counts as a try: infrastructure, script, `exit 17`; "": as none
+    node_fault: bool = False  # no rank started for a fault of a node that has been taken out of use: it is no try
 
 
 Event = (

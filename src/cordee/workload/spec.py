@@ -23,6 +23,7 @@ from cordee.workload.times import parse_time_us, parse_window
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
 
 Launch = Literal["auto", "rank", "node"]
+PreflightWanted = Literal["quick", "full"]
 Tier = Literal["production", "standard", "preemptible"]
 CapacityWanted = Literal["any", "on-demand", "spot"]
 Positive = Annotated[int, Field(ge=1)]
@@ -205,6 +206,7 @@ class JobSpec(_Section):
     checkpoint: Checkpoint = Checkpoint()
     retries: Retries = Retries()
     on_preempt: OnPreempt = OnPreempt()
+    preflight: PreflightWanted = "quick"  # before each attempt: the driver's counters; full: work on the GPUs too
     on_hang: OnHang = OnHang()
     on_spike: OnSpike | None = None  # None: as the script says, or `warn`
     track: tuple[Tracker, ...] = ()

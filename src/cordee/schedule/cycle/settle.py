@@ -232,6 +232,8 @@ def _end(state: State, draft: Draft, attempt: Attempt) -> None:
     if used_up is not None:
         why += f"; it used {used_up} within a day and made no checkpoint: it needs checkpoints, or a larger limit"
     ended = AttemptEnded(at_us=now_us, job_id=job_id, epoch=attempt.epoch, outcome=outcome, why=why, failure=failure)
+    if any(each.node_fault for each in attempt.ended):
+        ended = replace(ended, node_fault=True)
     if attempt.notice is None:
         ended = replace(ended, counted=counted_as(attempt.job, ended))
     emit(state, draft, ended)

@@ -4,6 +4,8 @@ Causes to which the job gives a number of its own are `infrastructure`, `script`
 `script`; all others are `any`. A count begins again with each attempt that commits a checkpoint. Of a cause with a
 number of its own that attempt's end counts already, so that 0 means none at all.
 
+An attempt whose preflight found a node at fault is no try: what failed there is out of use, so it ends by itself.
+
 Between two tries there is a pause that grows; and an exception of Python that any further attempt would raise again,
 such as a ValueError before the first step, ends the job at once.
 """
@@ -42,7 +44,9 @@ def exit_cause(code: int) -> str:
 
 
 def cause_of(job: Job, ended: AttemptEnded) -> str | None:
-    """Return the cause under which an attempt's end counts; None: it is no failure."""
+    """Return the cause under which an attempt's end counts; None: it is no failure, or that of a node alone."""
+    if ended.node_fault:
+        return None
     limited = dict(job.retries)
     if ended.outcome is Outcome.LOST:
         return INFRASTRUCTURE if INFRASTRUCTURE in limited else ANY
@@ -99,7 +103,7 @@ def own_fault(failure: Failure | None) -> str | None:
 
 def again_at_us(job: Job, failures: Counts, last: AttemptEnded | None) -> int | None:
     """Return when a job may start again after an attempt that failed or was lost; None: at once, as the first time."""
-    if last is None or job.service is not None or last.outcome not in (Outcome.FAILED, Outcome.LOST):
+    if last is None or last.node_fault or job.service is not None or last.outcome not in (Outcome.FAILED, Outcome.LOST):
         return None
     tries = dict(failures).get(cause_of(job, last) or ANY, 0) - 1
     return None if tries < 1 else last.at_us + min(PAUSE_US_MAX, PAUSE_US * PAUSE_FACTOR ** min(tries - 1, 10))
