@@ -44,6 +44,9 @@ class SettingsGiven(TypedDict, total=False):
     precision: Precision
     framework: str
     loss: Loss
+    optimizer_in_backward: bool
+    freeze: str
+    packed_tokens: int
     train: Trained
     rank: int
     targets: str

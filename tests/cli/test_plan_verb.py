@@ -95,7 +95,7 @@ def test_a_short_layout_does_not_break_its_heading(
 @pytest.mark.usefixtures("wide")
 def test_405b_in_8_bit_adam(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "plan", "llama-3-405b", "--gpus", "256xH100", "--optimizer", "adamw-8bit")
-    assert "405,853,388,800 parameters x 6 bytes = 2.435 TB" in out
+    assert "405,853,388,800 parameters x 6.03125 bytes = 2.448 TB" in out
     assert "needs at least 31 GPUs for its state" in out
 
 

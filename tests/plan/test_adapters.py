@@ -43,7 +43,7 @@ def test_the_adapters_of_an_8b_model_are_counted_by_hand() -> None:
         ({"train": "lora"}, 2, 16),
         ({"train": "lora", "base_bits": 8}, 1, 16),
         ({"train": "qlora"}, 0.5 + 4 / 64, 16),
-        ({"train": "qlora", "optimizer": "adamw-8bit"}, 0.5 + 4 / 64, 10),
+        ({"train": "qlora", "optimizer": "adamw-8bit"}, 0.5 + 4 / 64, 10 + 8 / 256),
     ],
 )
 def test_states_are_a_frozen_base_and_adapters(settings: dict[str, object], element: float, each: float) -> None:
@@ -149,7 +149,7 @@ def test_adapters_stay_on_data_parallel_ranks() -> None:
     assert answer.fits and {(c.layout.tp, c.layout.pp) for c in answer.layouts.fitting} == {(1, 1)}
 
 
-# State, fullest GPU and step as the planner gave them before it knew adapters.
+# State, fullest GPU and step as the planner gave them before it knew adapters; 8-bit moments with constants since.
 BEFORE = [
     ("llama-3-8b", "H100", 8, "fsdp8", {}, (128484179968, 71655958516, 61.83674986648399)),
     ("llama-3-8b", "H100", 8, "dp8 zero1 full", {"framework": "megatron", "optimizer": "adamw-fp32-grads"},
@@ -159,7 +159,7 @@ BEFORE = [
     ("llama-3-70b", "H100", 64, "fsdp16 tp4 selective", {"precision": "fp8"},
      (1128859303936, 64523805706, 55.837555878876344)),
     ("gpt2", "A10", 1, "dp1", {"optimizer": "adamw-8bit", "seq_tokens": 512, "global_batch": 8},
-     (746638848, 2002267269, 0.2222424059170542)),
+     (750527592, 2006342673, 0.22225850161705418)),
     ("mixtral-8x7b", "H100", 64, "dp32 pp2 ep8 zero1", {"optimizer": "muon"},
      (561483153408, 93195738186, 15.35854632257902)),
     ("deepseek-v3", "H100", 512, "dp64 pp8 ep64 zero1 full offload=optimizer", {"framework": "megatron"},

@@ -19,11 +19,12 @@ TRAINING = Training(8192, 512)
 def test_bytes_for_one_parameter() -> None:
     sizes = {name: optimizer.bytes_per_parameter for name, optimizer in OPTIMIZERS.items()}
     assert sizes == {
-        "adamw": 16, "adamw-fp32-grads": 18, "adamw-fp32-sums": 20, "adamw-bf16-moments": 12, "adamw-8bit": 6,
-        "adamw-8bit-master": 10, "muon": 12, "sgd-momentum": 12,
+        "adamw": 16, "adamw-fp32-grads": 18, "adamw-fp32-sums": 20, "adamw-bf16-moments": 12, "adamw-8bit": 6.03125,
+        "adamw-8bit-master": 10.03125, "adamw-8bit-paged": 6.03125, "adamw-bf16": 8, "adamw-paged": 16,
+        "muon": 12, "sgd-momentum": 12,
     }  # fmt: skip
     assert OPTIMIZERS["adamw"].checkpoint_bytes_per_parameter == 12
-    assert OPTIMIZERS["adamw-8bit"].checkpoint_bytes_per_parameter == 4
+    assert OPTIMIZERS["adamw-8bit"].checkpoint_bytes_per_parameter == 4.03125
     assert find_optimizer("adamw", "fp32").bytes_per_parameter == 16
     assert find_optimizer("adamw", "fp32").checkpoint_bytes_per_parameter == 12
 

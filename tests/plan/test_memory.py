@@ -40,7 +40,7 @@ def test_the_state_of_llama_3_70b() -> None:
 
 def test_the_state_of_llama_3_405b_with_8_bit_adam() -> None:
     n_bytes = state_bytes(L405, Training(8192, 512, OPTIMIZERS["adamw-8bit"]))
-    assert round(n_bytes / 1e12, 3) == 2.435
+    assert round(n_bytes / 1e12, 3) == 2.448
     assert fewest_gpus_to_hold(n_bytes, H100) == 31
 
 

@@ -28,7 +28,8 @@ def test_405b_in_8_bit_adam_is_three_times_810_gb() -> None:
     assert 810 * GB == 2 * 405e9
     assert round(2 * L405.parameters / GB, 1) == 811.7
     n_bytes = state_bytes(L405, Training(8192, 512, OPTIMIZERS["adamw-8bit"]))
-    assert n_bytes == 3 * 2 * L405.parameters and round(n_bytes / TB, 3) == 2.435
+    constants = L405.parameters * 2 * 4 // 256  # of the blocks of both moments
+    assert n_bytes == 3 * 2 * L405.parameters + constants and round(n_bytes / TB, 3) == 2.448
 
 
 def test_two_fp32_moments_of_405b_are_3_24_tb_and_of_70b_560_gb_not_280() -> None:

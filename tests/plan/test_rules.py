@@ -7,7 +7,7 @@ import pytest
 
 from cordee.plan.layout import Layout
 from cordee.plan.rules import RULES, Proposal, first_misfit, permitted
-from cordee.plan.training import Adapters, Training
+from cordee.plan.training import OPTIMIZERS, Adapters, Frozen, Training, Tuning
 from cordee.workload.load import load_shape
 
 L70, MOE = load_shape("llama-3-70b"), load_shape("mixtral-8x7b")
@@ -20,6 +20,8 @@ BROKEN = {
     "tp divides the key-value heads, or copies them evenly": (replace(L70, kv_heads=6), Layout(tp=4), 4),
     "tp divides the feed-forward width": (DENSE, Layout(tp=3), 3),
     "adapters are trained on data-parallel ranks": (L70, Layout(tp=8), 8),
+    "frozen layers are on data-parallel ranks": (L70, Layout(tp=8), 8),
+    "an optimizer in the backward pass sees each gradient once": (L70, Layout(dp=4, zero=3), 4),
     "each stage has a layer": (L70, Layout(pp=81), 81),
     "sequence parallelism divides the tokens": (replace(L70, heads=60, kv_heads=60, ffn=60), Layout(tp=5, sp=True), 5),
     "the data ranks divide the batch": (L70, Layout(dp=3), 3),
@@ -40,7 +42,13 @@ BROKEN = {
     "micro-batches fill a schedule of two directions": (L70, Layout(pp=4, dp=128, schedule="dualpipev"), 512),
     "a schedule of two halves has even ones": (L70, Layout(pp=5, dp=32, schedule="dualpipe"), 160),
 }
-TRAINED = {"adapters are trained on data-parallel ranks": Training(8192, 512, adapters=Adapters())}
+TRAINED = {
+    "adapters are trained on data-parallel ranks": Training(8192, 512, adapters=Adapters()),
+    "frozen layers are on data-parallel ranks": Training(8192, 512, tuning=Tuning(Frozen((0,)))),
+    "an optimizer in the backward pass sees each gradient once": Training(
+        8192, 512, replace(OPTIMIZERS["adamw-bf16"], in_backward=True)
+    ),
+}
 
 
 def _shape(name: str):

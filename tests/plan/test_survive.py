@@ -52,7 +52,7 @@ def test_the_known_story() -> None:
 
 def test_a_checkpoint_of_70b_weighs_12_bytes_a_parameter() -> None:
     assert checkpoint_bytes(L70, Training(8192, 512)) == 70_553_706_496 * 12
-    assert checkpoint_bytes(L70, Training(8192, 512, OPTIMIZERS["adamw-8bit"])) == 70_553_706_496 * 4
+    assert checkpoint_bytes(L70, Training(8192, 512, OPTIMIZERS["adamw-8bit"])) == 70_553_706_496 * (4 + 8 / 256)
 
 
 def test_what_a_job_has_to_expect() -> None:

@@ -2,10 +2,10 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -42,14 +42,24 @@ Gpus = Annotated[
 Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="the model's, at most 8192")]
 Batch = Annotated[int | None, typer.Option(help="Sequences in a step, over all GPUs.", show_default="~4M tokens")]
 MicroBatch = Annotated[int | None, typer.Option(help="Sequences in a micro-batch.", show_default="searched, 1 to 8")]
-OptimizerName = Annotated[str, typer.Option(help="Optimizer: adamw, adamw-8bit, adamw-bf16-moments, muon, ...")]
+OptimizerName = Annotated[
+    str, typer.Option(help="Optimizer: adamw, adamw-bf16, adamw-8bit, adamw-8bit-paged, muon, ...")
+]
+InBackward = Annotated[
+    bool, typer.Option("--optimizer-in-backward", help="Update each weight as soon as it has a gradient.")
+]
+Freeze = Annotated[str | None, typer.Option(help="Parts that are not trained: embeddings,head,0..15 (layers).")]
+Packed = Annotated[
+    int | None,
+    typer.Option(help="Tokens of a document that sequences are packed with.", show_default="a document a sequence"),
+]
 PrecisionName = Annotated[str, typer.Option(help="Precision: bf16, fp16, fp32 or fp8.")]
 RecomputeName = Annotated[
     str, typer.Option(help="Activation recomputation: none, selective, full, or auto (searched).")
 ]
 FrameworkName = Annotated[str, typer.Option(help="Framework whose buffers count: torch, megatron or deepspeed.")]
 LossName = Annotated[
-    str, typer.Option(help="Loss kernel: fused, parallel, compiled, eager, or auto (the framework's).")
+    str, typer.Option(help="Loss kernel: fused, chunked, parallel, compiled, eager, or auto (the framework's).")
 ]
 ExpertLoads = Annotated[
     Path | None,
@@ -108,6 +118,9 @@ def plan(
     framework: FrameworkName = "torch",
     loss: LossName = "auto",
     expert_loads: ExpertLoads = None,
+    optimizer_in_backward: InBackward = False,
+    freeze: Freeze = None,
+    packed: Packed = None,
     train: Train = "full",
     rank: Rank = 16,
     targets: Targets = "all",
@@ -137,13 +150,16 @@ def plan(
     """
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
     first, last, kind = _gpus(gpus)
-    settings = _settings(seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads)
-    way = _one_of("way to train", train, TRAINED)
+    settings = _settings(
+        seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads, packed_tokens=packed,
+        freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=_one_of("way to train", train, TRAINED),
+        rank=rank, targets=targets, base_bits=base_bits,
+    )  # fmt: skip
     request = Request(
         shape=load_shape(model),
         gpu=find_gpu(catalogue, gpus, last, kind),
         gpus=last,
-        settings=replace(settings, train=way, rank=rank, targets=targets, base_bits=base_bits),
+        settings=settings,
         layout=_layout(layout, recompute, micro_batch),
         search="everything" if exhaustive else "meshes",
         assumed=_assumptions(storage, mtbi, reclaims, notice, stall),
@@ -155,13 +171,10 @@ def plan(
         launcher=launcher,
     )
     if first is not None:
-        beside = {"--why": why, "--max-seq": max_seq, "--tokens": tokens, "--buy": buy, "--launch": launcher}
-        _refuse_beside_a_range(beside)
+        _refuse_beside_a_range(request, buy)
         _print_curve(request, ask_curve(request, first), html, as_json=as_json)
         return
-    if buy is not None:
-        request = replace(request, ownership=_ownership(request, buy))
-    _print(ask(request), html, model_path=model_path(model), show_all=show_all, as_json=as_json)
+    _print(ask(_with_ownership(request, buy)), html, model_path=model_path(model), show_all=show_all, as_json=as_json)
 
 
 def _layout(text: str | None, recompute: str, micro_batch: int | None) -> LayoutWanted:
@@ -179,8 +192,9 @@ def _settings(
     framework: str,
     loss: str,
     loads: Path | None,
+    **tuning: Any,
 ) -> Settings:
-    """Return the training settings of the flags."""
+    """Return the training settings of the flags; `tuning` are those that a fine-tuner sets."""
     return Settings(
         seq_tokens=seq,
         global_batch=batch,
@@ -189,6 +203,7 @@ def _settings(
         framework=_one_of("framework", framework, FRAMEWORKS),
         loss=None if loss == "auto" else _one_of("loss", loss, LOSSES, also="auto"),
         expert_loads=None if loads is None else _expert_loads(loads),
+        **tuning,
     )
 
 
@@ -223,7 +238,15 @@ def _expert_loads(path: Path) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(row) for row in read_rows(path))
 
 
-def _refuse_beside_a_range(flags: Mapping[str, object]) -> None:
+def _with_ownership(request: Request, buy: Path | None) -> Request:
+    return request if buy is None else replace(request, ownership=_ownership(request, buy))
+
+
+def _refuse_beside_a_range(request: Request, buy: Path | None) -> None:
+    flags: dict[str, object] = {
+        "--why": request.why, "--max-seq": request.contexts, "--tokens": request.tokens, "--buy": buy,
+        "--launch": request.launcher,
+    }  # fmt: skip
     given = [flag for flag, value in flags.items() if value]
     if given:
         raise SpecError(f"{given[0]} needs one number of GPUs, not a range", hint="write --gpus 64xH100")

@@ -17,10 +17,10 @@ from cordee.plan.candidates import Candidate
 from cordee.plan.cost import egress_usd, storage_usd_per_month
 from cordee.plan.layout import Layout
 from cordee.plan.memory import outer_parameters
-from cordee.plan.states import adapter_parameters
+from cordee.plan.states import adapter_parameters, trained_parameters
 from cordee.plan.step import step_interval_s
 from cordee.plan.survive import Survival
-from cordee.plan.training import Adapters, Training
+from cordee.plan.training import Adapters, Frozen, Training
 from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd, plural
 from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
 
@@ -80,7 +80,8 @@ def print_header(out: Console, plan: Answer) -> None:
     out.print(
         f"sequences of {training.seq_tokens:,} tokens, {training.global_batch:,} in a step "
         f"({format_count(training.tokens_per_step)} tokens), {training.precision}, {training.optimizer.name}"
-        + _adapters_in_words(training),
+        + _adapters_in_words(training)
+        + _tuning_in_words(training),
         style="dim",
     )
 
@@ -109,6 +110,19 @@ def _adapters_in_words(training: Training) -> str:
     return f", adapters of rank {adapters.rank} on {', '.join(adapters.targets)} over a {adapters.base_bits}-bit base"
 
 
+def _tuning_in_words(training: Training) -> str:
+    frozen, packed = training.tuning.frozen, training.tuning.packed_tokens
+    parts = [] if frozen is None else _frozen_in_words(frozen)
+    words = f", {', '.join(parts)} frozen" if parts else ""
+    words += f", documents of {packed:,} tokens" if packed else ""
+    return words + (", updated in the backward pass" if training.optimizer.in_backward else "")
+
+
+def _frozen_in_words(frozen: Frozen) -> list[str]:
+    ends = [name for name, is_frozen in (("embeddings", frozen.embeddings), ("head", frozen.head)) if is_frozen]
+    return [*ends, *([plural(len(frozen.layers), "layer")] if frozen.layers else [])]
+
+
 def _adapter_state(out: Console, plan: Answer, adapters: Adapters) -> None:
     """Print the frozen weights and what is trained of a model with adapters."""
     shape, optimizer = plan.request.shape, plan.training.optimizer
@@ -124,6 +138,11 @@ def _trained_state(out: Console, plan: Answer) -> None:
     optimizer, shape = plan.training.optimizer, plan.request.shape
     outer = outer_parameters(shape) if optimizer.outer_extra_bytes else 0
     product = f"{shape.parameters - outer:,} parameters x {optimizer.bytes_per_parameter:g} bytes"
+    if plan.training.tuning.frozen is not None:
+        own = trained_parameters(shape, Layout(), plan.training, 0)
+        outer, trained = round(float(own.outer)) if outer else 0, round(float(own.dense))
+        frozen = f"{shape.parameters - trained:,} frozen x {plan.training.activation_bytes} bytes"
+        product = f"{frozen} + {trained - outer:,} trained x {optimizer.bytes_per_parameter:g}"
     if outer:
         product += f" + {outer:,} x {optimizer.bytes_per_parameter + optimizer.outer_extra_bytes:g}"
     out.print(Text.assemble(f"  {product} = ", (format_bytes(plan.state_bytes), "bold")))

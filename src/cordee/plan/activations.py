@@ -5,10 +5,12 @@ the tensors that Transformer Engine's and Megatron-LM's modules save, counted by
 published measurements, for grouped-query and latent attention, gated MLPs, experts and context parallelism.
 """
 
+import numpy as np
+
 from cordee.hardware.arrays import Real, only_where
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.price import micro_batches_in_flight
-from cordee.plan.states import Holding, layer_linears, padded_vocab
+from cordee.plan.states import Holding, layer_kinds, layer_linears, padded_vocab
 from cordee.plan.training import Adapters, Training
 from cordee.units import MiB
 from cordee.workload.model import ModelShape
@@ -169,6 +171,8 @@ def in_flight(layout: Layout, training: Training, rank: int) -> Real:
 
 def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """Return what a rank's layers keep of one micro-batch: everything, or their inputs if all is recomputed."""
+    if training.tuning.frozen is not None:
+        return _kept_beside_frozen(shape, layout, training)
     whole: Real = 0.0
     scores = not training.flash and layout.recompute == "none"
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
@@ -185,6 +189,22 @@ def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
         return held.layers * boundary + sent
     again = layout.recompute_layers
     return sent + again * boundary + (held.layers - again) / held.layers * whole
+
+
+def _kept_beside_frozen(shape: ModelShape, layout: Layout, training: Training) -> Real:
+    """Return what layers keep where some are frozen: those before all that is trained have no backward pass."""
+    kinds = layer_kinds(shape, training)
+    if layout.recompute == "full":
+        return (kinds.trained + kinds.passed) * boundary_bytes(shape, layout, training)
+    scores = not training.flash and layout.recompute == "none"
+    passed = _adapted_layer_bytes(shape, layout, training, Adapters(targets=()), scores=scores)
+    if _halves(layout, training):
+        trained = _selected_bytes(shape, layout, training, expert=False)
+        # A pass through frozen matrices needs no product's input, but the checkpoint keeps its outputs all the same.
+        passed = trained
+    else:
+        trained = layer_activation_bytes(shape, layout, training, scores=scores)
+    return kinds.trained * trained + kinds.passed * passed
 
 
 def _halves(layout: Layout, training: Training) -> bool:
@@ -218,10 +238,26 @@ def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, ex
 
 def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Return the bytes of the logits and their gradient."""
+    if training.loss_kind == "chunked":
+        return _chunked_loss_bytes(shape, layout, training)
     each: Real = (LOGIT_BYTES_FP32 if training.precision == "fp32" else LOGIT_BYTES)[training.loss_kind]
     if training.loss_kind == "eager" and training.framework == "torch":
         each = each + only_where(layout.tp > 1, DIVIDED_LOGIT_BYTES - each)
     return each / training.activation_bytes * output_bytes(shape, layout, training)
+
+
+def _chunked_loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
+    """Return the bytes of a loss with the head in it: a chunk's logits, which become their gradient, and two gradients.
+
+    Liger's chunks are of so many tokens, in a power of two, that their logits are about as large as the hidden states.
+    The gradients of these and of a trained head are there when the forward pass ends.
+    """
+    tokens, vocab = rank_tokens(layout, training), padded_vocab(shape, layout, training) / layout.tp
+    chunk = np.minimum(tokens, 2 ** np.ceil(np.log2(np.ceil(tokens / np.ceil(vocab / shape.hidden)))))
+    frozen = training.tuning.frozen
+    trained = training.adapters is None and not (frozen is not None and frozen.head)
+    elements: Real = chunk * vocab + tokens * shape.hidden + trained * vocab * shape.hidden
+    return training.activation_bytes * elements
 
 
 def output_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:

@@ -15,7 +15,7 @@ from cordee.plan.expect import Expectation
 from cordee.plan.launch import Launch, first_to_launch
 from cordee.plan.layout import Layout
 from cordee.plan.longest import LongestContext, longest_contexts
-from cordee.plan.memory import state_bytes
+from cordee.plan.memory import gpu_state_bytes, state_bytes
 from cordee.plan.page import plan_page
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.request import Request
@@ -89,7 +89,7 @@ class Answer:
     @property
     def fewest_gpus_to_hold(self) -> int:
         """GPUs that hold the state alone, before one activation."""
-        return fewest_gpus_to_hold(self.state_bytes, self.request.gpu)
+        return fewest_gpus_to_hold(gpu_state_bytes(self.request.shape, self.training), self.request.gpu)
 
     @cached_property
     def fewest_gpus_to_train(self) -> tuple[int, Layout] | None:

@@ -6,6 +6,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.states import (
     Holding,
     adapter_parameters,
+    layer_linears,
     layer_parameters,
     padded_vocab,
     quantised_saving_bytes,
@@ -148,6 +149,9 @@ def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
     reduced = 4 * (layout.zero == 3) * (training.framework == "torch")
     if training.adapters is not None:
         return (training.optimizer.weight_bytes + reduced) * adapter_parameters(shape, training.adapters)
+    if training.optimizer.in_backward and layout.zero < 3 and shape.latent is None and shape.experts is None:
+        # Each gradient is used up as soon as it is there.
+        return training.optimizer.gradient_bytes * max(each.inputs * each.outputs for each in layer_linears(shape))
     return (training.optimizer.weight_bytes + reduced) * _largest_layer(shape, layout, held)
 
 

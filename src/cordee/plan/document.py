@@ -19,7 +19,7 @@ from cordee.plan.launch import Launch
 from cordee.plan.layout import ContextKind, Layout, Offload, Recompute
 from cordee.plan.rent_or_buy import Ownership, Swing
 from cordee.plan.survive import LevelSave, Survival
-from cordee.plan.training import Adapters, Framework, Loss, Precision
+from cordee.plan.training import Adapters, Framework, Frozen, Loss, Precision
 from cordee.plan.why import Ground
 from cordee.workload.model import ModelShape, ParameterCount
 
@@ -68,6 +68,9 @@ class TrainingRow(Row):
         dict[int, float] | None, BeforeValidator(lambda pairs: dict(pairs or ()) or None)
     ] = read_from("imbalance_by_ep")
     adapters: Adapters | None
+    frozen: Frozen | None = read_from("tuning", "frozen")
+    packed_tokens: int | None = read_from("tuning", "packed_tokens")
+    optimizer_in_backward: bool = read_from("optimizer", "in_backward")
 
 
 class StateRow(Row):

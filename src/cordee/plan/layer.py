@@ -114,6 +114,9 @@ def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training)
     tokens, vocab = rank_tokens(layout, training), np.ceil(shape.vocab / layout.tp / 128) * 128
     moved = move_s(gpu, LOGIT_MOVED_BYTES * tokens * vocab)
     product = _product_passes(gpu, training, tokens, (vocab, shape.hidden))
+    frozen = training.tuning.frozen
+    if frozen is not None and frozen.head:
+        product = Passes(product.forward_s, product.inner_s, 0.0, 0.0)
     return (product + Passes(moved / 2, moved / 2, 0.0, 0.0)).times(_software(gpu, training))
 
 
@@ -187,8 +190,10 @@ def _core(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Pa
     """Return the passes of scores and values: fused, which skips what a causal mask hides, or written out."""
     tokens = rank_tokens(layout, training)
     if training.flash:
-        flop = shape.attention_flop_per_token(training.seq_tokens) * tokens / layout.tp
-        forward, backward = fused_attention_s(gpu, flop, training.seq_tokens / layout.cp, kind=training.attention_kind)
+        flop = shape.attention_flop_per_token(training.attended_tokens) * tokens / layout.tp
+        forward, backward = fused_attention_s(
+            gpu, flop, training.attended_tokens / layout.cp, kind=training.attention_kind
+        )
     else:
         batch = layout.micro_batch * shape.heads / layout.tp
         forward, backward = unfused_attention_s(gpu, batch, training.seq_tokens, shape.head_dim)

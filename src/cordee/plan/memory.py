@@ -148,8 +148,19 @@ def state_bytes(shape: ModelShape, training: Training) -> int:
     if training.adapters is not None:
         trained = shape.layers * adapter_parameters(shape, training.adapters) * optimizer.bytes_per_parameter
         return round(float(frozen_bytes(shape, Layout(), training, 0)) + trained)
+    if training.tuning.frozen is not None:
+        own = trained_parameters(shape, Layout(), training, 0)
+        kept = own.dense * optimizer.bytes_per_parameter + own.outer * optimizer.outer_extra_bytes
+        return round(float(frozen_bytes(shape, Layout(), training, 0) + kept))
     outer_bytes = outer_parameters(shape) * optimizer.outer_extra_bytes
     return round(shape.parameter_count.total * optimizer.bytes_per_parameter + outer_bytes)
+
+
+def gpu_state_bytes(shape: ModelShape, training: Training) -> int:
+    """Return the part of the state that GPUs must hold: no paged moments, no gradients that are used up at once."""
+    optimizer = training.optimizer
+    away = (optimizer.moment_bytes if optimizer.paged else 0.0) + optimizer.in_backward * optimizer.gradient_bytes
+    return state_bytes(shape, training) - round(away * float(trained_parameters(shape, Layout(), training, 0).total))
 
 
 def outer_parameters(shape: ModelShape) -> int:
@@ -252,7 +263,8 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
         beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
         moments.append(at("loss", kept + between, logits, beside + gathered))
     moments.append(at("backward", kept + between, 0.0, backward))
-    if held.embeddings and training.adapters is None:
+    frozen = training.tuning.frozen
+    if held.embeddings and training.adapters is None and not (frozen is not None and frozen.embeddings):
         rows = buf.embedding_gradient_bytes(shape, layout, training)
         moments.append(at("embedding", np.maximum(0.0, kept - one), 0.0, rows + boundary + arriving))
     moments.append(still("step", moment))
@@ -266,13 +278,15 @@ def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) ->
     gradients: Real = 0.0
     kept: Real = 0.0
     moment: Real = 0.0
-    own = optimizer.master_bytes + optimizer.moment_bytes
+    # Moments that CUDA can move to the host are none that the GPU cannot do without.
+    own = optimizer.master_bytes + (0 if optimizer.paged else optimizer.moment_bytes)
     for count, shards in (
         (parameters.dense, layout.shard_ranks),
         (parameters.experts, layout.expert_shard_ranks),
     ):
         weights = weights + optimizer.weight_bytes * count / (1 + (zero >= 3) * (shards - 1))
-        gradients = gradients + optimizer.gradient_bytes * count / (1 + (zero >= 2) * (shards - 1))
+        standing = 0 if optimizer.in_backward else optimizer.gradient_bytes
+        gradients = gradients + standing * count / (1 + (zero >= 2) * (shards - 1))
         over = 1 + (zero >= 1) * (shards - 1)
         kept = kept + own * count / over
         moment = moment + buf.step_moment_bytes(layout, training, count, over)

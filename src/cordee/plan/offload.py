@@ -13,10 +13,20 @@ def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, 
     optimizer, parameters = training.optimizer, trained_parameters(shape, layout, training, rank)
     each = optimizer.master_bytes + optimizer.moment_bytes
     dense = parameters.dense * each + parameters.outer * optimizer.outer_extra_bytes
+    if optimizer.paged and layout.offload not in ("optimizer", "both"):
+        return paged_bytes(shape, layout, training, rank)
     return (layout.offload in ("optimizer", "both")) * (
         dense / _shards(layout, layout.shard_ranks)
         + parameters.experts * each / _shards(layout, layout.expert_shard_ranks)
     )
+
+
+def paged_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int = 0) -> Real:
+    """Return the paged moments of one GPU, all of which the host must have room for."""
+    parameters, optimizer = trained_parameters(shape, layout, training, rank), training.optimizer
+    each = parameters.dense / _shards(layout, layout.shard_ranks)
+    each = each + parameters.experts / _shards(layout, layout.expert_shard_ranks)
+    return optimizer.paged * optimizer.moment_bytes * each
 
 
 def host_activation_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:

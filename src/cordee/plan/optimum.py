@@ -11,7 +11,7 @@ burden is faster, which is checked for every candidate that is timed, and by tes
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -154,10 +154,12 @@ def _search(
     every = burdens(wanted, choices)
     light = every[0]
     total = sum(len(block) for block in blocks)
+    # More recomputation leaves more room for paged moments, so that only times without paging bound from below.
+    resident = replace(case, training=replace(case.training, optimizer=replace(case.training.optimizer, paged=False)))
     parts: list[tuple[Floats, Rows]] = []
     for block in blocks:
         for part in _slices(block.with_words(recompute=light[0], offload=light[1])):
-            parts.append((_times(case, part), part))
+            parts.append((_times(resident, part), part))
     # The most promising first: the sooner a good one is found, the fewer are left to weigh.
     parts.sort(key=lambda pair: float(pair[0].min()))
     ladder = _Ladder(max((int(group_of(block).max()) for block in blocks), default=-1) + 1)
@@ -192,7 +194,8 @@ def _climb(
         good = np.flatnonzero(fits)
         if not len(good):
             continue
-        fitting, light = at.take(good), (recompute, offload) == every[0]
+        light = (recompute, offload) == every[0] and not case.training.optimizer.paged
+        fitting = at.take(good)
         times = floors[good] if light else _times(case, fitting)
         timed += len(good)
         assert (times >= floors[good] * (1 - ROUNDING)).all(), "a heavier burden is never faster"

@@ -128,6 +128,27 @@ RULES: tuple[LayoutRule, ...] = (
         hint=lambda at: "use tp=1,pp=1, with fsdp=N for a model that is larger than one GPU",
     ),
     LayoutRule(
+        "frozen layers are on data-parallel ranks",
+        _axes("tp pp cp"),
+        applies=lambda at: at.training.tuning.frozen is not None,
+        holds=lambda at: (at.layout.tp == 1) & (at.layout.pp == 1),
+        message=lambda at: (
+            f"frozen layers are planned on data-parallel ranks only, not with tp={at.layout.tp}, pp={at.layout.pp}"
+        ),
+        hint=lambda at: "use tp=1,pp=1, with fsdp=N for a model that is larger than one GPU",
+    ),
+    LayoutRule(
+        "an optimizer in the backward pass sees each gradient once",
+        _axes("dp micro_batch pp zero"),
+        applies=lambda at: at.training.optimizer.in_backward,
+        holds=lambda at: (at.micro_batches == 1) & (at.layout.pp == 1) & ((at.layout.dp == 1) | (at.layout.zero == 3)),
+        message=lambda at: (
+            f"an optimizer in the backward pass has no gradients to add up: {at.training.global_batch} sequences are "
+            f"{at.micro_batches} micro-batches with dp={at.layout.dp}, micro_batch={at.layout.micro_batch}"
+        ),
+        hint=lambda at: "use --batch dp x micro-batch, on one GPU or with fsdp",
+    ),
+    LayoutRule(
         "each stage has a layer",
         _axes("pp"),
         holds=lambda at: at.layout.pp <= at.shape.layers,

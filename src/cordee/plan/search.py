@@ -8,7 +8,7 @@ from cordee.hardware.catalog import Gpu, Price
 from cordee.plan.candidates import Candidate, Layouts, Remedy
 from cordee.plan.cost import usd_per_billion_tokens
 from cordee.plan.layout import Layout
-from cordee.plan.memory import rank_memory, state_bytes
+from cordee.plan.memory import gpu_state_bytes, rank_memory, state_bytes
 from cordee.plan.offload import host_bytes
 from cordee.plan.optimum import Case, best_of_meshes, optimum
 from cordee.plan.rules import validate
@@ -25,7 +25,7 @@ FEWEST_TOKENS_PER_RANK = 8192
 
 
 def fewest_gpus_to_hold(n_bytes: float, gpu: Gpu) -> int:
-    """Return the GPUs needed only to hold so many bytes, before one activation: 2.435 TB is 31 GPUs of 80 GB."""
+    """Return the GPUs needed only to hold so many bytes, before one activation: 2.448 TB is 31 GPUs of 80 GB."""
     return max(1, -(-round(n_bytes) // gpu.memory_bytes))
 
 
@@ -117,7 +117,7 @@ def evaluate(case: Case, layout: Layout, price: Price | None = None) -> Candidat
 
 def fewest_gpus_to_train(case: Case) -> tuple[int, Layout] | None:
     """Return the smallest of 1, 2, 3, 4, 6, 8, 12, ... GPUs, up to the case's, on which some layout fits, and how."""
-    held = fewest_gpus_to_hold(state_bytes(case.shape, case.training), case.gpu)
+    held = fewest_gpus_to_hold(gpu_state_bytes(case.shape, case.training), case.gpu)
     for count in _sizes(held, case.gpus):
         winner, _ = optimum(replace(case, gpus=count), ANY_LAYOUT, default_choices(case))
         if winner is not None and winner.seconds is not None:
@@ -165,7 +165,7 @@ def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remed
     if case.gpu.whole is not None:  # There are no gangs on MIG instances.
         case = replace(case, gpu=case.gpu.whole, gpus=0)
     node = case.gpu.gpus_per_node
-    fewest = max(case.gpus + 1, fewest_gpus_to_hold(state_bytes(case.shape, case.training), case.gpu))
+    fewest = max(case.gpus + 1, fewest_gpus_to_hold(gpu_state_bytes(case.shape, case.training), case.gpu))
     for total in (*_sizes(fewest, node - 1), *(node * nodes for nodes in _sizes(1, LARGEST_SEARCH_GPUS // node))):
         if total >= fewest:
             batch = global_batch or default_batch(case.training.seq_tokens, total)

@@ -1,6 +1,7 @@
 """Training settings as a user gives them, and the `Training` that they become once model and GPUs are known."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cordee.errors import LayoutError
@@ -9,11 +10,14 @@ from cordee.plan.states import layer_linears
 from cordee.plan.training import (
     FRAMEWORKS,
     LINEARS,
+    PURE_BF16,
     Adapters,
     Framework,
+    Frozen,
     Loss,
     Precision,
     Training,
+    Tuning,
     find_optimizer,
 )
 from cordee.workload.model import ModelShape
@@ -34,6 +38,10 @@ class Settings:
     and Megatron-LM, for jobs that do not say which one they use. `loss` None is the framework's own. `expert_loads` are
     the tokens of each expert in each layer, as measured; None counts experts as equally loaded.
 
+    `optimizer_in_backward` updates a weight as soon as its gradient is there. `freeze` names what is not trained:
+    embeddings, head, and layers: `embeddings,0..15`. `packed_tokens` is the length of the documents that sequences are
+    packed with: attention does not go beyond one.
+
     `train` lora or qlora trains adapters of this `rank` on `targets` (all, attention, or names: q,v) over frozen
     weights of `base_bits`: None is 16 for lora and 4 for qlora.
     """
@@ -46,6 +54,9 @@ class Settings:
     framework: Framework | None = "torch"
     loss: Loss | None = None
     expert_loads: Loads | None = None
+    optimizer_in_backward: bool = False
+    freeze: str | None = None
+    packed_tokens: int | None = None
     train: Trained = "full"
     rank: int = 16
     targets: str = "all"
@@ -71,11 +82,37 @@ class Settings:
             raise LayoutError(f"unknown framework {framework!r}", hint="use " + ", ".join(FRAMEWORKS))
         adapters = self._adapters(shape)
         # peft keeps adapters in fp32 (`autocast_adapter_dtype`), so that they need no second copy.
-        optimizer = find_optimizer(self.optimizer, self.precision if adapters is None else "fp32")
+        pure = adapters is not None and self.optimizer != PURE_BF16
+        optimizer = find_optimizer(self.optimizer, "fp32" if pure else self.precision)
+        optimizer = replace(optimizer, in_backward=self.optimizer_in_backward)
         return Training(
             seq, batch, optimizer, self.precision, self.flash, framework=framework, loss=self.loss,
             imbalance_by_ep=self._imbalance_by_ep(shape), adapters=adapters,
+            tuning=Tuning(self._frozen(shape, seq), self._packed(seq)),
         )  # fmt: skip
+
+    def _frozen(self, shape: ModelShape, seq: int) -> Frozen | None:
+        """Return what is frozen; None where everything is trained, or all but adapters.
+
+        Raises:
+            LayoutError: the text cannot be read, or nothing would be left to train.
+        """
+        if self.freeze is None:
+            return None
+        if self.train != "full":
+            raise LayoutError(f"{self.train} freezes the whole model already", hint="leave --freeze out")
+        if shape.experts is not None or shape.latent is not None:
+            raise LayoutError(f"frozen layers of {shape.name} are not planned", hint="use a dense model")
+        return parse_frozen(self.freeze, shape)
+
+    def _packed(self, seq: int) -> int | None:
+        packed = self.packed_tokens
+        if packed is not None and (not 1 <= packed <= seq or not self.flash):
+            raise LayoutError(
+                f"documents of {packed} tokens cannot be packed into sequences of {seq}",
+                hint=f"use 1 to {seq} tokens, with fused attention",
+            )
+        return packed
 
     def _adapters(self, shape: ModelShape) -> Adapters | None:
         """Return the adapters that are asked for; None where all parameters are trained.
@@ -126,6 +163,34 @@ def _targets(text: str, shape: ModelShape) -> tuple[str, ...]:
             hint=f"use all, attention, or {','.join(known)}",
         )
     return tuple(name for name in known if name in names)
+
+
+def parse_frozen(text: str, shape: ModelShape) -> Frozen:
+    """Read `embeddings,head,0..15`: parts of a model by name, layers by index, both ends of a range included.
+
+    >>> from cordee.workload.load import load_shape
+    >>> parse_frozen("embeddings, 0..2, 5", load_shape("llama-3.1-8b"))
+    Frozen(layers=(0, 1, 2, 5), embeddings=True, head=False)
+
+    Raises:
+        LayoutError: a word that is none, a layer that the model has not, or nothing left to train.
+    """
+    words = [word.strip() for word in text.split(",")]
+    layers: set[int] = set()
+    for word in words:
+        match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", word)
+        if match is None and word not in ("embeddings", "head"):
+            raise LayoutError(f"cannot freeze {word!r}", hint="write it as embeddings,head,0..15")
+        if match is not None:
+            layers |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if layers and max(layers) >= shape.layers:
+        raise LayoutError(f"{shape.name} has no layer {max(layers)}", hint=f"its layers are 0 to {shape.layers - 1}")
+    ends = ("embeddings" in words, "head" in words)
+    if shape.tied and ends[0] != ends[1]:
+        raise LayoutError(f"embeddings and head of {shape.name} are one matrix", hint="freeze both, or neither")
+    if len(layers) == shape.layers and all(ends):
+        raise LayoutError(f"nothing of {shape.name} would be trained", hint="freeze less")
+    return Frozen(tuple(sorted(layers)), *ends)
 
 
 def default_batch(seq_tokens: int, gpus: int) -> int:

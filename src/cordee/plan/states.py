@@ -11,7 +11,7 @@ from cordee.hardware.arrays import Real
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import stage_layers
-from cordee.plan.training import Adapters, Training
+from cordee.plan.training import Adapters, Frozen, Training
 from cordee.workload.model import ModelShape, ParameterCount, expert_layers_in
 
 # Megatron-LM and DeepSpeed's Megatron pad the vocabulary to a multiple of this for each tensor-parallel rank.
@@ -173,17 +173,46 @@ def quantised_saving_bytes(shape: ModelShape, adapters: Adapters, item: int) -> 
     return (item - adapters.base_bytes) * sum(linear.inputs * linear.outputs for linear in layer_linears(shape))
 
 
+class LayerKinds(NamedTuple):
+    """Layers of a model: trained ones, frozen ones that a backward pass goes through, and those before all trained."""
+
+    trained: int
+    passed: int
+    skipped: int
+
+
+def layer_kinds(shape: ModelShape, training: Training) -> LayerKinds:
+    """Return how many layers are trained in full, and how many are frozen on either side of the first trained part."""
+    frozen = training.tuning.frozen
+    if frozen is None:
+        return LayerKinds(shape.layers, 0, 0)
+    skipped = frozen.without_gradient(shape.layers)
+    return LayerKinds(shape.layers - len(frozen.layers), len(frozen.layers) - skipped, skipped)
+
+
+def _frozen_parameters(shape: ModelShape, frozen: Frozen) -> RankParameters:
+    """Return the parameters of frozen parts, all on one GPU; a tied head is frozen with the embeddings."""
+    layer = layer_parameters(shape, Layout(), False)
+    ends = frozen.embeddings * shape.parameter_count.embedding + frozen.head * shape.parameter_count.head
+    return RankParameters(len(frozen.layers) * layer.dense + ends, 0, len(frozen.layers) * layer.outer + ends)
+
+
 def trained_parameters(shape: ModelShape, layout: Layout, training: Training, rank: int) -> RankParameters:
-    """Return the parameters of this rank that have gradients and moments: all, or only adapters."""
+    """Return the parameters of this rank that have gradients and moments: all that is not frozen, or only adapters."""
     if training.adapters is None:
-        return rank_parameters(shape, layout, training, rank)
+        whole, frozen = rank_parameters(shape, layout, training, rank), training.tuning.frozen
+        if frozen is None:
+            return whole
+        less = _frozen_parameters(shape, frozen)
+        return RankParameters(whole.dense - less.dense, whole.experts, whole.outer - less.outer)
     return RankParameters(holding(shape, layout, rank).layers * adapter_parameters(shape, training.adapters), 0, 0)
 
 
 def frozen_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
     """Return the bytes of this rank's frozen weights before ZeRO: 16-bit ones, and matrices in the base's bits."""
     if training.adapters is None:
-        return 0.0
+        frozen = training.tuning.frozen
+        return 0.0 if frozen is None else training.activation_bytes * _frozen_parameters(shape, frozen).dense
     whole = training.activation_bytes * rank_parameters(shape, layout, training, rank).total
     layers = holding(shape, layout, rank).layers
     return whole - layers * quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
@@ -193,8 +222,16 @@ def flop_per_token(shape: ModelShape, training: Training) -> float:
     """Return the FLOPs of a token in training, without recomputation.
 
     A frozen matrix has no gradient of its own: its forward product and that of its input's gradient are two of three.
+    Layers before all that is trained have the forward pass only.
     """
-    whole = shape.train_flop_per_token(training.seq_tokens)
+    whole = shape.train_flop_per_token(training.attended_tokens)
+    frozen = training.tuning.frozen
+    if frozen is not None:
+        layer, kinds = layer_parameters(shape, Layout(), False), layer_kinds(shape, training)
+        products = 2 * float(layer.dense - layer.outer)
+        forward = products + shape.attention_flop_per_token(training.attended_tokens)
+        head = 2 * frozen.head * shape.vocab * shape.hidden
+        return whole - kinds.passed * products - kinds.skipped * 2 * forward - head
     if training.adapters is None:
         return whole
     return whole - 2 * shape.matmul_parameters + 6 * shape.layers * adapter_parameters(shape, training.adapters)

@@ -21,9 +21,11 @@ from cordee.plan.comms import (
 from cordee.plan.host import layer_host_s
 from cordee.plan.layer import Passes, head_passes, layer_passes
 from cordee.plan.layout import Layout
+from cordee.plan.memory import peak_bytes
+from cordee.plan.offload import paged_bytes
 from cordee.plan.pipeline.price import bubble_s
 from cordee.plan.pipeline.schedules import find_schedule
-from cordee.plan.states import flop_per_token, frozen_bytes, holding, trained_parameters
+from cordee.plan.states import flop_per_token, frozen_bytes, holding, layer_kinds, trained_parameters
 from cordee.plan.training import Training
 from cordee.units import GB
 from cordee.workload.model import ModelShape
@@ -90,6 +92,8 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     layers, fraction = stage_extent(shape, layout)
     layer = _mean_layer(shape, gpu, layout, training)
     again, repeated = _recompute(layer, layout, training, layers)
+    if training.tuning.frozen is not None:
+        again = again * (1 - layer_kinds(shape, training).skipped / shape.layers)
     head = head_passes(shape, gpu, layout, training)
     tensor, context, expert = _layer_traffic(shape, gpu, layout, training, core_s=layer.core_s, repeated=repeated)
     issued = layer.forward_s + layer.backward_s + again + tensor + context + expert
@@ -121,7 +125,8 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
         bubble_s=idle,
         data_s=_data_s(gpu, layout, training, parameters, layers=layers[0], third_s=body * layers[1] / 3, count=count),
         optimizer_s=_optimizer_s(gpu, layout, training, parameters),
-        offload_s=_offload_s(shape, layout, training, parameters, layers=layers[0], count=count),
+        offload_s=_offload_s(shape, layout, training, parameters, layers=layers[0], count=count)
+        + _paging_s(shape, gpu, layout, training),
         host_s=count * busy * (body - issued),
     )
 
@@ -141,6 +146,11 @@ def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Real, Real], 
 def _mean_layer(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
     """Return a layer as the model has them on average: dense ones and those with experts."""
     dense = layer_passes(shape, gpu, layout, training)
+    if training.tuning.frozen is not None:
+        # Frozen matrices have no gradient of their own; layers before all that is trained have the forward pass only.
+        kinds = layer_kinds(shape, training)
+        inner, weight = (kinds.trained + kinds.passed) / shape.layers, kinds.trained / shape.layers
+        return Passes(dense.forward_s, dense.inner_s * inner, dense.weight_s * weight, dense.core_s)
     if shape.experts is None:
         return dense
     fraction = shape.expert_layers / shape.layers
@@ -197,7 +207,7 @@ class _Weights:
 
 
 def _stage_parameters(shape: ModelShape, layout: Layout, training: Training, fraction: Real) -> _Weights:
-    if training.adapters is not None:
+    if training.adapters is not None or training.tuning.frozen is not None:
         plain = Layout()
         trained = trained_parameters(shape, plain, training, 0).total
         return _Weights(trained, 0.0, frozen_bytes(shape, plain, training, 0))
@@ -258,6 +268,15 @@ def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights
     states = optimizer.weight_bytes + optimizer.gradient_bytes + optimizer.master_bytes + optimizer.moment_bytes
     moved = 2 * elements * states
     return moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)
+
+
+def _paging_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
+    """Return the seconds in which paged moments that the GPU has no room for come to the step and leave again."""
+    if not training.optimizer.paged:
+        return 0.0
+    paged = paged_bytes(shape, layout, training)
+    short = np.clip(peak_bytes(shape, layout, training) + paged - gpu.memory_bytes, 0.0, paged)
+    return 2 * short / HOST_BYTES_PER_S
 
 
 def _offload_s(

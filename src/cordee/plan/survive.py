@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cordee.plan.cost import hold_usd
-from cordee.plan.states import adapter_parameters
+from cordee.plan.layout import Layout
+from cordee.plan.states import adapter_parameters, frozen_bytes, trained_parameters
 from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
@@ -102,10 +103,17 @@ class Survival:
 
 
 def checkpoint_bytes(shape: ModelShape, training: Training) -> int:
-    """Return the bytes of one checkpoint: master weights and moments, 12 a parameter for AdamW; of adapters alone."""
+    """Return the bytes of one checkpoint: master weights and moments, 12 a parameter for AdamW; of adapters alone.
+
+    Frozen parts of a model that is trained otherwise are in it as they are.
+    """
     if training.adapters is not None:
         trained = shape.layers * adapter_parameters(shape, training.adapters)
         return round(trained * training.optimizer.checkpoint_bytes_per_parameter)
+    if training.tuning.frozen is not None:
+        own = float(trained_parameters(shape, Layout(), training, 0).total)
+        frozen = float(frozen_bytes(shape, Layout(), training, 0))
+        return round(own * training.optimizer.checkpoint_bytes_per_parameter + frozen)
     return round(shape.parameters * training.optimizer.checkpoint_bytes_per_parameter)
 
 

@@ -1,7 +1,7 @@
 """Training settings: precision, optimizer, framework, loss. Everything of a step but the model and its layout."""
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cordee.errors import LayoutError
@@ -9,18 +9,22 @@ from cordee.hardware.arrays import Real, Size
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Framework = Literal["megatron", "torch", "deepspeed", "internevo"]
-Loss = Literal["fused", "parallel", "compiled", "eager"]
+Loss = Literal["fused", "chunked", "parallel", "compiled", "eager"]
 Attention = Literal["first", "second", "vendor"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internevo")
-LOSSES: tuple[Loss, ...] = ("fused", "parallel", "compiled", "eager")
+LOSSES: tuple[Loss, ...] = ("fused", "chunked", "parallel", "compiled", "eager")
 # The matrices of a dense layer that an adapter can be on; a layer without a gate has no `gate`.
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """Bytes per parameter in mixed precision: what it reads, adds up, and keeps."""
+    """Bytes per parameter in mixed precision: what it reads, adds up, and keeps.
+
+    The moments of a `paged` one are in memory that CUDA moves to the host where the GPU's is short. One that is
+    `in_backward` updates each weight as soon as it has a gradient, and drops that.
+    """
 
     name: str
     weight_bytes: float
@@ -28,6 +32,8 @@ class Optimizer:
     master_bytes: float
     moment_bytes: float
     outer_moment_bytes: float | None = None
+    paged: bool = False
+    in_backward: bool = False
 
     @property
     def outer_extra_bytes(self) -> float:
@@ -39,7 +45,7 @@ class Optimizer:
         """All state of one parameter of a matrix.
 
         >>> OPTIMIZERS["adamw"].bytes_per_parameter, OPTIMIZERS["adamw-8bit"].bytes_per_parameter
-        (16.0, 6.0)
+        (16.0, 6.03125)
         """
         return float(self.weight_bytes + self.gradient_bytes + self.master_bytes + self.moment_bytes)
 
@@ -51,8 +57,12 @@ class Optimizer:
 
 # ZeRO, arXiv:1910.02054, section 3.1: 2 + 2 + 12 bytes. Megatron-LM keeps fp32 gradients: 18;
 # DeepSpeed's BF16 optimizer adds fp32 sums to 16-bit ones: 20. 8-bit Adam,
-# arXiv:2110.02861: one byte for each moment; here without master weights, as it is run when memory is short.
+# arXiv:2110.02861: one byte for each moment, and an fp32 constant for each block of 256 (bitsandbytes since 0.44); here
+# without master weights, as it is run when memory is short. Pure bf16 is what `model.to(bfloat16)` gives: 2 + 2 + 4.
+# Paged: bitsandbytes allocates moments of over 100,000 elements with cudaMallocManaged (`get_state_buffer`).
 # Muon (arXiv:2502.16982) keeps one momentum for a matrix, and AdamW's two moments for what is none.
+MOMENTS_8BIT = 2 * (1 + 4 / 256)
+PURE_BF16 = "adamw-bf16"
 OPTIMIZERS: dict[str, Optimizer] = {
     optimizer.name: optimizer
     for optimizer in (
@@ -60,8 +70,11 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer("adamw-fp32-grads", 2, 4, 4, 8),
         Optimizer("adamw-fp32-sums", 2, 6, 4, 8),
         Optimizer("adamw-bf16-moments", 2, 2, 4, 4),
-        Optimizer("adamw-8bit", 2, 2, 0, 2),
-        Optimizer("adamw-8bit-master", 2, 2, 4, 2),
+        Optimizer(PURE_BF16, 2, 2, 0, 4),
+        Optimizer("adamw-paged", 2, 2, 4, 8, paged=True),
+        Optimizer("adamw-8bit", 2, 2, 0, MOMENTS_8BIT),
+        Optimizer("adamw-8bit-master", 2, 2, 4, MOMENTS_8BIT),
+        Optimizer("adamw-8bit-paged", 2, 2, 0, MOMENTS_8BIT, paged=True),
         Optimizer("muon", 2, 2, 4, 4, outer_moment_bytes=8),
         Optimizer("sgd-momentum", 2, 2, 4, 4),
     )
@@ -72,7 +85,7 @@ def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
     """Return the optimizer of this name; in pure fp32 there is no second copy of the weights.
 
     Raises:
-        LayoutError: no such optimizer.
+        LayoutError: no such optimizer, or one of 16 bits in fp32.
     """
     if name not in OPTIMIZERS:
         near = difflib.get_close_matches(name, OPTIMIZERS, n=1)
@@ -80,7 +93,9 @@ def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
         raise LayoutError(f"unknown optimizer {name!r}", hint=hint)
     found = OPTIMIZERS[name]
     if precision == "fp32":
-        return Optimizer(name, 4, 4, 0, found.moment_bytes, found.outer_moment_bytes)
+        if name == PURE_BF16:
+            raise LayoutError(f"{name} keeps 16-bit weights and moments, not fp32 ones", hint="use adamw")
+        return replace(found, weight_bytes=4, gradient_bytes=4, master_bytes=0)
     return found
 
 
@@ -115,13 +130,45 @@ class Adapters:
 
 
 @dataclass(frozen=True, slots=True)
+class Frozen:
+    """Parts of a model that are trained in full but for these: layers by their index, embeddings, the output head."""
+
+    layers: tuple[int, ...] = ()
+    embeddings: bool = False
+    head: bool = False
+
+    def without_gradient(self, layers: int) -> int:
+        """Return how many of a model's layers have nothing to train before them: no backward pass reaches them.
+
+        >>> Frozen((0, 1, 5), embeddings=True).without_gradient(8), Frozen((0, 1, 5)).without_gradient(8)
+        (2, 0)
+        """
+        if not self.embeddings:
+            return 0
+        return next((index for index in range(layers) if index not in self.layers), layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Changes that fine-tuners make to a step beside adapters: frozen parts, and documents packed into a sequence.
+
+    `packed_tokens` is the length of a document that a sequence is packed with, as its tokens see it (the mean weighted
+    by length): attention does not go beyond it. None: each sequence is one document.
+    """
+
+    frozen: Frozen | None = None
+    packed_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """The settings of a step that belong neither to the model nor to its layout.
 
     `framework` decides the buffers: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
     trainer of this package), DeepSpeed or InternEvo. `imbalance` is the tokens of the fullest expert rank over
     the mean of all ranks; `imbalance_by_ep` has it for each ep, where loads were measured.
-    `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one over a
+    `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one with the
+    output head in it, so that logits are those of a few tokens at a time (chunked, as Liger has it), one over a
     vocabulary that is divided by tp (parallel, as in Megatron-LM), a plain one through torch.compile, which makes no
     fp32 tensors (compiled), or without it (eager); None is what the framework does by itself.
     `overlap`: traffic runs beside the kernels where it can. `attention` is the generation of fused kernels:
@@ -144,6 +191,7 @@ class Training:
     attention: Attention | None = None
     fused: bool | None = None
     adapters: Adapters | None = None
+    tuning: Tuning = Tuning()
 
     def imbalance_at(self, ep: Size) -> Real:
         """Return the imbalance at this ep, a size or an array of sizes."""
@@ -155,6 +203,11 @@ class Training:
     def tokens_per_step(self) -> int:
         """Tokens in one optimizer step."""
         return self.seq_tokens * self.global_batch
+
+    @property
+    def attended_tokens(self) -> int:
+        """Tokens of a document, over which its attention goes: the sequence's, or those of the packed ones."""
+        return self.tuning.packed_tokens or self.seq_tokens
 
     @property
     def loss_kind(self) -> Loss:
