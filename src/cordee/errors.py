@@ -40,7 +40,7 @@
     ├── MissingExtraError          70   an optional library is not installed
     ├── ReplicaError               87   the engine of a service does not start, has ended, or does not answer
     ├── EngineError                85   an engine of machines, such as Slurm, does not do what it is asked
-    └── ClaimError                 80   the demo's own claim does not hold
+    └── ClaimError                 80   a claim of the demo, or a kernel's number, does not hold
 
 75 is not an error: a rank exits with it when it has checkpointed and its job shall be queued again.
 """

@@ -23,6 +23,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "pipeline": ("cordee.cli.pipeline", "Compare pipeline schedules for your pass times."),
         "experts": ("cordee.cli.experts", "Place and replicate a model's experts by load."),
         "figures": ("cordee.cli.figures", "Recompute figures that are often quoted, and check them."),
+        "kernels": ("cordee.cli.kernels", "Show what six GPU kernels reach, or what the compiler makes of them."),
     },
     "Jobs": {
         "run": ("cordee.cli.run", "Queue a job, or a sweep of jobs; start a server if none runs."),
@@ -74,6 +75,7 @@ EXAMPLES = {
     "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
     "serve": "cordee serve plan llama-3-8b --gpus 8xH100 --rate 20/s --ttft 500ms --tpot 50ms",
     "figures": "cordee figures --json",
+    "kernels": "cordee kernels --arch sm90",
     "experts": "cordee experts loads.csv --gpus 32 --nodes 4 --replicas 288 --groups 8 --json > plan.json",
     "pipeline": "cordee pipeline --ranks 8 --microbatches 20 --times f=1,b=1,w=1 --memory 9",
     "profile": "cordee profile rank*.json.gz --html profile.html",
