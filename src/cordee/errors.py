@@ -307,7 +307,7 @@ class ReplicaError(CordeeError):
 
 
 class ClaimError(CordeeError):
-    """A claim of the demo does not hold."""
+    """A claim of the demo, or a number of a kernel, does not hold."""
 
     exit_code = 80
 

@@ -61,8 +61,8 @@ def kernels(
     elif gpu is not None:
         terminal.stdout().print(measured_table(found, gpu))
     if wrong := [each for each in found if isinstance(each, Checked) and not each.holds]:
-        names = ", ".join(f"{each.kernel} in {each.dtype}" for each in wrong)
-        raise ClaimError(f"{plural(len(wrong), 'result')} beyond the rounding errors: {names}", hint=f"--seed {seed}")
+        those = ", ".join(f"{each.kernel} in {each.dtype}" for each in wrong)
+        raise ClaimError(f"{plural(len(wrong), 'result')} beyond the rounding errors: {those}", hint=f"--seed {seed}")
 
 
 def _records(work: str, words: Sequence[str]) -> Iterator[Any]:
