@@ -259,7 +259,7 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
         # Scripts that are built on the flash-attn package take its fused cross-entropy as well.
         loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else _compiled(note),
         attention=_attention(row["framework"]),
-        fused=True if re.search("compile|XLA|flash-attn training", row["framework"]) else None,
+        fused=True if re.search("compile|XLA|flash-attn training|nanotron", row["framework"]) else None,
     )
 
 
@@ -280,10 +280,10 @@ def _compiled(note: str) -> Loss | None:
 
 
 def _optimizer(framework: Framework, dtype: str) -> str:
-    """Megatron-LM keeps fp32 gradients only; DeepSpeed's BF16 optimizer keeps 16-bit ones beside their fp32 sums."""
+    """Megatron-LM, and what says so, keeps fp32 gradients; DeepSpeed's BF16 optimizer 16-bit ones and fp32 sums."""
     if framework == "deepspeed" and "fp32 grad" in dtype:
         return "adamw-fp32-sums"
-    return "adamw-fp32-grads" if framework == "megatron" else "adamw"
+    return "adamw-fp32-grads" if framework == "megatron" or "fp32 grad" in dtype else "adamw"
 
 
 def _framework(text: str) -> Framework:

@@ -63,12 +63,24 @@ def test_a_group_knows_which_of_its_members_are_in_one_island() -> None:
 def test_two_levels_share_the_network_among_the_members_of_an_island() -> None:
     near, far = Link(0.0, 100e9), Link(0.0, 10e9)
     whole = Group(16, 1, 8, near, far)
-    # The network carries an eighth of the bytes on each of eight rails: 1/2 * 16e9/8/10e9; the island 7/8 * 16e9/100e9.
-    assert float(whole.gather_s(16e9)) == pytest.approx(max(0.1, 0.14))
+    # A ring over all ranks sends 15/16 of the bytes out of an island, an eighth on each rail; an all-reduce half
+    # of them, twice. The island carries 7/8 * 16e9/100e9, and twice that.
+    assert float(whole.gather_s(16e9)) == pytest.approx(max(0.1875, 0.14))
     assert float(whole.reduce_s(16e9)) == pytest.approx(max(0.2, 0.28))
     # With tensor parallelism over a whole island each rank is alone in it, and sends all by its own port.
     alone = Group(2, 8, 8, near, far)
     assert float(alone.gather_s(16e9)) == pytest.approx(0.8)
+
+
+def test_each_message_has_its_latency_and_many_islands_slow_each_other() -> None:
+    near, far = Link(1e-6, 100e9), Link(1e-5, 10e9, decay=0.5)
+    few, many = Group(16, 1, 8, near, far), Group(128, 1, 8, near, far)
+    assert float(few.gather_s(16e9, 100) - few.gather_s(16e9)) == pytest.approx(99 * (7e-6 + 1e-5))
+    assert float(few.reduce_s(16e9, 100) - few.reduce_s(16e9)) == pytest.approx(99 * (14e-6 + 2e-5))
+    # Sixteen islands are eight times two: the rate is divided by the root of eight.
+    assert float(few.network_bytes_per_s / many.network_bytes_per_s) == pytest.approx(8**0.5)
+    # Nothing of it where the network has no part.
+    assert float(Group(8, 1, 8, near, far).gather_s(16e9)) == pytest.approx(7e-6 + 0.14)
 
 
 def test_tokens_for_other_islands_leave_by_the_network() -> None:

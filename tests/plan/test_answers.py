@@ -117,7 +117,8 @@ def test_an_exhaustive_curve_searches_as_widely_as_an_exhaustive_plan() -> None:
     request = replace(asked(GPT2, H100, 2, seq_tokens=1024, global_batch=8), search="everything")
     best, point = ask(request).best, ask_curve(request, 2).points[0].candidate
     assert best is not None and point is not None
-    assert (point.layout, point.step_s) == (best.layout, best.step_s)
+    # Layouts that take the same time to the last digit may be tied.
+    assert point.step_s == best.step_s
 
 
 def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:

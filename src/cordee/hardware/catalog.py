@@ -42,10 +42,12 @@ class ChipEfficiency:
     8-bit ones, `grouped_fraction` what a grouped product over experts keeps of a plain one's rate.
     `attention_fraction` is of the 16-bit peak in portable fused attention (FlashAttention-2),
     `vendor_attention_fraction` in the vendor's own (cuDNN). `memory_fraction`, `island_fraction` and
-    `network_fraction` are of the bandwidths. `host_s` is what the host needs to issue one kernel, `launch_s`
+    `network_fraction` are of the bandwidths; the network's rate falls as (islands / 2) ** -`network_decay`.
+    `host_s` is what the host needs to issue one kernel, `launch_s`
     what the device loses between two. `exposed_fraction` is the part of overlapped traffic that costs time all
     the same. `portable_fraction` is what frameworks that are not the vendor's own reach of its speed. `spread`
-    is the standard deviation of log(measured / predicted), `host_spread` that of log(host_s).
+    is the standard deviation of log(measured / predicted), `host_spread` that of log(host_s),
+    `network_spread` that of the logarithm of the time of traffic between islands.
     """
 
     units: int
@@ -58,6 +60,7 @@ class ChipEfficiency:
     memory_fraction: float
     island_fraction: float
     network_fraction: float
+    network_decay: float
     island_alpha_s: float
     network_alpha_s: float
     launch_s: float
@@ -66,6 +69,7 @@ class ChipEfficiency:
     portable_fraction: float
     spread: float
     host_spread: float
+    network_spread: float
     source: Source
     fitted_on: tuple[str, ...] = ()
 

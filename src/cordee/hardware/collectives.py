@@ -16,12 +16,14 @@ from cordee.hardware.catalog import Gpu
 class Link:
     """A way between two GPUs: seconds per message, bytes per second per direction that are reached.
 
-    `reduces`: its switch adds up what passes (NVLink SHARP).
+    `reduces`: its switch adds up what passes (NVLink SHARP). `decay`: its rate falls by this power of the islands that
+    meet on it, from two on.
     """
 
     alpha_s: float
     bytes_per_s: float
     reduces: bool = False
+    decay: float = 0.0
 
 
 def island_link(gpu: Gpu) -> Link:
@@ -35,7 +37,8 @@ def island_link(gpu: Gpu) -> Link:
 
 def network_link(gpu: Gpu) -> Link:
     """Return the network between nodes, as far as one GPU has it."""
-    return Link(gpu.efficiency.network_alpha_s, gpu.network_bytes_per_s * gpu.efficiency.network_fraction)
+    table = gpu.efficiency
+    return Link(table.network_alpha_s, gpu.network_bytes_per_s * table.network_fraction, decay=table.network_decay)
 
 
 def near_gpus(gpu: Gpu) -> int:
@@ -110,29 +113,43 @@ class Group:
         """Islands that the group touches."""
         return np.ceil(self.ranks / self.inside)
 
-    def gather_s(self, total_bytes: Real) -> Real:
-        """Return the seconds of an all-gather or reduce-scatter: each rail carries 1/inside of the bytes.
+    @property
+    def network_bytes_per_s(self) -> Real:
+        """Rate of the network for this group: what two islands reach, less what many lose to each other.
 
-        The two levels run as a pipeline: the slower decides, the latencies add up.
+        >>> Group(16, 1, 8, Link(0, 8e9), Link(0, 1e9, decay=0.5)).network_bytes_per_s
+        np.float64(1000000000.0)
+        >>> Group(64, 1, 8, Link(0, 8e9), Link(0, 1e9, decay=0.5)).network_bytes_per_s
+        np.float64(500000000.0)
         """
-        far = (self.outside - 1) / self.outside * total_bytes / self.inside / self.network.bytes_per_s
+        return self.network.bytes_per_s * np.maximum(1.0, self.outside / 2) ** -self.network.decay
+
+    def gather_s(self, total_bytes: Real, messages: Real = 1) -> Real:
+        """Return the seconds of an all-gather or reduce-scatter, a ring over all ranks: each rail carries 1/inside.
+
+        The two levels run as a pipeline: the slower decides, the latencies of each of the `messages` add up.
+        """
+        far = np.where(self.outside > 1, (self.ranks - 1) / self.ranks, 0.0) * total_bytes / self.inside
         near = (self.inside - 1) / self.inside * total_bytes / self.island.bytes_per_s
         hops = (self.inside - 1) * self.island.alpha_s + (self.outside - 1) * self.network.alpha_s
-        return np.maximum(far, near) + hops
+        return np.maximum(far / self.network_bytes_per_s, near) + messages * hops
 
-    def reduce_s(self, n_bytes: Real) -> Real:
-        """Return the seconds of an all-reduce: by the fastest way in an island, hierarchically across them."""
-        inside = all_reduce_s(n_bytes, self.ranks, self.island)
-        far = 2 * (self.outside - 1) / self.outside * n_bytes / self.inside / self.network.bytes_per_s
+    def reduce_s(self, n_bytes: Real, messages: Real = 1) -> Real:
+        """Return the seconds of an all-reduce: by the fastest way in an island, hierarchically across them.
+
+        `n_bytes` are cut into so many `messages`, and each has its latency.
+        """
+        inside = messages * all_reduce_s(n_bytes / messages, self.ranks, self.island)
+        far = 2 * (self.outside - 1) / self.outside * n_bytes / self.inside / self.network_bytes_per_s
         near = 2 * (self.inside - 1) / self.inside * n_bytes / self.island.bytes_per_s
         hops = 2 * (self.inside - 1) * self.island.alpha_s
         # Across islands NCCL builds trees, so the latency grows with the logarithm.
         hops = hops + 2 * np.ceil(np.log2(self.outside)) * self.network.alpha_s
-        return np.where(self.outside > 1, np.maximum(far, near) + hops, inside)
+        return np.where(self.outside > 1, np.maximum(far, near) + messages * hops, inside)
 
     def exchange_s(self, n_bytes: Real) -> Real:
         """Return the seconds of an all-to-all of `n_bytes` a rank, side by side inside and across islands."""
-        far = n_bytes * (self.ranks - self.inside) / self.ranks / self.network.bytes_per_s
+        far = n_bytes * (self.ranks - self.inside) / self.ranks / self.network_bytes_per_s
         near = n_bytes * (self.inside - 1) / self.ranks / self.island.bytes_per_s
         hops = np.where(self.outside > 1, self.network.alpha_s, self.island.alpha_s)
         return np.maximum(far, near) + np.where(self.ranks > 1, hops, 0.0)

@@ -69,14 +69,36 @@ def shard_group(gpu: Gpu, layout: Layout) -> Group:
     return group_of(gpu, layout.shard_ranks, layout.tp)
 
 
-def gradient_s(gpu: Gpu, layout: Layout, n_bytes: Real) -> Real:
+def bucket_bytes(layout: Layout, training: Training, element_bytes: float) -> Real:
+    """Return the bytes of one message of gradients, or of weights: each of them has its own latency.
+
+    DistributedDataParallel cuts 25 MiB buckets (`bucket_cap_mb`), Megatron-LM at least 40 M elements and a million for
+    each rank (`core/distributed/distributed_data_parallel.py`), so that latency stays small; DeepSpeed 500 M elements
+    (`reduce_bucket_size`), InternEvo 512 MB.
+    """
+    if training.framework == "torch":
+        return 25.0 * 2**20
+    if training.framework == "internevo":
+        return 512.0 * 2**20
+    elements = 5e8 if training.framework == "deepspeed" else np.maximum(40e6, 1e6 * layout.data_ranks)
+    return elements * element_bytes
+
+
+def data_messages(layout: Layout, training: Training, n_bytes: Real, *, element_bytes: float, layers: Real) -> Real:
+    """Return the messages that so many bytes of gradients or weights are sent in; FSDP sends block by block."""
+    cut = np.maximum(1.0, n_bytes / bucket_bytes(layout, training, element_bytes))
+    by_block = layout.zero == 3 if training.framework != "torch" else layout.zero >= 2
+    return np.where(by_block, layers, cut)
+
+
+def gradient_s(gpu: Gpu, layout: Layout, n_bytes: Real, messages: Real = 1) -> Real:
     """Return the seconds to reduce gradients: an all-reduce, or with ZeRO a reduce-scatter in the shard group.
 
     Shard groups that are copies of each other then all-reduce their shards.
     """
     shards = layout.shard_ranks
     copies = layout.data_ranks / shards
-    across = group_of(gpu, copies, layout.tp * shards).reduce_s(n_bytes / shards)
-    scattered = shard_group(gpu, layout).gather_s(n_bytes) + np.where(copies > 1, across, 0.0)
-    whole = group_of(gpu, layout.data_ranks, layout.tp).reduce_s(n_bytes)
+    across = group_of(gpu, copies, layout.tp * shards).reduce_s(n_bytes / shards, messages)
+    scattered = shard_group(gpu, layout).gather_s(n_bytes, messages) + np.where(copies > 1, across, 0.0)
+    whole = group_of(gpu, layout.data_ranks, layout.tp).reduce_s(n_bytes, messages)
     return np.where(layout.zero == 0, whole, scattered)

@@ -28,6 +28,9 @@ EXPERT_KERNELS = 24
 ADAPTER_KERNELS, ADAPTER_GRADIENTS = 4, 2
 # A collective is issued between two waits for streams.
 COLLECTIVE_KERNELS = 2
+# An all-reduce after each block, each way; with sequence parallelism a gather and a scatter in its place, and backward
+# each block's input is gathered once more (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
+COLLECTIVES, SPLIT_FORWARD, SPLIT_BACKWARD = 2, 4, 6
 
 
 def layer_host_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, repeated: Real) -> Real:
@@ -42,6 +45,9 @@ def layer_host_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         kernels = kernels + ADAPTER_KERNELS * adapted + len(linears) * (training.adapters.base_bits < 16)
         gradients = ADAPTER_GRADIENTS * adapted
     backward = BACKWARD_FRACTION * (BACKWARD_RATIO * kernels + gradients)
-    calls = 2 * COLLECTIVE_KERNELS * (layout.tp > 1)
-    issued = (1 + repeated) * (kernels + calls) + repeated * REENTRY_KERNELS + backward + calls
+    each = COLLECTIVE_KERNELS * (layout.tp > 1)
+    calls, returned = (
+        each * (COLLECTIVES + (count - COLLECTIVES) * layout.sp) for count in (SPLIT_FORWARD, SPLIT_BACKWARD)
+    )
+    issued = (1 + repeated) * (kernels + calls) + repeated * REENTRY_KERNELS + backward + returned
     return gpu.efficiency.host_s * issued

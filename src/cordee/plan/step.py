@@ -12,6 +12,7 @@ from cordee.hardware.catalog import Gpu
 from cordee.plan.buffers import stays_whole
 from cordee.plan.comms import (
     context_layer_s,
+    data_messages,
     expert_layer_s,
     gradient_s,
     shard_group,
@@ -235,10 +236,13 @@ def _data_s(
     shown = gpu.efficiency.exposed_fraction
     # Experts have their own, smaller group of ranks with the same weights; its traffic is counted as if in this one.
     few = np.where(layout.expert_data_ranks > 1, weights.experts, 0.0)
-    reduce = gradient_s(gpu, layout, (weights.shared + few) * optimizer.gradient_bytes)
-    gather = shard_group(gpu, layout).gather_s(
-        (weights.shared + few) * optimizer.weight_bytes + np.where(layout.zero == 3, weights.frozen_bytes, 0.0)
-    )
+    weight, gradient = optimizer.weight_bytes, optimizer.gradient_bytes
+    moved = weights.shared + few
+    gathered = moved * weight + np.where(layout.zero == 3, weights.frozen_bytes, 0.0)
+    parts = data_messages(layout, training, moved * gradient, element_bytes=gradient, layers=layers)
+    reduce = gradient_s(gpu, layout, moved * gradient, parts)
+    parts = data_messages(layout, training, gathered, element_bytes=weight, layers=layers)
+    gather = shard_group(gpu, layout).gather_s(gathered, parts)
     together = np.where(layout.data_ranks > 1, 1.0, 0.0)
     once: Real
     if not training.overlap:
@@ -248,9 +252,10 @@ def _data_s(
     # The first bucket cannot start before the pass, and the last one ends after it.
     least = np.maximum(shown, 1 / layers)
     once = hidden_s(reduce, 2 * third_s, least)
-    # Megatron-LM and FSDP gather weights while the next forward pass runs, DeepSpeed and InternEvo before it starts.
-    late = training.framework in ("deepspeed", "internevo")
-    once = once + np.where(layout.zero > 0, gather if late else hidden_s(gather, third_s, least), 0.0)
+    # Megatron-LM and FSDP gather weights while the next forward pass runs; DeepSpeed, InternEvo and torch's stage 1
+    # (ZeroRedundancyOptimizer) before it starts.
+    late = training.framework in ("deepspeed", "internevo") or ((training.framework == "torch") & (layout.zero == 1))
+    once = once + np.where(layout.zero > 0, np.where(late, gather, hidden_s(gather, third_s, least)), 0.0)
     sharded = hidden_s(gather, third_s, least) + hidden_s(gather + reduce, 2 * third_s, least)
     twice = hidden_s(reduce, 2 * third_s, least) * count + gather * least
     # With a pipeline the gradients of all micro-batches are kept, so they are reduced once there.
