@@ -184,7 +184,7 @@ def test_the_gainer_is_charged():
     lost = 400 * PRICE * S // HOUR
     for by, loser, gainer in (("job", "a", "p"), ("user", "ann", "bob"), ("queue", "research", "serving")):
         rows = {row.key: row for row in ledger.cost(by, 0)}
-        assert rows[loser].lost_by_cause == (("preempt", 400 * S, lost),)
+        assert rows[loser].lost_by_cause == (("preempt", 400 * S, lost, 0),)
         assert (rows[loser].charged_micro_usd, rows[gainer].charged_micro_usd) == (0, lost)
         assert rows[gainer].charged_gpu_us == 400 * S and rows[gainer].attempts == 0
     assert [row.key for row in ledger.cost("epoch", 0)] == ["a.1"]

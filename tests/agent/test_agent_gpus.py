@@ -185,18 +185,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from cordee.agent.samples import Samples
 samples = Samples("local", found, print, SimpleNamespace(now_us=lambda: 9))
-order = SimpleNamespace(tag="a.1", job_id="a", epoch=1, gpus=(0, 1))
-samples.step(1.0, [order])
+lease = SimpleNamespace(gpus=(0, 1), milli=1000)
+order = SimpleNamespace(tag="a.1", job_id="a", epoch=1, gpus=(0, 1), leases=(lease,), node_rank=0)
+samples.begin(order, 1.0)
 Path({str(health)!r}).write_text("0 busy 100\\n0 used_gib 30\\n0 power 500000\\n0 energy 9500\\n")
 samples.step(2.0, [order])
 for at in (6.0, 11.0):
     samples.step(at, [order])
-samples.end(order)
+samples.end(order, 11.0)
 """
     first, rest = in_driver(code)
     assert "epoch=1, node='local', gpus=2" in first
-    assert "busy=0.5, memory_bytes=32212254720, power_mw=500000, energy_mj=2500)" in first, "of both GPUs"
-    assert "busy=0.5" in rest and "energy_mj=0)" in rest, "what was left at the end"
+    assert "busy=0.5, memory_bytes=32212254720, power_mw=500000, energy_mj=2500, integrated_mj=0)" in first, (
+        "of both GPUs"
+    )
+    assert "busy=0.5" in rest and "energy_mj=0, integrated_mj=0)" in rest, "what was left at the end"
 
 
 def test_the_doctor_names_what_the_driver_and_the_kernel_say(stub, tmp_path, monkeypatch):

@@ -113,5 +113,5 @@ def _print(world: World) -> None:
     capacity_gpu_us = total.gpu_us.held + total.idle_gpu_us
     for name, gpu_us in {**asdict(row.gpu_us), "idle": total.idle_gpu_us}.items():
         say(f"  {name:<12}{gpu_us / 1e6:10.3f} slot-s{gpu_us / capacity_gpu_us:8.1%}")
-    for cause, gpu_us, _ in row.lost_by_cause:
+    for cause, gpu_us, *_ in row.lost_by_cause:
         say(f"  lost by {cause:<16}{gpu_us / 1e6:10.3f} slot-s")

@@ -1,13 +1,14 @@
 """The account of one attempt: its leases and their prices, and the cause of its losses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cordee.account.energy import AttemptEnergy
 from cordee.account.replica import ReplicaTimeline
 from cordee.account.split import MILLI, Class, Split, rounded
 from cordee.account.timeline import Conclusion, Segment, Timeline
-from cordee.events import AttemptPlaced, Job, Lease, Node, NoticeGiven, NoticeReason, Outcome
+from cordee.events import AttemptPlaced, GpusSampled, Job, Lease, Node, NoticeGiven, NoticeReason, Outcome
 from cordee.ids import JobId
 from cordee.units import US_PER_HOUR
 
@@ -45,6 +46,8 @@ class AttemptRow:
     steps_repeated: int  # done before by an attempt of this job that did not keep them
     tokens: int  # of steps that are not lost; of a replica, those that it served
     price_sources: tuple[str, ...]
+    energy_mj: Split = field(default_factory=Split)  # as counted by the driver
+    integrated_mj: int = 0  # the part of it that is power over time, where there was no counter
 
     @property
     def for_job(self) -> JobId | None:
@@ -89,6 +92,18 @@ class OpenAttempt:
         self.notice = self.outcome = None
         self.stopped = False
         self.steps_repeated = 0
+
+    def draw(self, event: GpusSampled) -> None:
+        """Count the energy of a sample."""
+        time = self.replica or self.timeline
+        if time.energy is None:
+            time.energy = AttemptEnergy(self.placed_us)
+        time.energy.add(event)
+
+    @property
+    def energy(self) -> AttemptEnergy | None:
+        """Return what its GPUs drew; None: nothing was counted."""
+        return (self.replica or self.timeline).energy
 
     def segments(self, now_us: int) -> tuple[Segment, ...]:
         """Return its time until its last GPUs were free, or until now; its timeline must keep details."""
@@ -135,6 +150,8 @@ class OpenAttempt:
             steps_repeated=self.steps_repeated,
             tokens=concluded.tokens,
             price_sources=self.sources,
+            energy_mj=Split.of(concluded.energy_mj(max(self._ends_us(now_us)))),
+            integrated_mj=0 if self.energy is None else self.energy.integrated_mj,
         )
 
     def _concluded(self) -> Conclusion:

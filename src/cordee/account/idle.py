@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 
 from cordee.account.split import MILLI
-from cordee.events import Lease, Node, NodeDown, NodeUp
+from cordee.events import GpusSampled, IdleGpusSampled, Lease, Node, NodeDown, NodeUp
 from cordee.units import US_PER_HOUR
 
 
 class IdleGpus:
     """Idle GPUs of all nodes, summed over time. Its clock never goes back.
 
+    `energy_mj` is what they drew, `integrated_mj` the part of it that no counter has counted.
     GPUs of a node that is down, and those that foreign processes use, count only while they are leased.
     """
 
@@ -22,12 +23,15 @@ class IdleGpus:
     _rate: int
     _milli_us: int
     _cost: int
+    energy_mj: int
+    integrated_mj: int
 
     def __init__(self) -> None:
         self.at_us = 0
         self.nodes, self._up, self._leased, self._idle = {}, {}, {}, {}
         self._milli = self._rate = 0
         self._milli_us = self._cost = 0
+        self.energy_mj = self.integrated_mj = 0
 
     def advance(self, at_us: int) -> None:
         """Let time pass until `at_us`."""
@@ -41,6 +45,11 @@ class IdleGpus:
         ahead_us = now_us - self.at_us
         gpu_us = (self._milli_us + self._milli * ahead_us) // MILLI
         return gpu_us, (self._cost + self._rate * ahead_us) // (MILLI * US_PER_HOUR)
+
+    def draw(self, event: GpusSampled | IdleGpusSampled) -> None:
+        """Count energy that no attempt's account takes."""
+        self.energy_mj += max(0, event.energy_mj)
+        self.integrated_mj += min(max(0, event.energy_mj), max(0, event.integrated_mj))
 
     def node_up(self, event: NodeUp) -> None:
         """Count a node from now on, or count it anew."""

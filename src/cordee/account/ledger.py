@@ -3,10 +3,11 @@
     capacity = held + idle
     held     = useful + checkpoint + restart + stall + loading + serving + idle held + draining + lost + unreported
 
-A lease is held from AttemptPlaced to its RanksEnded. The ledger folds the log event by event, and its clock never goes
-back: an event stamped earlier than the one before it counts at that one's time. Reports of ranks carry times of their
-own, by their node's clock, and do not move the ledger's. Useful time is provisional until a checkpoint covers it: what
-none covers is lost if the attempt ends otherwise than finished, and the job that gained by the notice is charged.
+A lease is held from AttemptPlaced to its RanksEnded. The energy that drivers count is divided as the time is
+(`energy.py`). The ledger folds the log event by event, and its clock never goes back: an event stamped earlier than the
+one before it counts at that one's time. Reports of ranks carry times of their own, by their node's clock, and do not
+move the ledger's. Useful time is provisional until a checkpoint covers it: what none covers is lost if the attempt ends
+otherwise than finished, and the job that gained by the notice is charged.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,8 @@ from cordee.events import (
     AttemptPlaced,
     CheckpointCommitted,
     Event,
+    GpusSampled,
+    IdleGpusSampled,
     Job,
     JobSubmitted,
     NodeDown,
@@ -96,6 +99,8 @@ class Ledger:
             ReplicaReady: self._replica_ready,
             ReplicaUnready: self._replica_unready,
             TokensServed: self._tokens_served,
+            GpusSampled: self._sampled,
+            IdleGpusSampled: self._idle.draw,
             AttemptEnded: self._attempt_ended,
         }
 
@@ -228,6 +233,9 @@ class Ledger:
             micro_usd=sum((row.micro_usd for row in rows), Split()),
             idle_gpu_us=idle_gpu_us,
             idle_micro_usd=idle_micro_usd,
+            energy_mj=sum((row.energy_mj for row in rows), Split()),
+            idle_energy_mj=self._idle.energy_mj,
+            integrated_mj=sum(row.integrated_mj for row in rows) + self._idle.integrated_mj,
         )
 
     # -- jobs ------------------------------------------------------------------------------------------------
@@ -316,6 +324,13 @@ class Ledger:
             replica.tokens += event.input_tokens + event.output_tokens
             replica.serve(event.from_us, event.busy_us)
 
+    def _sampled(self, event: GpusSampled) -> None:
+        attempt = self._live(event.job_id, event.epoch) or self._settling.get((event.job_id, event.epoch))
+        if attempt is None:
+            self._idle.draw(event)  # it comes after the account was closed, and is accounted once as well
+        else:
+            attempt.draw(event)
+
     def _replica(self, job_id: JobId, epoch: int) -> ReplicaTimeline | None:
         """Return the time of a replica that is live or settles, and make room for a change of it."""
         attempt = self._live(job_id, epoch) or self._settling.get((job_id, epoch))
@@ -326,7 +341,9 @@ class Ledger:
 
     def _foldable_us(self, attempt: OpenAttempt) -> int:
         """Return the time before which time counts for all leases: while every one runs, each lasts until now."""
-        return 0 if attempt.freed_us else self.at_us
+        if attempt.freed_us:
+            return 0
+        return self.at_us if attempt.energy is None else attempt.energy.foldable_us(self.at_us)
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)

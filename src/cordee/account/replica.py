@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 
+from cordee.account.energy import AttemptEnergy
 from cordee.account.split import Class
 from cordee.account.timeline import Conclusion, Segment
 from cordee.events import Outcome
@@ -27,10 +28,12 @@ class ReplicaTimeline:
     Attributes:
         placed_us: when it got its GPUs.
         tokens: input and output tokens that it served.
+        energy: of its GPUs; None: nothing was counted.
     """
 
     placed_us: int
     tokens: int
+    energy: AttemptEnergy | None
     _phases: dict[int, Class]  # loading or idle held, from this time on
     _draining_us: int | None
     _busy: list[tuple[int, int]]  # in order; they neither overlap nor touch
@@ -40,7 +43,7 @@ class ReplicaTimeline:
 
     def __init__(self, placed_us: int, *, detailed: bool = False) -> None:
         self.placed_us = self._folded_until_us = placed_us
-        self.tokens = 0
+        self.tokens, self.energy = 0, None
         self._phases, self._draining_us = {placed_us: Class.LOADING}, None
         self._busy, self._folded = [], {}
         self._details = [] if detailed else None
@@ -76,6 +79,8 @@ class ReplicaTimeline:
             self._folded[segment.cls] = self._folded.get(segment.cls, 0) + segment.to_us - segment.from_us
             if self._details is not None:
                 self._details.append(segment)
+            if self.energy is not None:
+                self.energy.fold(segment.cls, segment.to_us)
         starts = sorted(self._phases)
         phase = self._phases[starts[bisect_right(starts, cut_us) - 1]]
         self._phases = {cut_us: phase} | {at_us: cls for at_us, cls in self._phases.items() if at_us > cut_us}
@@ -93,6 +98,7 @@ class ReplicaTimeline:
             rest=rest,
             tail=tail.cls,
             tokens=self.tokens,
+            energy=self.energy,
         )
 
     def _times(self) -> list[int]:

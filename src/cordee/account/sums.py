@@ -2,14 +2,24 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cordee.account.attempt import AttemptRow, Charged
 from cordee.account.split import Split
 from cordee.ids import attempt_name
 
 By = Literal["job", "user", "queue", "service", "epoch"]
+
+
+class Loss(NamedTuple):
+    """The loss by one cause."""
+
+    cause: str
+    gpu_us: int
+    micro_usd: int
+    energy_mj: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +30,15 @@ class CostRow:
     attempts: int
     gpu_us: Split
     micro_usd: Split
-    lost_by_cause: tuple[tuple[str, int, int], ...]  # cause, GPU-microseconds, micro-dollars
+    lost_by_cause: tuple[Loss, ...]
     charged_gpu_us: int  # what others lost for it
     charged_micro_usd: int
     steps: int
     steps_repeated: int
     tokens: int
     price_sources: tuple[str, ...]
+    energy_mj: Split
+    integrated_mj: int  # the part of it that is power over time, where there was no counter
 
     @property
     def micro_usd_per_million_tokens(self) -> int | None:
@@ -36,12 +48,15 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Held and idle time of the whole cluster."""
+    """Held and idle time and energy of the whole cluster."""
 
     gpu_us: Split
     micro_usd: Split
     idle_gpu_us: int
     idle_micro_usd: int
+    energy_mj: Split
+    idle_energy_mj: int
+    integrated_mj: int  # of held and idle energy
 
 
 _KEYS: Mapping[By, Callable[[AttemptRow], str]] = {
@@ -79,22 +94,28 @@ def sum_rows(
     key: str, rows: Sequence[AttemptRow], charged: Sequence[AttemptRow], sums: Sequence[CostRow] = ()
 ) -> CostRow:
     """Sum rows, rows that are charged to this key, and earlier sums."""
-    by_cause: dict[str, tuple[int, int]] = {}
-    lost = [(row.cause, row.gpu_us.lost, row.micro_usd.lost) for row in rows if row.cause is not None]
-    for cause, gpu_us, micro_usd in (*lost, *(each for row in sums for each in row.lost_by_cause)):
-        before_us, before_usd = by_cause.get(cause, (0, 0))
-        by_cause[cause] = (before_us + gpu_us, before_usd + micro_usd)
+    by_cause: dict[str, Loss] = {}
+    lost = [_loss(row.cause, row) for row in rows if row.cause is not None]
+    for cause, *amounts in (*lost, *(each for row in sums for each in row.lost_by_cause)):
+        _, *before = by_cause.get(cause, Loss(cause, 0, 0, 0))
+        by_cause[cause] = Loss(cause, *map(add, before, amounts))
     every: Sequence[AttemptRow | CostRow] = (*rows, *sums)
     return CostRow(
         key=key,
         attempts=len(rows) + sum(row.attempts for row in sums),
         gpu_us=sum((row.gpu_us for row in every), Split()),
         micro_usd=sum((row.micro_usd for row in every), Split()),
-        lost_by_cause=tuple((cause, *amounts) for cause, amounts in sorted(by_cause.items())),
+        lost_by_cause=tuple(by_cause[cause] for cause in sorted(by_cause)),
         charged_gpu_us=sum(row.gpu_us.lost for row in charged) + sum(row.charged_gpu_us for row in sums),
         charged_micro_usd=sum(row.micro_usd.lost for row in charged) + sum(row.charged_micro_usd for row in sums),
         steps=sum(row.steps for row in every),
         steps_repeated=sum(row.steps_repeated for row in every),
         tokens=sum(row.tokens for row in every),
         price_sources=tuple(sorted({source for row in every for source in row.price_sources})),
+        energy_mj=sum((row.energy_mj for row in every), Split()),
+        integrated_mj=sum(row.integrated_mj for row in every),
     )
+
+
+def _loss(cause: str, row: AttemptRow) -> Loss:
+    return Loss(cause, row.gpu_us.lost, row.micro_usd.lost, row.energy_mj.lost)

@@ -10,6 +10,7 @@ steps and all. The ledger sums the segments, and the picture draws them.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from cordee.account.energy import AttemptEnergy
 from cordee.account.split import Class
 from cordee.events import CheckpointCommitted, Outcome, Reported, RolledBack, SpanClass
 from cordee.units import US_PER_S
@@ -40,6 +41,7 @@ class Conclusion(NamedTuple):
     rest: Sequence[Segment]  # after `folded_until_us`, without a gap
     tail: Class  # after the last report
     tokens: int  # of steps that are not lost
+    energy: AttemptEnergy | None  # None: nothing was counted
 
     def split(self, end_us: int) -> dict[Class, int]:
         """Return the microseconds from placed to `end_us` by class."""
@@ -47,6 +49,12 @@ class Conclusion(NamedTuple):
         for segment in self._until(end_us):
             parts[segment.cls] = parts.get(segment.cls, 0) + segment.to_us - segment.from_us
         return parts
+
+    def energy_mj(self, end_us: int) -> dict[Class, int]:
+        """Return the millijoules by class of an attempt whose last lease ends at `end_us`."""
+        if self.energy is None:
+            return {}
+        return self.energy.by_class(((each.cls, each.to_us) for each in self._until(end_us)), self.tail)
 
     def segments(self, end_us: int) -> tuple[Segment, ...]:
         """Return the segments from placed to `end_us`; only of a timeline that keeps its details."""
@@ -72,6 +80,7 @@ class Timeline:
     reports: bool  # whether the script has reported anything
     restored_us: int | None
     steps: int
+    energy: AttemptEnergy | None
     _segments: list[Segment]
     _details: list[Segment] | None
     _folded: dict[Class, int]
@@ -83,6 +92,7 @@ class Timeline:
     def __init__(self, placed_us: int, *, detailed: bool = False) -> None:
         self.placed_us = self._folded_until_us = placed_us
         self.reports = self.rolled_back = False
+        self.energy = None
         self.restored_us = self._captured_us = None
         self.steps = self._committed_step = self._folded_tokens = 0
         self._segments, self._folded = [], {}
@@ -147,6 +157,7 @@ class Timeline:
             rest=rest,
             tail=self._tail(outcome),
             tokens=self._folded_tokens + sum(each.tokens for each in rest if each.cls is Class.USEFUL),
+            energy=self.energy,
         )
 
     def _concluded(self, outcome: Outcome | None) -> Iterator[Segment]:
@@ -226,6 +237,8 @@ class Timeline:
             self._folded[each.cls] = self._folded.get(each.cls, 0) + each.to_us - each.from_us
             if self._details is not None and each.to_us > each.from_us:
                 self._details.append(each)
+            if self.energy is not None:
+                self.energy.fold(each.cls, each.to_us)
         self._folded_tokens += segment.tokens
         self._folded_until_us = segment.to_us
         del self._segments[0]

@@ -48,6 +48,7 @@ class Devices:
         fabric: identity of an island that spans nodes; "" without one.
         driver: the driver's version; "" for slots.
         next_s: monotonic time of the next `look`, since other processes may take and release them.
+        others: GPUs that could not be leased when they were last looked at.
         mig_mode: what an operator lets the agent do with MIG instances.
         failed: why GPUs failed a preflight, by index; they are not offered until the agent starts again.
     """
@@ -61,6 +62,7 @@ class Devices:
         self.fabric = ""
         self.driver = ""
         self.next_s = 0.0
+        self.others: frozenset[int] = frozenset()
         self.mig_mode: MigMode = "fixed"
         self.failed: dict[int, str] = {}
 
@@ -102,7 +104,9 @@ class Devices:
     def look(self, ours: Container[int]) -> dict[int, str]:
         """Return why GPUs cannot be leased, by index; `ours` are the agent's own pids."""
         self.next_s = monotonic_s() + LOOK_S
-        return self.failed | self.unavailable(ours.__contains__)
+        found = self.failed | self.unavailable(ours.__contains__)
+        self.others = frozenset(found)
+        return found
 
 
 class _NvmlDevices(Devices):

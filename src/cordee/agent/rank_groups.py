@@ -140,6 +140,7 @@ class RankGroups:
             self._refuse(order, Outcome.LOST, f"{self._node}: {sick}", kept, node_fault=True)
             return
         group = RankGroup(order, folder, self._clock, self._processes)
+        self._samples.begin(order, self._clock.now_s())
         copied = order.spec.get("files") is None
         if copied and not self._preflights.wanted(order.spec):
             self._launch(group, order, secrets, base_env, kept)
@@ -307,6 +308,7 @@ class RankGroups:
     ) -> None:
         self._journal.keep_order(order)
         kept()
+        self._samples.end(order, self._clock.now_s())
         self._report_end(order, RankGroupResult(outcome, why, node_fault=node_fault))
 
     # -- the loop --------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ class RankGroups:
     def due_s(self) -> list[float]:
         """The monotonic times at which `step` has something to do."""
         due = [group.wake_at_s for group in self._running.values() if group.wake_at_s is not None]
-        return [*due, self._next_follow_s, self._samples.next_s] if self._running else []
+        return [*due, self._next_follow_s, self._samples.next_s] if self._running else [self._samples.next_s]
 
     def step(self, now_s: float) -> None:
         """Reap children, do the work that is due, and follow the spools."""
@@ -350,7 +352,7 @@ class RankGroups:
         result = group.result()
         self._spools.complete(group.order, group.folder)
         self.transfers.ended(group.order.job_id, group.order.epoch)
-        self._samples.end(group.order)
+        self._samples.end(group.order, self._clock.now_s())
         self._report_end(group.order, result)
         self.transfers.tunnels.ended(group.order.tag, f"{group.order.tag} has ended: {result.why}")
 

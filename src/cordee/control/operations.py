@@ -588,5 +588,5 @@ def _queue_view(standing: Standing, running: int, waiting: list[int]) -> QueueVi
 
 def cost_row_view(row: CostRow, measured: list[ComparisonView] | None = None) -> CostRowView:
     """Return a row of the ledger as an answer."""
-    lost = [LostView(cause=cause, gpu_us=us, micro_usd=usd) for cause, us, usd in row.lost_by_cause]
+    lost = [LostView.of(each) for each in row.lost_by_cause]
     return CostRowView.of(row, lost_by_cause=lost, measured=measured or [])

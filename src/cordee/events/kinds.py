@@ -371,7 +371,19 @@ class GpusSampled(AttemptEvent):
     busy: float  # mean over the GPUs
     memory_bytes: int  # in use on the fullest of them
     power_mw: int  # of all of them, at the end
-    energy_mj: int  # of all of them
+    energy_mj: int  # of all of them; of a GPU that is shared, the attempt's part of it
+    integrated_mj: int = 0  # that part of `energy_mj` which is power over time, where the driver's counter was missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleGpusSampled:
+    """The energy that the driver counted for GPUs of a node since `from_us`, while no attempt held them."""
+
+    at_us: int
+    node: str
+    from_us: int
+    energy_mj: int
+    integrated_mj: int = 0  # as in `GpusSampled`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -492,6 +504,7 @@ Event = (
     | TokensServed
     | EstimateMissed
     | GpusSampled
+    | IdleGpusSampled
     | ReportsRefused
     | AttemptEnded
 )
