@@ -24,12 +24,14 @@ def calibrated_block(chip: str, cases: list[Case], as_of: str) -> str:
     """The TOML table of one chip."""
     stack, plain = Stack(cases), cases[0].gpu.uncalibrated
     table = fit_table(stack, plain, everything(stack))
-    unseen, host, _ = predict_left_out(stack, plain)
-    spread = spread_of(np.log(stack.measured / unseen), host, stack.sources)
+    unseen, doubts, _ = predict_left_out(stack, plain)
+    spread = spread_of(np.log(stack.measured / unseen), doubts, stack.sources)
     names = ", ".join(f'"{name}"' for name in sorted(set(stack.sources)))
     lines = [f"[chips.{chip}.calibrated]"]
     lines += [f"{name} = {getattr(table, name):.4g}" for name in FREEDOM]
-    lines += [f"spread = {spread:.3g}", f"host_spread = {table.host_spread:.3g}", f"fitted_on = [{names}]"]
+    software = ", ".join(f'"{name}"' for name in table.software)
+    lines += [f"spread = {spread:.3g}", f"host_spread = {table.host_spread:.3g}"]
+    lines += [f"software = [{software}]", f"fitted_on = [{names}]"]
     lines += [f'source = "benchmarks/fit_efficiency.py on {len(cases)} published step times"', f'as_of = "{as_of}"']
     return "\n".join(lines) + "\n"
 
@@ -37,13 +39,15 @@ def calibrated_block(chip: str, cases: list[Case], as_of: str) -> str:
 def main() -> None:
     """Fit, print, and write if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("csv", type=Path)
+    parser.add_argument("csv", type=Path, nargs="+")
     parser.add_argument("--as-of", required=True, help="the month of the fit: 2026-11")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     by_chip: dict[str, list[Case]] = defaultdict(list)
-    for case in time_cases(read_published(given.csv, load_catalogue())[0])[0]:
-        by_chip[CHIPS[chip_of(case)]].append(case)
+    for path in given.csv:
+        for case in time_cases(read_published(path, load_catalogue())[0])[0]:
+            if chip_of(case) in CHIPS:
+                by_chip[CHIPS[chip_of(case)]].append(case)
     path = DATA / "efficiency.toml"
     text = path.read_text(encoding="utf-8")
     for chip, cases in sorted(by_chip.items()):

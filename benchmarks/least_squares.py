@@ -17,14 +17,16 @@ from step_cases import Stack
 
 # How far each may move from its uncalibrated value: the standard deviation of its logarithm.
 FREEDOM = {
-    "product_fraction": 0.1,
+    "product_fraction": 0.2,
     "product8_fraction": 0.1,
     "attention_fraction": 0.2,
     "vendor_attention_fraction": 0.2,
     "grouped_fraction": 0.1,
     "memory_fraction": 0.2,
+    "stream_fraction": 0.1,
     "island_fraction": 0.12,
     "network_fraction": 0.2,
+    "network_decay": 0.5,
     "host_s": 0.5,
     "exposed_fraction": 0.5,
     "portable_fraction": 0.1,
@@ -48,7 +50,7 @@ def fit_table(
     """
     first = np.log([getattr(start, name) for name in names])
     freedom = np.array([FREEDOM[name] for name in names])
-    groups = [np.flatnonzero(stack.sources[rows] == name) for name in sorted(set(stack.sources[rows]))]
+    groups = [np.flatnonzero(stack.groups[rows] == name) for name in sorted(set(stack.groups[rows]))]
     now, left = first, np.diag(1 / freedom)
     for _ in range(ROUNDS):
         error = _errors(stack, start, names, now)[rows]
@@ -62,7 +64,8 @@ def fit_table(
         if np.abs(step).max() < 0.005:
             break
     spread = np.sqrt(np.diag(np.linalg.inv(left.T @ left)))[list(names).index("host_s")]
-    return replace(_table(start, names, now), host_spread=float(max(spread, HOSTS_DIFFER)))
+    seen = {"software": tuple(sorted(set(stack.software[rows]))), "fitted_on": tuple(sorted(set(stack.sources[rows])))}
+    return replace(_table(start, names, now), host_spread=float(max(spread, HOSTS_DIFFER)), **seen)
 
 
 def _weighed(error: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -85,14 +88,14 @@ def _table(start: ChipEfficiency, names: Sequence[str], logs: np.ndarray) -> Chi
     return replace(start, **{name: float(np.exp(value)) for name, value in zip(names, logs, strict=True)})
 
 
-def spread_of(errors: np.ndarray, host: np.ndarray, sources: np.ndarray) -> float:
+def spread_of(errors: np.ndarray, doubts: np.ndarray, sources: np.ndarray) -> float:
     """The spread with which nine of ten of these errors are inside their intervals, each source counted as one.
 
-    Errors are logarithms on sources that a fit did not see; `host` is the standard deviation that the host's time
-    already gives them.
+    Errors are logarithms on sources that a fit did not see; `doubts` are the standard deviations that the
+    planner knows of already.
     """
     weights = np.array([1 / (sources == name).sum() for name in sources])
-    needed = np.sqrt(np.maximum(0.0, (errors / INTERVAL_SIGMAS) ** 2 - host**2))
+    needed = np.sqrt(np.maximum(0.0, (errors / INTERVAL_SIGMAS) ** 2 - doubts**2))
     order = np.argsort(needed)
     reached = np.cumsum(weights[order]) / weights.sum()
     return float(needed[order][np.searchsorted(reached, NINE_OF_TEN)])

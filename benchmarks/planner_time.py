@@ -49,26 +49,26 @@ def _chip_report(cases: Sequence[Case]) -> dict[str, Any]:
     stack = Stack(cases)
     plain = cases[0].gpu.uncalibrated
     uncalibrated = stack.predict(plain)
-    calibrated, host, tables = predict_left_out(stack, plain)
-    plain_host = stack.predict_with_host(plain)[1] * plain.host_spread
+    calibrated, doubts, tables = predict_left_out(stack, plain)
+    plain_doubt = stack.predict_with_doubt(plain)[1]
     logs = np.log(stack.measured / calibrated)
     report: dict[str, Any] = {"sources": {}, "ranking": {}, "tables": {k: asdict(v) for k, v in tables.items()}}
     for source in sorted(set(stack.sources)):
         own = stack.sources == source
         mine = [case for case, is_own in zip(cases, own, strict=True) if is_own]
         others = stack.sources != source
-        spread = spread_of(logs[others], host[others], stack.sources[others]) if others.any() else plain.spread
+        spread = spread_of(logs[others], doubts[others], stack.sources[others]) if others.any() else plain.spread
         row = {
             "n": int(own.sum()),
             "uncalibrated": _errors(uncalibrated[own], stack.measured[own]),
             "uncalibrated_coverage": _coverage(
-                uncalibrated[own], stack.measured[own], np.hypot(plain.spread, plain_host[own])
+                uncalibrated[own], stack.measured[own], np.hypot(plain.spread, plain_doubt[own])
             ),
             "fitted_on": sorted(set(stack.sources[others])),
             "calibrated": _errors(calibrated[own], stack.measured[own]) if others.any() else None,
             "one_constant": _one_constant(calibrated[own], stack.measured[own]),
             "spread": spread,
-            "coverage": _coverage(calibrated[own], stack.measured[own], np.hypot(spread, host[own])),
+            "coverage": _coverage(calibrated[own], stack.measured[own], np.hypot(spread, doubts[own])),
             "constant_hfu": _constant_hfu(mine),
         }
         report["sources"][source] = row
@@ -95,15 +95,15 @@ def everything(stack: Stack) -> np.ndarray:
 def predict_left_out(stack: Stack, plain: ChipEfficiency) -> tuple[np.ndarray, np.ndarray, dict[str, ChipEfficiency]]:
     """Each source predicted by a table that was fitted on the others of its GPU type; alone, by the uncalibrated.
 
-    With the standard deviation that what is not known of the host gives each.
+    With the deviation of each that the planner knows of beyond the table's spread.
     """
-    predicted, host, tables = np.empty(len(stack.measured)), np.empty(len(stack.measured)), {}
+    predicted, doubts, tables = np.empty(len(stack.measured)), np.empty(len(stack.measured)), {}
     for source in sorted(set(stack.sources)):
         own = stack.sources == source
         tables[source] = fit_table(stack, plain, ~own, tuple(FREEDOM)) if (~own).any() else plain
-        seconds, shares = stack.predict_with_host(tables[source])
-        predicted[own], host[own] = seconds[own], (shares * tables[source].host_spread)[own]
-    return predicted, host, tables
+        seconds, beyond = stack.predict_with_doubt(tables[source])
+        predicted[own], doubts[own] = seconds[own], beyond[own]
+    return predicted, doubts, tables
 
 
 def _errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:

@@ -123,9 +123,20 @@ def _gpu_name(text: str) -> str:
 
 
 def _with_memory(gpu: Gpu, text: str) -> Gpu:
-    """The same chip with the memory that the row gives it: `H100-SXM-96G` is an H100 with 96 GB."""
+    """The same chip with the memory that the row gives it.
+
+    `H100-SXM-96G` is the one with HBM2e of 2.4 TB/s at 500 W, whose rate is between those of the SXM and the NVL part
+    (835 TFLOP/s): pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, which says so and knows no more.
+    """
     told = re.search(r"-(\d{2,3})GB?\b", text)
-    return replace(gpu, memory_bytes=int(told[1]) * GB) if told else gpu
+    if not told:
+        return gpu
+    gpu = replace(gpu, memory_bytes=int(told[1]) * GB)
+    if gpu.name != "H100" or told[1] != "96":
+        return gpu
+    slower = (1 + 835 / 989.4) / 2
+    rates = {dtype: rate * slower for dtype, rate in gpu.flop_per_s.items()}
+    return replace(gpu, memory_bytes_per_s=2.4e12, flop_per_s=rates)
 
 
 def read_shape(row: Mapping[str, str]) -> ModelShape:
@@ -259,8 +270,13 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
         # Scripts that are built on the flash-attn package take its fused cross-entropy as well.
         loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else _compiled(note),
         attention=_attention(row["framework"]),
-        fused=True if re.search("compile|XLA|flash-attn training|nanotron", row["framework"]) else None,
+        fused=True if _is_fused(row["framework"], note) else None,
     )
+
+
+def _is_fused(framework: str, note: str) -> bool:
+    """Whether norms, rotations and activations are one kernel each: compiled, or written so."""
+    return bool(re.search("compile|XLA|flash-attn training|nanotron", framework) or "torch.compile of" in note)
 
 
 def _attention(framework: str) -> Attention | None:

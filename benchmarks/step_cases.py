@@ -11,7 +11,7 @@ import numpy as np
 from cordee.hardware.catalog import ChipEfficiency, Gpu
 from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
-from cordee.plan.step import step_time
+from cordee.plan.step import doubt, step_time
 from cordee.plan.training import Optimizer, Training
 from cordee.workload.model import ModelShape
 from published import Published
@@ -138,18 +138,22 @@ class Stack:
         self.parts = [(np.array(members), *_stacked([cases[i] for i in members])) for members in groups.values()]
         self.measured = np.array([case.measured_s for case in cases])
         self.sources = np.array([case.source for case in cases])
+        self.software = np.array([case.training.framework for case in cases])
+        # 8-bit rows say nothing of 16-bit products: what a source's rows have in common, they have in one precision.
+        self.groups = np.array([f"{case.source}: {case.training.precision}" for case in cases])
 
     def predict(self, table: ChipEfficiency) -> np.ndarray:
         """Seconds of each case with this table."""
-        return self.predict_with_host(table)[0]
+        return self.predict_with_doubt(table)[0]
 
-    def predict_with_host(self, table: ChipEfficiency) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of each case, and the share of them that waits for the host."""
-        seconds, shares = np.empty(len(self.measured)), np.empty(len(self.measured))
-        for members, shape, gpu, layout, training in self.parts:
-            step = step_time(shape, replace(gpu, efficiency=table), layout, training)
-            seconds[members], shares[members] = step.total_s, step.host_fraction
-        return seconds, shares
+    def predict_with_doubt(self, table: ChipEfficiency) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of each case, and the deviation that the planner knows of beyond the table's spread."""
+        seconds, doubts = np.empty(len(self.measured)), np.empty(len(self.measured))
+        for members, shape, bare, layout, training in self.parts:
+            gpu = replace(bare, efficiency=table)
+            step = step_time(shape, gpu, layout, training)
+            seconds[members], doubts[members] = step.total_s, doubt(gpu, layout, training, step)
+        return seconds, doubts
 
 
 def _words(case: Case) -> Any:
@@ -160,7 +164,8 @@ def _words(case: Case) -> Any:
     # A schedule has one number of stages and chunks; uneven stages are counted one by one as well.
     stages = (layout.split, layout.pp, layout.vpp)
     special = shape.experts or shape.latent or layout.split
-    return case.gpu.name, same_shape, shape if special else None, stages, words, how
+    chip = case.gpu.name, case.gpu.memory_bytes_per_s
+    return chip, same_shape, shape if special else None, stages, words, how
 
 
 def _stacked(cases: Sequence[Case]) -> tuple[ModelShape, Gpu, Layout, Training]:

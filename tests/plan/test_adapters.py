@@ -176,5 +176,5 @@ def test_full_training_is_what_it_was(
     layout = parse_layout(text).plainest(gpus)
     memory, step = rank_memory(shape, layout, training), step_time(shape, gpu, layout, training)
     assert (state_bytes(shape, training), memory.total_bytes) == known[:2]
-    # The model of time is refitted and moves a little, adapters or not.
-    assert float(step.total_s) == pytest.approx(known[2], rel=0.3)
+    # The model of time is refitted and moves, adapters or not: half or twice would be a fault.
+    assert 0.6 < float(step.total_s) / known[2] < 1.6

@@ -11,10 +11,10 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.comms import gradient_s, stage_send_s, tensor_layer_s
 from cordee.plan.host import layer_host_s
 from cordee.plan.kernels import fused_attention_s, product_s, row_fraction, unfused_attention_s, waves
-from cordee.plan.layer import head_passes
+from cordee.plan.layer import head_passes, layer_passes
 from cordee.plan.layout import SCHEDULES, Layout
 from cordee.plan.pipeline.price import bubble_s
-from cordee.plan.step import hidden_s, step_interval_s, step_time
+from cordee.plan.step import SOFTWARE_SPREAD, doubt, hidden_s, step_interval_s, step_time
 from cordee.plan.training import Training
 from cordee.workload.families import shape_from_config
 from cordee.workload.load import load_shape
@@ -270,6 +270,38 @@ def test_one_by_one_small_kernels_cost_more() -> None:
     assert Training(4096, 64, framework="deepspeed").is_fused
 
 
+def test_composed_norms_stream_nine_times_what_fused_ones_do() -> None:
+    # Forward 32 more words a hidden element for two norms, of 2 bytes; backward twice as many.
+    eager, fused = (
+        layer_passes(L70, PLAIN, Layout(micro_batch=1), Training(4096, 8, fused=how, framework="torch"))
+        for how in (False, True)
+    )
+    heads = (10 * (64 + 8) - 2 * (64 + 16)) * 128
+    more = 2 * 4096 * (32 * 8192 + heads + 2 * 28_672) / (2039e9 * 0.82) / PLAIN.efficiency.portable_fraction
+    assert float(eager.forward_s - fused.forward_s) == pytest.approx(more)
+    assert float(eager.backward_s - fused.backward_s) == pytest.approx(2 * more)
+
+
+def test_eight_bits_cost_more_casts_in_torch_than_in_transformer_engine() -> None:
+    times = {
+        kind: layer_passes(
+            L70, H100, Layout(), Training(4096, 8, precision="fp8", fused=True, framework=kind)
+        ).forward_s  # type: ignore[arg-type]
+        for kind in ("torch", "megatron")
+    }
+    products = load_catalogue().find_gpu("H100").efficiency.portable_fraction
+    assert float(times["torch"]) * products > float(times["megatron"])
+
+
+def test_every_expert_reads_its_own_weights() -> None:
+    # 16 experts of 64 rows each: bound by memory, 16 weights.
+    one, many = (
+        float(product_s(PLAIN, 64, 4096, 4096, groups=groups)) - PLAIN.efficiency.launch_s for groups in (1, 16)
+    )
+    assert many == pytest.approx(16 * 2 * (64 * 4096 * 2 + 4096 * 4096) / (2039e9 * 0.8))
+    assert many > 3 * one
+
+
 def test_heads_that_are_no_multiple_of_eight_leave_the_tensor_cores() -> None:
     # BigScience measured 162.7 s with heads of 108 and 121.3 with 216, all else the same.
     layout = Layout(dp=8, tp=8, pp=6, zero=1, micro_batch=4, recompute="full")
@@ -313,6 +345,21 @@ def test_an_interval_holds_the_prediction_and_says_how_sure_it_is() -> None:
     assert high > step_interval_s(10.0, sure)[1] > 10.0
     # Less is known of the host than of the chip.
     assert step_interval_s(10.0, sure, 1.0)[1] > 2 * step_interval_s(10.0, sure, 0.0)[1] - 10.0
+
+
+def test_what_crosses_the_network_or_runs_on_new_software_is_less_sure() -> None:
+    shape, training = load_shape("llama-3-8b"), Training(4096, 256, framework="megatron")
+
+    def unsure(layout: Layout, training: Training = training) -> float:
+        return float(doubt(H100, layout, training, step_time(shape, H100, layout, training)))
+
+    # Tensor parallelism inside an island and over two; data parallelism that shows on 32 nodes more than on one.
+    assert unsure(Layout(tp=8)) == 0.0
+    assert unsure(Layout(tp=16)) > 0.2
+    assert unsure(Layout(dp=8)) == 0.0
+    assert unsure(Layout(dp=256)) > unsure(Layout(dp=16)) > 0.0
+    assert "internevo" not in H100.efficiency.software
+    assert unsure(Layout(dp=8), replace(training, framework="internevo")) == pytest.approx(SOFTWARE_SPREAD)
 
 
 def test_what_waits_for_the_host_is_as_sure_as_the_host() -> None:

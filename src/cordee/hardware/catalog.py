@@ -36,12 +36,14 @@ class ChipEfficiency:
     """The fractions of its nameplate that a chip reaches, as a handful of physical numbers.
 
     The uncalibrated table holds vendor facts, published ceilings and stated assumptions; a calibrated one was fitted to
-    published step times by `benchmarks/fit_efficiency.py`, and `fitted_on` names their source.
+    published step times by `benchmarks/fit_efficiency.py`, `fitted_on` names their
+    sources and `software` the frameworks that these ran.
 
     `product_fraction` is of the dense peak of 16-bit products whose tiles fill the chip, `product8_fraction` of
     8-bit ones, `grouped_fraction` what a grouped product over experts keeps of a plain one's rate.
     `attention_fraction` is of the 16-bit peak in portable fused attention (FlashAttention-2),
-    `vendor_attention_fraction` in the vendor's own (cuDNN). `memory_fraction`, `island_fraction` and
+    `vendor_attention_fraction` in the vendor's own (cuDNN). `memory_fraction` (what a layer's kernels move),
+    `stream_fraction` (what large plain ones do: copies, casts, the optimizer), `island_fraction` and
     `network_fraction` are of the bandwidths; the network's rate falls as (islands / 2) ** -`network_decay`.
     `host_s` is what the host needs to issue one kernel, `launch_s`
     what the device loses between two. `exposed_fraction` is the part of overlapped traffic that costs time all
@@ -58,6 +60,7 @@ class ChipEfficiency:
     vendor_attention_fraction: float
     grouped_fraction: float
     memory_fraction: float
+    stream_fraction: float
     island_fraction: float
     network_fraction: float
     network_decay: float
@@ -72,6 +75,7 @@ class ChipEfficiency:
     network_spread: float
     source: Source
     fitted_on: tuple[str, ...] = ()
+    software: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

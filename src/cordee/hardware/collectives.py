@@ -149,7 +149,7 @@ class Group:
 
     def exchange_s(self, n_bytes: Real) -> Real:
         """Return the seconds of an all-to-all of `n_bytes` a rank, side by side inside and across islands."""
-        far = n_bytes * (self.ranks - self.inside) / self.ranks / self.network_bytes_per_s
+        far = n_bytes * (self.ranks - self.inside) / self.ranks / self.network.bytes_per_s
         near = n_bytes * (self.inside - 1) / self.ranks / self.island.bytes_per_s
         hops = np.where(self.outside > 1, self.network.alpha_s, self.island.alpha_s)
         return np.maximum(far, near) + np.where(self.ranks > 1, hops, 0.0)

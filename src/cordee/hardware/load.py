@@ -202,9 +202,9 @@ def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[ChipEf
     if "calibrated" not in chip:
         return plain, plain
     fitted = dict(chip["calibrated"])
-    source, names = _source(fitted), tuple(fitted.pop("fitted_on"))
+    source, names, software = _source(fitted), tuple(fitted.pop("fitted_on")), tuple(fitted.pop("software"))
     numbers = {key: value for key, value in fitted.items() if key not in ("source", "as_of")}
-    return plain, ChipEfficiency(**(fractions | numbers), source=source, fitted_on=names)
+    return plain, ChipEfficiency(**(fractions | numbers), source=source, fitted_on=names, software=software)
 
 
 def find_chip(name: str, chips: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

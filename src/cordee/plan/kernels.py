@@ -34,8 +34,11 @@ SCORE_WORDS_FORWARD = 6.5
 SCORE_WORDS_BACKWARD = 10.0
 
 
-def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: float = 1.0) -> Real:
-    """Return the seconds of an m x n x k product: whole waves of whole tiles, or its bytes if they take longer."""
+def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: float = 1.0, groups: Real = 1) -> Real:
+    """Return the seconds of an m x n x k product: whole waves of whole tiles, or its bytes if they take longer.
+
+    With `groups` it is so many of them side by side, each with matrices of its own: one for each expert.
+    """
     peak = gpu.peak_flop_per_s("bf16") * gpu.efficiency.product_fraction
     if bits == 8:
         peak = gpu.peak_flop_per_s("fp8") * gpu.efficiency.product8_fraction
@@ -45,10 +48,10 @@ def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: 
     depth = 2.0 * (k + FILL_ELEMENTS)
     fastest: Real = np.inf
     for height, width, tile_fraction in TILES:
-        tiles = np.ceil(m / height) * np.ceil(n / width)
+        tiles = groups * np.ceil(m / height) * np.ceil(n / width)
         wave = height * width * depth / (per_unit * tile_fraction)
         fastest = np.minimum(fastest, waves(tiles, gpu.efficiency.units) * wave)
-    moved = bits / 8 * (m * k + k * n) + 2.0 * m * n
+    moved = groups * (bits / 8 * (m * k + k * n) + 2.0 * m * n)
     return (
         np.maximum(fastest, moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)) + gpu.efficiency.launch_s
     )
@@ -77,6 +80,11 @@ def row_fraction(elements: Real, bits: int = 16) -> Real:
 def move_s(gpu: Gpu, n_bytes: Real) -> Real:
     """Return the seconds to read or write so many bytes of the GPU's own memory."""
     return n_bytes / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)
+
+
+def stream_s(gpu: Gpu, n_bytes: Real) -> Real:
+    """Return the seconds of large kernels that do nothing but stream: copies, casts, pointwise ones, the optimizer."""
+    return n_bytes / (gpu.memory_bytes_per_s * gpu.efficiency.stream_fraction)
 
 
 def fused_attention_s(gpu: Gpu, flop: Real, tokens: Real, *, kind: Attention = "second") -> tuple[Real, Real]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
-from cordee.plan.kernels import fused_attention_s, move_s, product_s, unfused_attention_s
+from cordee.plan.kernels import fused_attention_s, move_s, product_s, stream_s, unfused_attention_s
 from cordee.plan.layout import Layout
 from cordee.plan.states import layer_linears
 from cordee.plan.training import Adapters, Training
@@ -22,12 +22,16 @@ HIDDEN_WORDS = 11
 HEAD_WORDS = 2
 # One by one, as torch's dispatcher counts them: a rotation is two products, a negation, a joining and a sum.
 EAGER_HEAD_WORDS = 10
+# Two RMS norms that are composed of kernels, as eager PyTorch and Hugging Face's models have them: to fp32 (3 words),
+# square (4), mean (2), product (4), back to 16 bits (3), times the weight (2), less the two of a fused one.
+EAGER_NORM_WORDS = 2 * (18 - 2)
 # A gated activation is two kernels then: its inner value is written and read again, for each of its outputs.
 EAGER_GATE_WORDS = 2
 # A router's permutation reads and writes each token's copies on their way out and back.
 PERMUTE_WORDS = 4
-# 8-bit products cast their inputs: two bytes read, a byte and its transpose written.
-CAST_BYTES = 4
+# 8-bit products cast their inputs: two bytes read, a byte and its transpose written. Transformer Engine finds the scale
+# in the kernel before; torchao reads everything once more for it, and casts the weights in each pass of a micro-batch.
+CAST_BYTES, TORCH_CAST_BYTES = 4, 6
 # Bytes that the loss moves for each logit over its passes, in 16 and 32 bits (Megatron-LM's vocabulary-parallel loss).
 LOGIT_MOVED_BYTES = 24
 # An adapter's result is scaled and added to the frozen one forward: five words for each output. Backward its gradient
@@ -75,23 +79,27 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
     total = _products(gpu, training, tokens, _attention_sizes(shape, tp)) + _core(shape, gpu, layout, training)
     moe = shape.experts if expert else None
     inner = shape.ffn
-    words = HIDDEN_WORDS * shape.hidden / np.where(layout.sp, tp, 1)
+    hidden = shape.hidden / np.where(layout.sp, tp, 1)
+    words = HIDDEN_WORDS * hidden
     if moe is None:
         total += _products(gpu, training, tokens, _mlp_sizes(shape, shape.ffn, tp))
     else:
         local = np.maximum(1.0, moe.routed / layout.ep)
         rows = tokens * moe.per_token * layout.expert_tp / tp * training.imbalance_at(layout.ep)
-        rows = local * np.ceil(rows / local / GROUP_TILE) * GROUP_TILE
+        rows = np.ceil(rows / local / GROUP_TILE) * GROUP_TILE
         sizes = _mlp_sizes(shape, moe.ffn, layout.expert_tp)
-        total += _products(gpu, training, rows, sizes, fraction=gpu.efficiency.grouped_fraction)
+        total += _products(gpu, training, rows, sizes, fraction=gpu.efficiency.grouped_fraction, groups=local)
         if moe.shared_ffn:
             total += _products(gpu, training, tokens, _mlp_sizes(shape, moe.shared_ffn, tp))
         inner = moe.ffn * moe.per_token + moe.shared_ffn
         words = words + PERMUTE_WORDS * moe.per_token * shape.hidden / tp
     if training.adapters is not None:
         total += _adapter_passes(shape, gpu, training, training.adapters, tokens)
-    words = words + _small_words(shape, training, inner) / tp
+    words = words + _fused_words(shape, inner) / tp
     moved = move_s(gpu, training.activation_bytes * words * tokens)
+    if not training.is_fused:
+        more = _eager_words(shape, inner) / tp + (EAGER_NORM_WORDS if shape.norm == "rms" else 0) * hidden
+        moved = moved + stream_s(gpu, training.activation_bytes * more * tokens)
     return (total + Passes(moved, 2 * moved, 0.0, 0.0)).times(_software(gpu, training))
 
 
@@ -100,13 +108,17 @@ def _software(gpu: Gpu, training: Training) -> float:
     return 1.0 if training.framework in ("megatron", "deepspeed") else 1 / gpu.efficiency.portable_fraction
 
 
-def _small_words(shape: ModelShape, training: Training, inner: Real) -> Real:
+def _fused_words(shape: ModelShape, inner: Real) -> Real:
     """Return the 16-bit words that rotations and activations move for a token; they read inputs and write."""
-    rotated, copied = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
-    if training.is_fused:
-        return HEAD_WORDS * copied * shape.head_dim + (shape.gated + 2) * inner
-    turned = EAGER_HEAD_WORDS * rotated if shape.norm == "rms" else 0
-    return turned * shape.head_dim + (shape.gated * (1 + EAGER_GATE_WORDS) + 2) * inner
+    return HEAD_WORDS * (shape.heads + 2 * shape.kv_heads) * shape.head_dim + (shape.gated + 2) * inner
+
+
+def _eager_words(shape: ModelShape, inner: Real) -> Real:
+    """Return the words beyond, where rotations and gated activations are written out one by one."""
+    turned = EAGER_HEAD_WORDS * (shape.heads + shape.kv_heads) if shape.norm == "rms" else 0
+    return (turned - HEAD_WORDS * (shape.heads + 2 * shape.kv_heads)) * shape.head_dim + (
+        shape.gated * EAGER_GATE_WORDS * inner
+    )
 
 
 def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
@@ -143,14 +155,21 @@ def _mlp_sizes(shape: ModelShape, ffn: Real, tp: Real) -> list[tuple[Real, Real]
 
 
 def _products(
-    gpu: Gpu, training: Training, tokens: Real, sizes: list[tuple[Real, Real]], *, fraction: float = 1.0
-) -> Passes:
+    gpu: Gpu, training: Training, tokens: Real, sizes: list[tuple[Real, Real]],
+    *, fraction: float = 1.0, groups: Real = 1,
+) -> Passes:  # fmt: skip
+    """Return the passes of products with these matrices; `groups` of each (experts), with so many tokens each."""
     bits = {"fp8": 8, "fp32": 32}.get(training.precision, 16)
     total = Passes(0.0, 0.0, 0.0, 0.0)
     for n, k in sizes:
-        total += _product_passes(gpu, training, tokens, (n, k), bits=bits, fraction=fraction)
-        if bits == 8:
-            total += Passes(move_s(gpu, CAST_BYTES * tokens * k), move_s(gpu, CAST_BYTES * tokens * n), 0.0, 0.0)
+        total += _product_passes(gpu, training, tokens, (n, k), bits=bits, fraction=fraction, groups=groups)
+        rows = groups * tokens
+        if bits == 8 and training.framework == "torch":
+            weights = stream_s(gpu, TORCH_CAST_BYTES * groups * n * k)
+            inputs, outputs = (stream_s(gpu, TORCH_CAST_BYTES * rows * width) for width in (k, n))
+            total += Passes(inputs + weights, outputs + weights, 0.0, 0.0)
+        elif bits == 8:
+            total += Passes(move_s(gpu, CAST_BYTES * rows * k), move_s(gpu, CAST_BYTES * rows * n), 0.0, 0.0)
     return total
 
 
@@ -172,17 +191,18 @@ def _adapter_passes(shape: ModelShape, gpu: Gpu, training: Training, adapters: A
 
 def _product_passes(
     gpu: Gpu, training: Training, tokens: Real, size: tuple[Real, Real],
-    *, bits: int = 16, fraction: float = 1.0, trained: bool = False,
+    *, bits: int = 16, fraction: float = 1.0, trained: bool = False, groups: Real = 1,
 ) -> Passes:  # fmt: skip
     """Return the passes of one product; beside adapters only what is `trained` has a gradient of its weight."""
     n, k = size
     # A micro-batch's gradient is read and added to the sum that is kept, which is read and written.
     accumulated_bytes = 2 + 2 * training.optimizer.gradient_bytes
-    forward = product_s(gpu, tokens, n, k, bits=bits, fraction=fraction)
-    inner = product_s(gpu, tokens, k, n, bits=bits, fraction=fraction)
+    forward = product_s(gpu, tokens, n, k, bits=bits, fraction=fraction, groups=groups)
+    inner = product_s(gpu, tokens, k, n, bits=bits, fraction=fraction, groups=groups)
     if training.adapters is not None and not trained:
         return Passes(forward, inner, 0.0, 0.0)
-    weight = product_s(gpu, n, k, tokens, bits=bits, fraction=fraction) + move_s(gpu, accumulated_bytes * n * k)
+    weight = product_s(gpu, n, k, tokens, bits=bits, fraction=fraction, groups=groups)
+    weight = weight + stream_s(gpu, accumulated_bytes * groups * n * k)
     return Passes(forward, inner, weight, 0.0)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
+from cordee.hardware.collectives import near_gpus
 from cordee.plan.buffers import stays_whole
 from cordee.plan.comms import (
     context_layer_s,
@@ -20,6 +21,7 @@ from cordee.plan.comms import (
     tensor_layer_s,
 )
 from cordee.plan.host import layer_host_s
+from cordee.plan.kernels import stream_s
 from cordee.plan.layer import Passes, head_passes, layer_passes
 from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
@@ -33,6 +35,8 @@ from cordee.workload.model import ModelShape
 
 # Half of a normal distribution's 90 % interval, in standard deviations.
 INTERVAL_SIGMAS = 1.645
+# How far sources of software that was never seen stand from those that were: of each other they differ by a tenth.
+SOFTWARE_SPREAD = 0.15
 # A host link in each direction, PCIe 4 x16 as most measure it: for offloaded states and activations.
 HOST_BYTES_PER_S = 25 * GB
 
@@ -66,18 +70,40 @@ class StepTime:
         return np.where(self.host_s > 0, (passes + self.host_s) / self.total_s, 0.0)
 
 
-def step_interval_s(total_s: Real, gpu: Gpu, host_fraction: Real = 0.0) -> tuple[Real, Real]:
-    """Return the interval in which nine of ten measured steps are expected, by the spread of the GPU's table.
+def network_fraction(gpu: Gpu, layout: Layout, step: StepTime) -> Real:
+    """Return the part of a step that is traffic between islands which nothing hides."""
+    near = near_gpus(gpu)
+    far: Real = 0.0
+    inner: Real = 1
+    for ranks, seconds in ((layout.tp, step.tensor_s), (layout.cp, step.context_s), (layout.dp, step.data_s)):
+        inner = inner * ranks
+        far = far + np.where((inner > near) & (ranks > 1), seconds, 0.0)
+    far = far + np.where(layout.ep * layout.expert_tp > near, step.expert_s, 0.0)
+    far = far + np.where(inner * layout.pp > near, step.pipeline_s, 0.0)
+    return far / step.total_s
 
-    `host_fraction` of the step grows with the host's time for a kernel, which is known less well than the rest.
+
+def doubt(gpu: Gpu, layout: Layout, training: Training, step: StepTime) -> Real:
+    """Return the standard deviation of log(measured / predicted) that is known of a step beyond its table's `spread`.
+
+    Parts that wait for the host or for the network between islands are known less well than the rest, and so is
+    software that no source of the table ran.
+    """
+    table = gpu.efficiency
+    new = SOFTWARE_SPREAD if table.fitted_on and training.framework not in table.software else 0.0
+    parts = np.hypot(step.host_fraction * table.host_spread, network_fraction(gpu, layout, step) * table.network_spread)
+    return np.hypot(parts, new)
+
+
+def step_interval_s(total_s: Real, gpu: Gpu, doubt: Real = 0.0) -> tuple[Real, Real]:
+    """Return the interval in which nine of ten measured steps are expected, by the spread of the GPU's table.
 
     >>> from cordee.hardware.load import load_catalogue
     >>> low, high = step_interval_s(1.0, load_catalogue().find_gpu("A100"))
     >>> bool(low < 1.0 < high)
     True
     """
-    table = gpu.efficiency
-    factor = np.exp(INTERVAL_SIGMAS * np.hypot(table.spread, host_fraction * table.host_spread))
+    factor = np.exp(INTERVAL_SIGMAS * np.hypot(gpu.efficiency.spread, doubt))
     return total_s / factor, total_s * factor
 
 
@@ -272,7 +298,7 @@ def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights
     elements = weights.shared / shards + weights.experts / np.maximum(1, expert_shards)
     states = optimizer.weight_bytes + optimizer.gradient_bytes + optimizer.master_bytes + optimizer.moment_bytes
     moved = 2 * elements * states
-    return moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)
+    return stream_s(gpu, moved)
 
 
 def _paging_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
