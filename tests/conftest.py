@@ -1,7 +1,7 @@
 """Makes `tests/` importable (`import world`), and lets a failing Hypothesis example say how to replay it."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from postgres import postgres  # noqa: F401 - a fixture
 from s3_world import s3, s3_server  # noqa: F401 - fixtures
@@ -17,5 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # The same examples each time: who sees a failure has caused it. What nobody has seen yet is for the soak, which draws.
-settings.register_profile("cordee", deadline=None, print_blob=True, derandomize=True)
+# A machine that stalls while an example is drawn is no fault of the test.
+settings.register_profile(
+    "cordee", deadline=None, print_blob=True, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("cordee")

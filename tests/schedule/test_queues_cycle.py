@@ -2,7 +2,7 @@
 
 import pytest
 import random_worlds
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from cordee.events import AttemptPlaced, Capacity, CheckpointCommitted, NoticeGiven, Queue, QueuesSet
 from cordee.ids import JobId
@@ -268,7 +268,7 @@ def test_fair_shares_converge_to_the_weights():
 # -- random worlds -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(**random_worlds.QUEUES)
 def test_random_worlds_with_queues(**world):
     random_worlds.keeps_the_rules_of_queues(**world)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import random_worlds
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cordee.account.sums import summed
@@ -33,7 +33,7 @@ def assert_equal(one: Fold, other: Fold, now_us: int) -> None:
     assert one.ledger.totals(now_us) == other.ledger.totals(now_us)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(**random_worlds.QUEUES, at=st.floats(0, 1))
 def test_a_fold_that_was_read_back_goes_on_like_the_whole_log(
     up, submitted, broken, deaf, breaks, tree, which, at: float
@@ -49,7 +49,7 @@ def test_a_fold_that_was_read_back_goes_on_like_the_whole_log(
     assert_equal(folded(world.log[cut:], whole), folded(world.log[cut:], again), world.now_us)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(**random_worlds.QUEUES, at=st.floats(0, 1))
 def test_jobs_that_ended_are_retired_and_nothing_else_changes(
     up, submitted, broken, deaf, breaks, tree, which, at: float

@@ -7,14 +7,14 @@ import gc
 from itertools import permutations
 
 import random_worlds
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from cordee.events import AttemptPlaced, NoticeGiven, Outcome, RanksEnded
 from cordee.ids import JobId
 from world import S, World, job, node
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(**random_worlds.WORLDS)
 def test_every_world_comes_to_its_end_and_keeps_its_promises(**world):
     random_worlds.comes_to_its_end_and_keeps_its_promises(**world)
