@@ -98,7 +98,7 @@ _CALLED_BY_OTHERS = {"down_revision", "Protect", "protect"}
 _CALLED_BY_OTHERS |= {"connection_made", "connection_lost", "data_received"}
 _CALLED_BY_OTHERS |= {"on_header", "on_headers_complete", "on_body", "on_message_complete"}
 """Names that alembic or the user's own code looks up."""
-_FRAMEWORKS = ("Callback", "TrainerCallback", "Sampler", "BaseModel", "NodeVisitor")
+_FRAMEWORKS = ("Callback", "TrainerCallback", "Sampler", "BaseModel", "NodeVisitor", "HTMLParser")
 _PLAIN_DECORATORS = {"property", "cached_property", "staticmethod", "classmethod", "cache", "contextmanager"}
 
 

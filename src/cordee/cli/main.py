@@ -19,6 +19,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Before a run": {
         "plan": ("cordee.cli.plan", "Find the layouts that fit, with their speed and cost."),
         "serve": ("cordee.cli.serve", "Plan a service; run, scale, update, stop it; keys of its gateways."),
+        "rag": ("cordee.cli.rag", "Build, ask and serve a knowledge base on one small machine."),
         "simulate": ("cordee.cli.simulate", "Run a trace of jobs under several policies, and compare them."),
         "pipeline": ("cordee.cli.pipeline", "Compare pipeline schedules for your pass times."),
         "experts": ("cordee.cli.experts", "Place and replicate a model's experts by load."),
@@ -74,6 +75,7 @@ EXAMPLES = {
     "demo": "cordee demo --out report.html",
     "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
     "serve": "cordee serve plan llama-3-8b --gpus 8xH100 --rate 20/s --ttft 500ms --tpot 50ms",
+    "rag": "cordee rag build kb docs/ && cordee rag query kb 'how does a save survive?'",
     "figures": "cordee figures --json",
     "kernels": "cordee kernels --arch sm90",
     "experts": "cordee experts loads.csv --gpus 32 --nodes 4 --replicas 288 --groups 8 --json > plan.json",
