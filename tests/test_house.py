@@ -97,6 +97,8 @@ _CALLED_BY_OTHERS = {"down_revision", "Protect", "protect"}
 # asyncio and httptools call a connection.
 _CALLED_BY_OTHERS |= {"connection_made", "connection_lost", "data_received"}
 _CALLED_BY_OTHERS |= {"on_header", "on_headers_complete", "on_body", "on_message_complete"}
+# io, fsspec and the elastic sampler call a dataset.
+_CALLED_BY_OTHERS |= {"seekable", "readinto", "ls", "cat_file"}
 """Names that alembic or the user's own code looks up."""
 _FRAMEWORKS = ("Callback", "TrainerCallback", "Sampler", "BaseModel", "NodeVisitor", "HTMLParser")
 _PLAIN_DECORATORS = {"property", "cached_property", "staticmethod", "classmethod", "cache", "contextmanager"}

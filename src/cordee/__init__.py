@@ -11,13 +11,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from cordee import plan
     from cordee.planning import serve_plan
+    from cordee.storage.cache.api import Data, data
     from cordee.train.data.sampler import ElasticBatchSampler
     from cordee.train.job import Job, job
     from cordee.train.trial import trial
 
-__all__ = ["ElasticBatchSampler", "Job", "__version__", "job", "plan", "serve_plan", "trial"]
+__all__ = ["Data", "ElasticBatchSampler", "Job", "__version__", "data", "job", "plan", "serve_plan", "trial"]
 
 _LAZY = {
+    "data": "cordee.storage.cache.api",
+    "Data": "cordee.storage.cache.api",
     "job": "cordee.train.job",
     "Job": "cordee.train.job",
     "ElasticBatchSampler": "cordee.train.data.sampler",

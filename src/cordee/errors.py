@@ -37,6 +37,10 @@
     │   └── InUseError             54     another run on this machine writes there
     ├── StopError                  60   the ranks could not agree to stop, or the save ran out of time
     │   └── DivergedError          61     the loss diverged, and the job was told to stop
+    ├── DataError                  90   a dataset cannot be read
+    │   ├── DataReplacedError      91     an object was replaced, or removed, under its name
+    │   ├── DataDamagedError       92     its bytes are not those that its store once gave, or says it has
+    │   └── CacheFullError         93     the node's cache has no room
     ├── MissingExtraError          70   an optional library is not installed
     ├── ReplicaError               87   the engine of a service does not start, has ended, or does not answer
     ├── EngineError                85   an engine of machines, such as Slurm, does not do what it is asked
@@ -286,6 +290,30 @@ class DivergedError(StopError):
     """The loss diverged, and the job was told to stop, or has gone back too often. Another start would not help."""
 
     exit_code = 61
+
+
+class DataError(CordeeError):
+    """A dataset cannot be read."""
+
+    exit_code = 90
+
+
+class DataReplacedError(DataError):
+    """An object was replaced or removed under its name, after the name was pinned."""
+
+    exit_code = 91
+
+
+class DataDamagedError(DataError):
+    """The bytes of an object are not those that its store once gave, or says it has."""
+
+    exit_code = 92
+
+
+class CacheFullError(DataError):
+    """The node's cache has no room for an object."""
+
+    exit_code = 93
 
 
 class MissingExtraError(CordeeError):

@@ -231,3 +231,43 @@ def test_a_mesh_says_which_ranks_read_the_same(tmp_path: Path) -> None:
         assert ElasticBatchSampler(range(20), 6).dp_size == 1
     finally:
         torch.distributed.destroy_process_group()
+
+
+@given(
+    length=st.integers(1, 300),
+    batch=st.integers(1, 7),
+    run=st.integers(1, 40),
+    window=st.integers(1, 9),
+    seed=st.integers(0, 2**40),
+    drop_last=st.booleans(),
+)
+def test_an_order_with_a_window_is_a_permutation_that_stays_in_it(length, batch, run, window, seed, drop_last) -> None:
+    order = SampleOrder(
+        length=length, global_batch=min(batch, length), seed=seed, run=run, window=window, drop_last=drop_last
+    )
+    for epoch in (0, 3):
+        first = epoch * order.epoch_samples
+        line = order.samples(first, order.epoch_samples).tolist()
+        assert len(set(line)) == len(line) and set(line) <= set(range(length))
+        assert drop_last or len(line) == length
+        at = len(line) // 3
+        assert order.samples(first + at, 5).tolist()[: len(line) - at] == line[at : at + 5]
+        size = run * window
+        for at in range(0, len(line), size):
+            assert len({index // run for index in line[at : at + size]}) <= window + 1
+
+
+def test_an_order_with_a_window_differs_by_epoch_and_is_saved_with_it() -> None:
+    order = SampleOrder(length=1000, global_batch=10, run=10, window=5)
+    first, second = (order.samples(epoch * 1000, 1000).tolist() for epoch in range(2))
+    assert first != second and first[:50] != sorted(first[:50])
+    saved = ElasticBatchSampler(range(1000), 10, window=(10, 5)).state_dict()
+    ElasticBatchSampler(range(1000), 10, window=(10, 5)).load_state_dict(saved)
+    plain = ElasticBatchSampler(range(1000), 10)
+    assert "window" not in plain.state_dict(), "as checkpoints had it before there were windows"
+    with pytest.raises(CheckpointError, match="run was 10 and is None, window was 5 and is None"):
+        plain.load_state_dict(saved)
+    with pytest.raises(CheckpointError, match="run was None and is 10"):
+        ElasticBatchSampler(range(1000), 10, window=(10, 5)).load_state_dict(plain.state_dict())
+    with pytest.raises(InputError, match="a window of 0 runs of 10 samples is none"):
+        SampleOrder(length=10, global_batch=1, run=10)

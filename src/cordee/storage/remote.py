@@ -40,7 +40,7 @@ class RemoteBlobs:
         self.url = url.rstrip("/")
         self.levels: tuple[Blobs, ...] = (self,)
         self._wait_s = wait_s
-        self._obstore, self._store = _connect(self.url, request_s)
+        self._obstore, self._store = connect(self.url, request_s)
 
     def __str__(self) -> str:
         return self.url
@@ -161,17 +161,23 @@ class RemoteBlobs:
         raise self._failed(doing, problem, f"it was tried {TRIES} times; is the store reachable?") from problem
 
     def _failed(self, doing: str, error: Exception, hint: str | None) -> DestinationError:
-        return DestinationError(f"cannot {doing} in {self.url}: {_short(str(error))}", hint=hint)
+        return DestinationError(f"cannot {doing} in {self.url}: {short_answer(str(error))}", hint=hint)
 
 
-def _short(text: str) -> str:
+def short_answer(text: str) -> str:
     """Return the store's answer in one line, without the library's description of the request."""
     line = " ".join(text.partition("\n\nDebug source")[0].split())
     answer = re.split(r" in [\d.]+[nµm]?s - ", line, maxsplit=1)[-1]
     return answer if len(answer) <= 300 else f"{answer[:297]}..."
 
 
-def _connect(url: str, request_s: float) -> tuple[Any, object]:
+def connect(url: str, request_s: float) -> tuple[Any, object]:
+    """Return obstore and its store of this URL.
+
+    Raises:
+        MissingExtraError: obstore is not installed.
+        DestinationError: the environment does not lead to such a store.
+    """
     try:
         import obstore
         import obstore.store
@@ -192,6 +198,6 @@ def _connect(url: str, request_s: float) -> tuple[Any, object]:
         store = kinds[scheme].from_url(url, client_options=options, retry_config={"max_retries": 0})
     except (obstore.exceptions.BaseError, ValueError) as error:
         raise DestinationError(
-            f"{url!r} cannot be used: {_short(str(error))}", hint="check the environment variables of that store"
+            f"{url!r} cannot be used: {short_answer(str(error))}", hint="check the environment variables of that store"
         ) from error
     return obstore, store

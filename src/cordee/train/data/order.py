@@ -26,6 +26,9 @@ class SampleOrder:
 
     With `drop_last` an epoch has whole global batches only, and leaves out the rest: other samples each time. Without
     it nothing is left out, and a global batch may begin in one epoch and end in the next.
+
+    With a window the samples that lie together stay near each other: runs of `run` successive samples are permuted, and
+    the samples of `window` runs at a time are. What does not fill a run comes with the last window of its epoch.
     """
 
     length: int
@@ -33,12 +36,19 @@ class SampleOrder:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = True
+    run: int = 0
+    window: int = 0
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.global_batch < 1 or self.seed < 0:
             raise InputError(
                 f"{self.length} samples, global batches of {self.global_batch} and seed {self.seed} make no order",
                 hint="samples and global batch are 1 or more, a seed 0 or more",
+            )
+        if self.run < 0 or self.window < 0 or bool(self.run) != bool(self.window):
+            raise InputError(
+                f"a window of {self.window} runs of {self.run} samples is none",
+                hint="both are 1 or more; without a window the whole epoch is shuffled",
             )
         if self.drop_last and self.length < self.global_batch:
             raise InputError(
@@ -66,9 +76,24 @@ class SampleOrder:
             epoch, at = divmod(position, self.epoch_samples)
             here = min(count, self.epoch_samples - at)
             indices = np.arange(at, at + here, dtype=np.uint64)
-            found.append(permute(indices, self.length, _keys(self.seed, epoch)) if self.shuffle else indices)
+            found.append(self._shuffled(indices, epoch) if self.shuffle else indices)
             position, count = position + here, count - here
         return np.concatenate(found).astype(np.int64)
+
+    def _shuffled(self, places: Numbers, epoch: int) -> Numbers:
+        if not self.window:
+            return permute(places, self.length, _keys(self.seed, epoch))
+        size, moved = self.run * self.window, places.copy()
+        for number in range(int(places[0]) // size, int(places[-1]) // size + 1):
+            here, first = (places // np.uint64(size)) == number, number * size
+            keys = _keys(self.seed, epoch, 1 + number)
+            within = permute(places[here] - np.uint64(first), min(size, self.length - first), keys)
+            moved[here] = within + np.uint64(first)
+        runs, within_run = np.divmod(moved, np.uint64(self.run))
+        whole = runs < self.length // self.run
+        if whole.any():
+            runs[whole] = permute(runs[whole], self.length // self.run, _keys(self.seed, epoch))
+        return runs * np.uint64(self.run) + within_run
 
 
 def permute(numbers: Numbers, length: int, keys: Numbers) -> Numbers:
@@ -98,6 +123,6 @@ def _mix(numbers: Numbers) -> Numbers:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-@lru_cache(maxsize=4)
-def _keys(seed: int, epoch: int) -> Numbers:
-    return np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
+@lru_cache(maxsize=8)
+def _keys(*entropy: int) -> Numbers:
+    return np.random.SeedSequence(entropy).generate_state(_ROUNDS, np.uint64).astype(np.uint64)

@@ -53,6 +53,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = True,
+        window: tuple[int, int] | None = None,
         dp: DeviceMesh | tuple[int, int] | None = None,
     ) -> None:
         """Make the sampler of one rank; all ranks pass the same arguments but `dp`.
@@ -65,14 +66,23 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             shuffle: if False, the order is that of the dataset.
             drop_last: leave out what does not fill a global batch at an epoch's end; if False, such a batch is filled
                 from the next epoch.
+            window: samples of a run, and runs that are shuffled together, as `Samples.window` returns them; None: the
+                whole epoch is shuffled.
             dp: this rank among those that read different data, as a mesh or as (rank, size). Without it every rank of
                 torch.distributed reads different data, which is wrong where ranks of tp, pp or cp read the same.
 
         Raises:
             LayoutError: the ranks do not divide the global batch.
         """
+        run, runs = window or (0, 0)
         self.order = SampleOrder(
-            length=len(dataset), global_batch=global_batch, seed=seed, shuffle=shuffle, drop_last=drop_last
+            length=len(dataset),
+            global_batch=global_batch,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            run=run,
+            window=runs,
         )
         self.dp_rank, self.dp_size = _place(dp)
         if global_batch % self.dp_size:
@@ -91,7 +101,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._taken = 0  # micro-batches of the global batch at the position
         self._moved = object()  # a new object whenever the position is set from outside
         self._read = self._counted = self._seeded = False
-        self._ahead = _Ahead(self.micro_batches)
+        self._ahead = _Ahead(self.micro_batches, dataset)
 
     @property
     def position(self) -> int:
@@ -166,7 +176,12 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's micro-batches from the position to the end of the epoch."""
         self._read = True
-        for number in range(self._position // self.order.global_batch, self._end(self.epoch)):
+        rest = range(self._position // self.order.global_batch, self._end(self.epoch))
+        self._ahead.fetch(self._given_in(rest))
+        yield from self._given_in(rest)
+
+    def _given_in(self, numbers: range) -> Iterator[list[int]]:
+        for number in numbers:
             first = self._original(number) + self.dp_rank * self.rank_batch
             indices = self.order.samples(first, self.rank_batch).tolist()
             if self._seeded:
@@ -203,6 +218,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
                 if self._taken == self.micro_batches:
                     self._position, self._taken = self._position + self.order.global_batch, 0
                 yield batch
+            self._ahead.check_read()
 
     def seeded(self, dataset: "Dataset[T]") -> "Dataset[T]":
         """Return the dataset with Python's, numpy's and torch's generators seeded for each sample by its position.
@@ -224,8 +240,11 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             CheckpointError: the state is of another order.
         """
         mine = self._order_fields()
+        names = [*mine, *(each for each in ("run", "window") if each in state and each not in mine)]
         if changed := [
-            f"{name} was {state.get(name)} and is {mine[name]}" for name in mine if state.get(name) != mine[name]
+            f"{name} was {state.get(name)} and is {mine.get(name)}"
+            for name in names
+            if state.get(name) != mine.get(name)
         ]:
             raise CheckpointError(
                 f"the order of the data has changed: {', '.join(changed)}",
@@ -266,7 +285,8 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             )
 
     def _order_fields(self) -> dict[str, object]:
-        return dict(sorted(asdict(self.order).items()))
+        given = {name: value for name, value in asdict(self.order).items() if value or name not in ("run", "window")}
+        return dict(sorted(given.items()))
 
 
 class _Ahead:
@@ -276,12 +296,23 @@ class _Ahead:
     again; so the position stays behind what was given by that much.
     """
 
-    def __init__(self, micro_batches: int) -> None:
+    def __init__(self, micro_batches: int, dataset: object) -> None:
         self._micro_batches = micro_batches
+        self._fetch, self._check = getattr(dataset, "fetch_ahead", None), getattr(dataset, "check_read", None)
         self._from = 0  # micro-batches that were given when the position was set, or the job entered
         self._at_begin = 0  # of those given, how many were ahead of the loop when it began
         self._began: int | None = None  # the step that the loop began with
         self._entered = self._warned = False
+
+    def fetch(self, batches: Iterator[list[int]]) -> None:
+        """Let data of `cordee.data` be fetched in this order."""
+        if self._fetch is not None:
+            self._fetch(batches)
+
+    def check_read(self) -> None:
+        """Raise if data of `cordee.data` that were read in the epoch have turned out to be damaged."""
+        if self._check is not None:
+            self._check()
 
     def reset(self, given: int) -> None:
         self._at_begin, self._from, self._began = 0, given, None
