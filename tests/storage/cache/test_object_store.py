@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader
 
 import cordee
 from cordee.errors import DataDamagedError, DataError, DataReplacedError
+from cordee.storage.cache.node import NodeCache
 from cordee.storage.cache.pieces import PIECE_BYTES
+from cordee.storage.cache.prefetch import prefetch
 
 PIECES = 5
 
@@ -198,3 +200,11 @@ def _runs(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_prefetch_brings_what_has_room_and_says_so(s3, url, contents, tmp_path) -> None:
+    found = prefetch(NodeCache(tmp_path / "small", (PIECES + 1) * PIECE_BYTES), [url])
+    assert (found["objects"], found["objects_there"]) == (2, 1) and found["bytes"] == sum(map(len, contents.values()))
+    found = prefetch(NodeCache(tmp_path / "large"), [url])
+    assert found["bytes_there"] == found["fetched_bytes"] == found["bytes"]
+    assert prefetch(NodeCache(tmp_path / "large"), [url])["fetched_bytes"] == 0

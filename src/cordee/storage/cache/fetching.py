@@ -108,12 +108,12 @@ class Fetching:
         for number, pin in enumerate(pins):
             try:
                 self.node.admit([pin], soon=1.0)
+                for _ in range(2):  # once more if it was damaged on its way
+                    if self.fetch(pin, 0, -(-pin.size_bytes // PIECE_BYTES), soon=1.0):
+                        self.check(pin)
             except CacheFullError as error:
                 log.warning("%d of %d objects are in the cache: %s", number, len(pins), error.message)
                 return number
-            for _ in range(2):  # once more if it was damaged on its way
-                if self.fetch(pin, 0, -(-pin.size_bytes // PIECE_BYTES), soon=1.0):
-                    self.check(pin)
         return len(pins)
 
     # -- a piece ---------------------------------------------------------------------------------------------
