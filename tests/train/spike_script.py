@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--factor", type=float, default=float("nan"))
     parser.add_argument("--rank", type=int)
     parser.add_argument("--die", type=int)
+    parser.add_argument("--alone", type=int, help="rank that spoils its own weights in the last step")
     parser.add_argument("--on-spike", default="rollback")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -63,6 +64,8 @@ def main(argv: list[str] | None = None) -> None:
                 for weight in model.parameters():
                     dist.all_reduce(weight.grad)
             optimizer.step()
+            if args.alone == rank and step == args.steps - 1:
+                model[0].weight.data.fill_(float("nan"))
             trace.write(json.dumps([step, sorted(batch.tolist()), loss.item()]) + "\n")
             job.log(loss=loss)
             if job._timer.undone:

@@ -214,6 +214,20 @@ def test_a_job_that_is_told_to_stop_keeps_the_checkpoint_before_the_spike(runs: 
 
 
 @pytest.mark.gang
+def test_weights_that_are_not_finite_at_the_end_are_no_failure_that_another_start_would_mend(
+    runs: Runs, tmp_path: Path
+) -> None:
+    scene = Scene(runs, tmp_path / "one", "--bad", "13", "--on-spike", "warn", "--steps", "20")
+    assert scene.run() == [61], runs.said()
+    assert "the training has diverged: the final checkpoint, of step 20, failed; durable: step 10" in runs.said()
+    gang = Scene(runs, tmp_path / "two", "--on-spike", "warn", "--steps", "8", "--alone", "1")
+    assert gang.run(world=2) == [61, 61], "one rank's weights are enough"
+    assert "another rank could not capture step 8" in runs.said()
+    off = Scene(runs, tmp_path / "off", "--bad", "13", "--on-spike", "off", "--steps", "20")
+    assert off.run() == [0], runs.said()
+
+
+@pytest.mark.gang
 def test_a_gang_goes_back_together_for_the_nan_of_one_rank(runs: Runs, tmp_path: Path) -> None:
     scene = Scene(runs, tmp_path, "--bad", "13", "--rank", "1", "--steps", "25")
     assert scene.run(world=2) == [0, 0], runs.said()

@@ -19,13 +19,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from cordee.errors import CheckpointError, CordeeError, DivergedError, InputError, StopError
+from cordee.errors import CordeeError, DivergedError, InputError, StopError
 from cordee.events import Estimate, SpanClass
 from cordee.plan.layout import Layout
 from cordee.train import torch_version  # noqa: F401 - raises where torch is too old for the rest
 from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.saver import Saver, synchronize
-from cordee.train.guard.react import Diverged, agreed_spike, go_back
+from cordee.train.guard.react import Diverged, agreed_spike, failed_code, go_back, no_final_checkpoint
 from cordee.train.measure import Meter
 from cordee.train.mesh import layout_mesh, rank_and_world_size
 from cordee.train.preempted import Preempted
@@ -370,7 +370,8 @@ class Job:
                 if self._timer.inside:
                     self.stepped()
                 self.finish()
-            self._report_left(*(("aborted", CheckpointError.exit_code) if self._final is False else ("finished", 0)))
+            left = ("aborted", failed_code(self._saving)) if self._final is False else ("finished", 0)
+            self._report_left(*left)
             self._count_out(_NO_LIMIT_S)
         elif issubclass(kind, KeyboardInterrupt) and self.rank == 0:
             log.info("interrupted %s; %s", self._where(), goes_on_from(self._saving))
@@ -380,10 +381,7 @@ class Job:
         if broken:
             raise Preempted(StopError.exit_code) from error
         if kind is None and self._final is False:
-            raise CheckpointError(
-                f"the final checkpoint, of step {self._timer.step}, failed; durable: {durable_name(self._saving)}",
-                hint="the lines above say why; start the job again, and it goes on from what is durable",
-            )
+            raise no_final_checkpoint(self._saving, self._timer.step)
 
     def _where(self) -> str:
         return f"{'in' if self._timer.inside else 'before'} step {self._timer.step}"

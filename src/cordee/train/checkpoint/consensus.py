@@ -16,6 +16,10 @@ from cordee.storage.sealed import Damaged
 T = TypeVar("T")
 
 
+class NotFiniteError(CheckpointError):
+    """A weight of a rank is not finite, so no rank saves; the same on all ranks."""
+
+
 class Consensus:
     """One rank's side; a world of one needs no process group."""
 
@@ -96,14 +100,16 @@ class Consensus:
         Raises:
             CheckpointError: a rank has a problem, or the ranks are at different steps.
         """
-        flags = torch.tensor([int(problem is not None), int(changed), step, -step, reach])
+        kind = 0 if problem is None else 2 if isinstance(problem, NotFiniteError) else 1
+        flags = torch.tensor([kind, int(changed), step, -step, reach])
         if self.group is not None:
             self.call(lambda: dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group))
         failed, replan, last, first, reach = flags.tolist()
         if problem:
             raise problem
         if failed:
-            raise CheckpointError(f"another rank could not capture step {step}", hint="see that rank's log")
+            kinds = {1: CheckpointError, 2: NotFiniteError}
+            raise kinds[failed](f"another rank could not capture step {step}", hint="see that rank's log")
         if last != -first:
             raise CheckpointError(
                 f"the ranks are at different steps, {-first} to {last}", hint="run the same steps on every rank"

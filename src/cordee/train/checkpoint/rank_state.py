@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from cordee.errors import CheckpointError, InputError
+from cordee.errors import InputError
 from cordee.storage.sealed import canonical
+from cordee.train.checkpoint.consensus import NotFiniteError
 from cordee.train.checkpoint.state import encode, gather, give, is_own, is_sharded, is_stateful, parts_of, value_of
 from cordee.train.data import stateful
 from cordee.train.data.sampler import ElasticBatchSampler
@@ -107,7 +108,7 @@ def capture(state: dict[str, Any], step: int | None = None) -> dict[str, Any]:
 
 
 def check_finite(state: dict[str, object]) -> None:
-    """Raise CheckpointError if a weight that is trained is not finite: such a checkpoint is not worth a good one."""
+    """Raise NotFiniteError if a weight that is trained is not finite: such a checkpoint is not worth a good one."""
     modules = [module for entry in state.values() for module in parts_of(entry, torch.nn.Module)]
     weights = {
         name: each.to_local().detach() if hasattr(each, "to_local") else each.detach()
@@ -124,7 +125,7 @@ def check_finite(state: dict[str, object]) -> None:
         finite = norms.isfinite().tolist()
         if not all(finite):
             bad = [name for name, good in zip(names, finite, strict=True) if not good]
-            raise CheckpointError(
+            raise NotFiniteError(
                 f"{len(bad)} of {len(names)} weights are not finite, the first {bad[0]}",
                 hint='the training has diverged: on_spike="rollback" goes back by itself; "off" saves all the same',
             )

@@ -18,6 +18,7 @@ from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.auto_interval import AutoInterval
 from cordee.train.checkpoint.cadence import MEMORY, Cadence
 from cordee.train.checkpoint.checkpointer import Checkpointer, Save
+from cordee.train.checkpoint.consensus import NotFiniteError
 from cordee.train.checkpoint.requested import RequestedSaves
 from cordee.train.checkpoint.restore import Loaded
 from cordee.train.report import Reporter, process_start_us
@@ -61,7 +62,8 @@ class Saver:
         self._start_step = 0
         self._is_open = False  # whether the checkpoint to load is known
         self._rng: dict[str, object] | None = None  # restored when the loop begins
-        self._last: Save | None = None  # the newest of this rank; another rank may have failed at this step
+        # The newest of this rank, and another rank may have failed at its step; or the reason why no rank saves.
+        self._last: Save | NotFiniteError | None = None
         self._handed_over_s = 0.0  # time of the newest hand-over to the uploader
         self._settings = settings
         self._cadence = Cadence(settings.every, settings.ram, first_s=AUTO_FIRST_S)
@@ -238,6 +240,8 @@ class Saver:
             raise
         except CheckpointError as error:
             log.error("no checkpoint of step %d: %s", step, error)
+            if isinstance(error, NotFiniteError):
+                self._last = error
             return False
         finally:
             self._reporter.switch(SpanClass.USEFUL, step)
@@ -312,7 +316,12 @@ class Saver:
 
     def is_captured(self, step: int, reach: int) -> bool:
         """Return whether this rank has captured this step for `reach` levels; another rank may have failed."""
-        return self._last is not None and self._last.step == step and self._last.reach >= reach
+        return isinstance(self._last, Save) and self._last.step == step and self._last.reach >= reach
+
+    @property
+    def has_diverged(self) -> bool:
+        """Return whether the newest save failed since weights are not finite, the same on all ranks."""
+        return isinstance(self._last, NotFiniteError)
 
     def is_coming(self, step: int, reach: int) -> bool:
         """Return whether that capture is durable, or may become so, as far as this rank knows."""

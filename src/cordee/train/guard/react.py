@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Callable
 
+from cordee.errors import CheckpointError, DivergedError
 from cordee.events import RolledBack
 from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.saver import Saver
 from cordee.train.guard.detector import Spike
 from cordee.train.guard.guard import ROLLBACKS_MAX, LossGuard
+from cordee.train.rank_exit import durable_name
 from cordee.train.report import Reporter
 from cordee.train.step_timer import StepTimer
 from cordee.units import plural
@@ -75,3 +77,20 @@ def go_back(
         )
     saving.save_now(commit.step, left_s())
     return None
+
+
+def failed_code(saving: Saver | None) -> int:
+    """Return the exit code of a rank whose final checkpoint failed; 61 if its weights are not finite."""
+    return DivergedError.exit_code if saving is not None and saving.has_diverged else CheckpointError.exit_code
+
+
+def no_final_checkpoint(saving: Saver | None, step: int) -> BaseException:
+    """Return what to raise where the final checkpoint failed; 61 if weights are not finite: no start would help."""
+    code = failed_code(saving)
+    what = f"the final checkpoint, of step {step}, failed; durable: {durable_name(saving)}"
+    if code == DivergedError.exit_code:
+        if saving is not None and saving.checkpointer.rank == 0:
+            log.error("the training has diverged: %s", what)
+        return Diverged(code)
+    hint = "the lines above say why; start the job again, and it goes on from what is durable"
+    return CheckpointError(what, hint=hint)
