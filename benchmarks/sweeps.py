@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Any
 
 from cordee.control.sweeps.bayes import propose
-from cordee.control.sweeps.policy import decide
+from cordee.control.sweeps.policy import decide, reached_target
 from cordee.control.sweeps.trial_spec import trial_id, trial_spec
 from cordee.control.trials import Sweep, Sweeps, Trial
 from cordee.events import (
@@ -49,6 +49,8 @@ SHOWN = ("hours", "trials", "preemptions")
 WAYS: dict[str, dict[str, Any]] = {
     "random": {"search": "random", "trials": 1_000},
     "ASHA": {"search": "random", "trials": 1_000, "rungs": f"3..{STEPS}:3"},
+    "ASHA from a ninth": {"search": "random", "trials": 1_000, "rungs": f"{STEPS}"},
+    "ASHA from a third": {"search": "random", "trials": 1_000, "rungs": f"{STEPS // 3}..{STEPS}:3"},
     "Bayes": {"search": "bayes", "trials": 1_000},
     "Bayes + ASHA": {"search": "bayes", "trials": 1_000, "rungs": f"3..{STEPS}:3"},
 }
@@ -159,7 +161,7 @@ def measure(way: str, kind: str, seed: int, every_s: float, *, resumes: bool = T
         "gpu_hours": (world.gpu_s - left_s) / 3600,
         "hours": world.now_s / 3600,
         "trials": len(world.sweep.trials),
-        "reached": float(world.sweep.best is not None and (world.sweep.best.metric or 0.0) <= TARGET),
+        "reached": float(reached_target(world.sweep) is not None),
         "preemptions": world.preemptions,
     }
 
@@ -174,7 +176,7 @@ def main() -> None:
     rows = []
     for kind in args.kind or KINDS:
         for every_s in (math.inf, 4 * 3600.0):
-            cases = [(way, True) for way in args.way or ("random", "ASHA")]
+            cases = [(way, True) for way in args.way or ("random", "ASHA", "ASHA from a ninth", "ASHA from a third")]
             cases += [("ASHA", False)] if args.way is None else []
             for way, resumes in cases:
                 found = [measure(way, kind, seed, every_s, resumes=resumes) for seed in range(1, args.seeds + 1)]

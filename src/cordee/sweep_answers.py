@@ -36,8 +36,8 @@ class SweepView(View):
     """A sweep without its trials.
 
     `total` is the number of trials that it may start; `counts` are those by state; `rung_steps` are empty without
-    rungs. `best` is the trial with the best newest metric. `why` is the reason for its end, or what keeps its next
-    trial from starting; `note` says that no trial has logged the metric.
+    rungs. `best` is the trial with the best newest metric of those at the highest rung. `why` is the reason for its
+    end, or what keeps its next trial from starting; `note` says that no trial has logged the metric.
     """
 
     sweep_id: str

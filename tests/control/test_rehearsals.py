@@ -205,6 +205,19 @@ def test_a_notice_that_is_ignored_and_a_lost_checkpoint_end_the_rehearsal(world:
     assert world.api.client.job(world.job_id).state in ("stopping", "stopped")
 
 
+def test_a_save_that_failed_at_the_notice_says_why(world: World, tmp_path: Path) -> None:
+    world.start(spec_in(tmp_path), limit_s=60.0)
+    world.report(Restored, step=0, generation=None)
+    world.report(Measured, rank=0, step=3, peak_bytes=1, steps_total=100, step_us=S)
+    world.turn()
+    said = "cordee: no checkpoint of step 3: batches were read from the loader itself"
+    tail = (said, "hint: take them from sampler.batches(loader)", "cordee: left at step 3: durable: nothing")
+    failure = Failure(rank=0, exit_code=60, signal=None, tail=tail)
+    world.report(RanksEnded, node="local", outcome=Outcome.KILLED, failure=failure)
+    why = "no checkpoint was durable when it had left after its notice: no checkpoint of step 3: batches were read from"
+    assert why in world.result().why
+
+
 def test_a_script_without_cordee_and_one_that_is_too_short_do_not_pass(world: World, tmp_path: Path) -> None:
     world.start(spec_in(tmp_path))
     world.report(RanksEnded, node="local", outcome=Outcome.FINISHED)

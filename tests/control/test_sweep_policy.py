@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cordee.control.codec import codec
-from cordee.control.sweeps.policy import at_rung, decide
+from cordee.control.sweeps.policy import at_rung, decide, reached_target
 from cordee.control.sweeps.trial_spec import trial_id, trial_spec
 from cordee.control.trials import SavedSweeps, Sweep, Sweeps, Trial
 from cordee.events import (
@@ -161,6 +161,7 @@ def test_every_sweep_ends_and_its_best_trial_reaches_the_last_rung(trials: int, 
     assert len(world.sweep.trials) == trials
     best = world.sweep.best
     assert best is not None and world.sweep.why == f"all {trials} trials are over"
+    assert best.state == "done", "a lucky value of a few steps is not the best of the sweep"
 
 
 def test_of_nine_trials_three_go_on_and_one_of_them_ends() -> None:
@@ -196,6 +197,19 @@ def test_a_target_ends_the_sweep() -> None:
         run()
     assert not world.follow()
     assert world.sweep.why == "trial 1: loss 0.4 reached the target 0.5"
+
+
+def test_the_best_trial_is_at_the_highest_rung_and_the_target_counts_anywhere() -> None:
+    world = World(spec_of(trials=3, rungs="2..8:2", max_running=1, target=0.1))
+    for value in (0.5, 0.9, 0.7, 0.6):
+        assert world.follow()
+        world.run(world.live()[0], value)
+    found = {each.number: (len(each.rungs), each.metric) for each in world.sweep.trials.values()}
+    assert found == {1: (2, 0.7), 2: (1, 0.9), 3: (1, 0.6)}
+    assert world.sweep.best is world.sweep.trials[1]
+    world.apply(MetricsLogged(**world.start(world.sweep.trials[3]), rank=0, step=3, names=("loss",), values=(0.05,)))
+    assert world.sweep.best is world.sweep.trials[1]
+    assert reached_target(world.sweep) is world.sweep.trials[3]
 
 
 def test_a_trial_that_crashes_counts_for_nothing_and_the_sweep_goes_on() -> None:

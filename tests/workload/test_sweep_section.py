@@ -64,6 +64,7 @@ def test_what_can_be_listed_is_a_grid() -> None:
         ({"values": {"n": "1..999", "m": "1..999"}, "search": "grid"}, "the grid has 998,001 trials"),
         ({"values": {"n": "1..5"}, "max_running": 0}, "sweep.max_running = 0"),
         ({"values": {"n": "1..5"}, "search": "best"}, "unknown sweep.search 'best'"),
+        ({"values": {"n": "1..5"}, "rungs": "1"}, "the first rung must be 1 step or more and before the last"),
         ({"values": {"n": "1..5"}, "rungs": "9..3"}, "the first rung must be 1 step or more and before the last"),
         ({"values": {"n": "1..5"}, "rungs": "3..9"}, "rungs need checkpoint.to"),
         ({"values": {"n": "1..5"}, "colour": 1}, "unknown key 'colour' in sweep"),

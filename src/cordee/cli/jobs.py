@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +26,7 @@ ENDED_SHOWN = 10
 NARROW_COLUMNS = 100
 LONG_ID_CHARS = 24
 _WRITTEN_NAMED = 3
+_ENDED = ("done", "failed", "stopped")
 
 
 JobRef = Annotated[str, typer.Argument(help="Id of a job, or its name if no other job has it.")]
@@ -151,7 +152,14 @@ def jobs(
         print("no jobs yet; submit one: cordee run --gpus 4 -- python train.py")
         return
     console = terminal.stdout()
-    console.print(_list(shown, narrow=console.width < NARROW_COLUMNS))
+    narrow = console.width < NARROW_COLUMNS
+    rows = _list(shown, narrow=narrow)
+    if narrow:
+        terminal.print_with_notes(
+            console, rows, [each.why if each.why and each.why != "finished" else "" for each in shown]
+        )
+    else:
+        console.print(rows)
     if len(shown) < len(found):
         console.print(f"older jobs not shown: {len(found) - len(shown)} (--all shows them)", highlight=False)
 
@@ -182,8 +190,19 @@ def _with_sweeps(found: list[JobView], sweeps: Mapping[str, SweepView]) -> list[
     return lines
 
 
+def print_list(console: Console, shown: list[JobView]) -> None:
+    """Print one line a job; on a narrow terminal its reason stands below."""
+    narrow = console.width < NARROW_COLUMNS
+    rows = _list(shown, narrow=narrow)
+    if narrow:
+        reasons = ["" if each.why == "finished" else each.why or "" for each in shown]
+        terminal.print_with_notes(console, rows, reasons)
+    else:
+        console.print(rows)
+
+
 def _list(shown: list[JobView], *, narrow: bool) -> Table:
-    """Return the table of jobs; a narrow one leaves out tier and attempt, since ids are copied and `why` is read."""
+    """Return the table of jobs; a narrow one leaves out tier, attempt and reason, which stands below its row."""
     cells: dict[str, list[str | Text]] = {
         "JOB": [each.job_id for each in shown],
         "STATE": [terminal.state(each.state) for each in shown],
@@ -194,10 +213,9 @@ def _list(shown: list[JobView], *, narrow: bool) -> Table:
         "AGE": [terminal.since(each.submitted_us) for each in shown],
         "WHY": [each.why or "–" for each in shown],
     }
-    folds = ["WHY"]
     if narrow:
-        del cells["TIER"], cells["TRY"]
-        folds += ["JOB"] if max(len(each.job_id) for each in shown) > LONG_ID_CHARS else []
+        del cells["TIER"], cells["TRY"], cells["WHY"]
+    folds = ["JOB"] if narrow and max(len(each.job_id) for each in shown) > LONG_ID_CHARS else ["WHY"]
     rows = terminal.table(*cells, right=("GPUS", "TRY", "STEP", "AGE"), folds=folds)
     for row in zip(*cells.values(), strict=True):
         rows.add_row(*row)
@@ -207,11 +225,11 @@ def _list(shown: list[JobView], *, narrow: bool) -> Table:
 def steps_text(job: JobView, *, narrow: bool = False) -> str:
     """Return the step that a job is at, and in brackets the one of its newest checkpoint; then the time left.
 
-    A narrow text leaves out the number of steps and the time.
+    A narrow text leaves out the time.
     """
     if job.step is None and job.checkpoint_step is None:
         return "–"
-    of = "" if job.steps_total is None or narrow else f" of {job.steps_total}"
+    of = "" if job.steps_total is None else f" of {job.steps_total}"
     saved = "" if job.checkpoint_step is None else f" ({job.checkpoint_step} saved)"
     left = "" if job.left_us is None or narrow else f", {terminal.since(0, job.left_us)} left"
     return f"{job.checkpoint_step if job.step is None else job.step}{of}{saved}{left}"
@@ -308,6 +326,7 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     with terminal.connect(home) as client:
         terminal.warn(client)
         answer = client.why(job, draws=dry_run.DRAWS)
+        attempts = [] if as_json or answer.state in _ENDED else client.job(answer.job_id).attempts
     if as_json:
         terminal.print_json(answer)
         return
@@ -315,6 +334,8 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     print(state_line(answer.job_id, answer.state, answer.text.removeprefix(f"{answer.state}: ")))
     if answer.state == "failed":
         _print_failure(console, answer.failure)
+    for line in earlier_failures(attempts):
+        console.print(line, highlight=False, markup=False)
     if answer.blocking:
         print(f"blocked by: {', '.join(answer.blocking)}")
     if answer.forecast is not None:
@@ -328,6 +349,18 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
         console.print(f"off plan: {each}", highlight=False, markup=False)
     if answer.measured:
         console.print(measured.comparisons(answer.measured))
+
+
+def earlier_failures(attempts: Sequence[AttemptView]) -> list[str]:
+    """Return the failures of a job that goes on, in words: how many, and the last line of the newest one."""
+    failed = [each for each in attempts if each.outcome == "failed"]
+    if not failed:
+        return []
+    newest = failed[-1]
+    lines = [line.strip() for line in newest.failure.tail] if newest.failure is not None else []
+    last = next((line for line in reversed(lines) if line and not line.startswith("hint:")), "")
+    count = plural(len(failed), "earlier attempt")
+    return [f"{count} failed, the newest: {newest.why}", *([f"  {last}"] if last else [])]
 
 
 def logs(

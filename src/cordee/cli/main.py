@@ -4,6 +4,7 @@ A verb's module is imported only when the verb is called, so that `cordee --help
 """
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -29,7 +30,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Jobs": {
         "run": ("cordee.cli.run", "Queue a job, or a sweep of jobs; start a server if none runs."),
         "rehearse": ("cordee.cli.rehearse", "Run some steps of a job, and check that it survives a notice."),
-        "sweep": ("cordee.cli.sweep", "Show sweeps: their trials, the best one, their cost."),
+        "sweep": ("cordee.cli.sweep", "Begin a sweep, or show sweeps: their trials, the best one, their cost."),
         "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
         "top": ("cordee.cli.top", "Show jobs and GPUs live: step, loss, tokens/s, MFU, memory, $/h."),
         "why": ("cordee.cli.jobs", "Explain a job's state, and forecast when it starts and ends."),
@@ -95,7 +96,7 @@ EXAMPLES = {
     "requeue": "cordee requeue my-job",
     "prioritize": "cordee prioritize my-job",
     "render": "cordee render kubernetes job.yaml --image registry/train:1 --kueue-queue research -o k8s.yaml",
-    "sweep": "cordee sweep show my-sweep --html sweep.html",
+    "sweep": "cordee sweep sweep.yaml, then: cordee sweep show my-sweep --html sweep.html",
     "jobs": "cordee jobs my-job",
     "why": "cordee why my-job",
     "logs": "cordee logs my-job --follow --rank 0",
@@ -113,6 +114,9 @@ EXAMPLES = {
     "artifact": "cordee artifact push out/ team/llama-sft --base llama-3-8b:1 --tag best",
     "checkpoint": "cordee checkpoint export s3://bucket/run/my-job 400 --to hf --out my-model",
 }
+
+# What follows the verb `sweep` if it begins one, as `run` does: a job file, or flags.
+_BEGINS_SWEEP = re.compile(r".+\.ya?ml|--(?!help$).+")
 
 # Other names, which scripts may use: of verbs (an earlier one, the singular), and of the flags of some verbs.
 RENAMED_VERBS = {"trace": "profile", "node": "nodes"}
@@ -142,6 +146,8 @@ def current_words(words: Sequence[str]) -> list[str]:
 
     >>> current_words(["trace", "rank0.json"]), current_words(["cost", "--trace=spent.json"])
     (['profile', 'rank0.json'], ['cost', '--chrome-trace=spent.json'])
+    >>> current_words(["sweep", "sweep.yaml"]), current_words(["sweep", "show", "lr"])
+    (['run', '--only-sweep', 'sweep.yaml'], ['sweep', 'show', 'lr'])
     """
     at = next((at for at, word in enumerate(words) if not word.startswith("-")), None)
     if at is None:
@@ -150,7 +156,8 @@ def current_words(words: Sequence[str]) -> list[str]:
     flags = RENAMED_FLAGS.get(verb, {})
     own = _before_dashes(words)
     renamed = [flags.get(name, name) + equals + value for name, equals, value in (word.partition("=") for word in own)]
-    renamed[at] = verb
+    begins_sweep = verb == "sweep" and any(map(_BEGINS_SWEEP.fullmatch, own[at + 1 : at + 2]))
+    renamed[at : at + 1] = ["run", "--only-sweep"] if begins_sweep else [verb]
     return [*renamed, *words[len(own) :]]
 
 

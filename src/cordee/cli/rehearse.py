@@ -276,4 +276,5 @@ def _show(client: Client, name: str, found: RehearsalView) -> None:
         job = client.job(found.job_id)
         if job.state == "failed":
             print_end(terminal.stderr(), job)
-        terminal.stderr().print(f"its output: cordee logs {found.job_id}", highlight=False)
+        tries = " and ".join(f"cordee logs {found.job_id} --try {each.epoch}" for each in job.attempts)
+        terminal.stderr().print(f"its output: {tries or f'cordee logs {found.job_id}'}", highlight=False)

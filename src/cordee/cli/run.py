@@ -99,6 +99,7 @@ Secret = Annotated[
     list[str] | None, typer.Option(help="NAME of an environment variable to pass to the ranks as a secret.")
 ]
 _SWEEP = "A sweep: trials of the job"
+OnlySweep = Annotated[bool, typer.Option("--only-sweep", hidden=True, help="What `cordee sweep FILE` adds.")]
 Sweep = Annotated[
     list[str] | None,
     typer.Option(
@@ -197,6 +198,7 @@ def run(
     env: Env = None,
     secret: Secret = None,
     sweep: Sweep = None,
+    only_sweep: OnlySweep = False,
     search: Search = None,
     trials: Trials = None,
     max_running: MaxRunning = None,
@@ -233,6 +235,9 @@ def run(
         show_dry_run(spec_of, Given(gpus, tier, queue, unprotected), home=home, as_json=as_json)
         return
     spec = spec_of(gpus, tier, queue)
+    if only_sweep and spec.sweep is None:
+        hint = f"add --sweep lr=1e-4..1e-2:log, or queue it as one job: cordee run {what[0]}"
+        raise InputError(f"{what[0]} has no section sweep", hint=hint)
     if spec.service is not None:
         from cordee.cli.services import declare
 

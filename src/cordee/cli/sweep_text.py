@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from cordee.cli import terminal
 from cordee.sweep_answers import SweepDetailView, SweepView, TrialView
@@ -14,6 +16,8 @@ from cordee.view.tables import table_html
 from cordee.workload.sweep import Value
 
 SHOWN = 20
+NARROW_COLUMNS = 100
+BY_SWEEP = "stopped by its sweep"  # at the end of a sweep, of the trials that were left at a rung
 _STATES = ("running", "queued", "paused", "done", "failed", "stopped")
 
 
@@ -29,8 +33,9 @@ def summary(sweep: SweepView) -> str:
 
 
 def best_text(sweep: SweepView, trial: TrialView) -> str:
-    """Return a trial and its metric in words."""
-    return f"{sweep.metric} {metric_text(trial.metric)} (trial {trial.number})"
+    """Return a trial and its metric in words; where trials are compared at rungs, with its step."""
+    at = f", step {trial.metric_step}" if sweep.rung_steps and trial.metric_step is not None else ""
+    return f"{sweep.metric} {metric_text(trial.metric)} (trial {trial.number}{at})"
 
 
 def metric_text(value: float | None) -> str:
@@ -51,9 +56,13 @@ def values_text(values: dict[str, Value]) -> str:
     return " ".join(f"{name}={value_text(value)}" for name, value in values.items())
 
 
-def value_text(value: Value) -> str:
-    """Return one value of a parameter."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def value_text(value: Value, digits: int = 6) -> str:
+    """Return one value of a parameter, with so many digits.
+
+    >>> value_text(0.00645749), value_text(0.00645749, 3), value_text(5)
+    ('0.00645749', '0.00646', '5')
+    """
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def rungs_text(sweep: SweepView) -> str:
@@ -88,17 +97,37 @@ def print_sweep(console: Console, sweep: SweepDetailView, *, show_all: bool) -> 
     if sweep.note:
         say(f"note: {sweep.note}")
     found = ranked(sweep)
+    shown = found if show_all else found[:SHOWN]
+    narrow = console.width < NARROW_COLUMNS
+    rows = _table(sweep, shown, narrow=narrow)
+    if shown and narrow:
+        terminal.print_with_notes(console, rows, [_why(sweep, each) for each in shown])
+    elif shown:
+        console.print(rows)
+    if len(shown) < len(found):
+        say(f"trials not shown: {len(found) - len(shown)} (--all shows them)")
+
+
+def _table(sweep: SweepDetailView, shown: Sequence[TrialView], *, narrow: bool) -> Table:
+    """Return the table of trials; a narrow one has short numbers, no GPU-hours, and no reasons."""
     names = list(sweep.trials[0].values) if sweep.trials else []
     rung = ["RUNG"] if sweep.rung_steps else []
     cells = ["TRIAL", *names, "STATE", *rung, "STEP", sweep.metric.upper(), "GPU-HOURS", "COST", "WHY"]
-    rows = terminal.table(*cells, right=("TRIAL", *names, *cells[-5:-1], *rung), folds=("WHY",))
-    for each in found if show_all else found[:SHOWN]:
-        values = [value_text(each.values[name]) for name in names]
-        rows.add_row(str(each.number), *values, terminal.state(each.state), *_row(sweep, each), _why(each))
-    if found:
-        console.print(rows)
-    if len(found) > SHOWN and not show_all:
-        say(f"trials not shown: {len(found) - SHOWN} (--all shows them)")
+    left_out = {"GPU-HOURS", "WHY"} if narrow else {"WHY"} if not any(_why(sweep, each) for each in shown) else set()
+    kept = [at for at, cell in enumerate(cells) if cell not in left_out]
+    columns = [cells[at] for at in kept]
+    rows = terminal.table(*columns, right=("TRIAL", *names, *cells[-5:-1], *rung), folds=("WHY",))
+    for each in shown:
+        values = [value_text(each.values[name], 3 if narrow else 6) for name in names]
+        row: list[str | Text] = [
+            str(each.number),
+            *values,
+            terminal.state(each.state),
+            *_row(sweep, each),
+            _why(sweep, each),
+        ]
+        rows.add_row(*(row[at] for at in kept))
+    return rows
 
 
 def cost_text(sweep: SweepDetailView) -> str:
@@ -143,8 +172,10 @@ def _row(sweep: SweepDetailView, trial: TrialView) -> list[str]:
     return [*rung, str(trial.step), metric_text(trial.metric), hours_text(trial.gpu_us or 0), cost]
 
 
-def _why(trial: TrialView) -> str:
-    return "" if trial.state == "done" else trial.why
+def _why(sweep: SweepDetailView, trial: TrialView) -> str:
+    if trial.state == "paused" and trial.rung and sweep.state != "ended":
+        return f"waits at step {sweep.rung_steps[trial.rung - 1]}: the best one in {sweep.eta} goes on"
+    return "" if trial.state in ("done", "running") or trial.why == BY_SWEEP else trial.why
 
 
 def page(sweep: SweepDetailView) -> str:

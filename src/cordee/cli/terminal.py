@@ -13,6 +13,8 @@ import typer
 from pydantic_core import to_jsonable_python
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -140,6 +142,19 @@ def table(*columns: str, right: Sequence[str] = (), folds: Sequence[str] = ()) -
             overflow="fold" if column in folds else "ellipsis",
         )
     return made
+
+
+def print_with_notes(console: Console, rows: Table, notes: Sequence[str]) -> None:
+    """Print a table with a note below each row that has one, where a column for it would be too narrow to read."""
+    rows.show_edge = False
+    lines = console.render_lines(rows, pad=False)
+    head, folded = len(lines) - len(notes), len(lines) > len(notes) + 2
+    for at, line in enumerate(lines):
+        console.print(Segments([*line, Segment.line()]))
+        if not folded and at >= head and notes[at - head]:
+            console.print(Padding(Text(notes[at - head], style="dim"), (0, 0, 0, 4)))
+    if folded:
+        console.print("reasons: cordee why JOB")
 
 
 def moment(text: str) -> str:

@@ -1,7 +1,7 @@
 """The fold of sweeps: what is declared, and the trials of each with their metrics. Pure."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -124,9 +124,18 @@ class Sweep:
 
     @property
     def best(self) -> Trial | None:
-        """Return the trial with the best newest value of the metric."""
+        """Return the trial with the best newest value of the metric, of those that have come to the highest rung.
+
+        A value of few steps is no rival of one of many: it may be the luck of one batch.
+        """
+        found = [each for each in self.trials.values() if each.metric is not None]
+        furthest = max((len(each.rungs) for each in found), default=0)
+        return self.best_of([each for each in found if len(each.rungs) == furthest])
+
+    def best_of(self, trials: Iterable[Trial]) -> Trial | None:
+        """Return the one of these trials with the best newest value of the metric; None: none has logged it."""
         sign = 1 if self.section.goal == "min" else -1
-        found = [(sign * each.metric, each.number) for each in self.trials.values() if each.metric is not None]
+        found = [(sign * each.metric, each.number) for each in trials if each.metric is not None]
         return self.trials[min(found)[1]] if found else None
 
 

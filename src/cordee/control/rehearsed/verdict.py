@@ -1,5 +1,6 @@
 """The verdict on a rehearsal: it passed, or the reason why it did not, with ranks and numbers. Pure."""
 
+import re
 from typing import NamedTuple
 
 from cordee.control.rehearsed.fold import AttemptSeen, Rehearsing
@@ -14,6 +15,9 @@ optimizer without its state, changes more.
 """
 
 _MEMORY = ("outofmemoryerror", "out of memory", "cannot allocate memory", "memoryerror", "std::bad_alloc")
+
+
+_UNSAVED = re.compile(r"\bno checkpoint of step \d+: |\bstep \d+ is not durable: ")
 
 
 class Verdict(NamedTuple):
@@ -152,8 +156,15 @@ def _at_notice(attempt: AttemptSeen, outcome: Outcome) -> Verdict | None:
     if outcome in (Outcome.FAILED, Outcome.LOST) and attempt.failure is not None:
         return Verdict(False, f"it failed at its notice: {_how(attempt.failure, attempt.why)}")
     if attempt.saved_step is None:
-        return Verdict(False, f"no checkpoint was durable when it had left after its notice ({attempt.why})")
+        why = _unsaved(attempt.failure) or attempt.why
+        return Verdict(False, f"no checkpoint was durable when it had left after its notice: {why}")
     return Verdict(False, f"it left after its notice as {outcome.value}: {attempt.why}")
+
+
+def _unsaved(failure: Failure | None) -> str | None:
+    """Return the line in which a rank said why it could not save; None: there is none."""
+    lines = [] if failure is None else [line.strip() for line in failure.tail]
+    return next((line.removeprefix("cordee: ")[:300] for line in reversed(lines) if _UNSAVED.search(line)), None)
 
 
 def _failed(found: Rehearsing, newest: AttemptSeen) -> str:

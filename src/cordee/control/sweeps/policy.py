@@ -46,8 +46,8 @@ def decide(sweep: Sweep) -> Decision:
 
 
 def reached_target(sweep: Sweep) -> Trial | None:
-    """Return the best trial if it has reached the sweep's target."""
-    target, best = sweep.section.target, sweep.best
+    """Return the best trial, wherever it is, if it has reached the sweep's target."""
+    target, best = sweep.section.target, sweep.best_of(sweep.trials.values())
     if target is None or best is None or best.metric is None or sweep.section.is_better(target, best.metric):
         return None
     return best
