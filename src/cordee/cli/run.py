@@ -225,8 +225,7 @@ def run(
         "cpus": cpus, "memory": memory, "plan": None if plan is None else plan_of(plan, layout),
     }  # fmt: skip
     more = {"search": search, "trials": trials, "max_running": max_running, "metric": metric, "goal": goal}
-    section = _section(sweep, **more, rungs=rungs, target=target)
-    if section is not None:
+    if (section := _section(sweep, **more, rungs=rungs, target=target)) is not None:
         flags["sweep"] = section
     if layout is not None and plan is None:
         raise InputError("--layout needs --plan", hint="add --plan plan.json")
@@ -234,10 +233,7 @@ def run(
     if dry_run:
         show_dry_run(spec_of, Given(gpus, tier, queue, unprotected), home=home, as_json=as_json)
         return
-    spec = spec_of(gpus, tier, queue)
-    if only_sweep and spec.sweep is None:
-        hint = f"add --sweep lr=1e-4..1e-2:log, or queue it as one job: cordee run {what[0]}"
-        raise InputError(f"{what[0]} has no section sweep", hint=hint)
+    spec = _sweep_of(spec_of(gpus, tier, queue), what) if only_sweep else spec_of(gpus, tier, queue)
     if spec.service is not None:
         from cordee.cli.services import declare
 
@@ -245,6 +241,14 @@ def run(
         return
     ask = terminal.may_ask() and not yes and not as_json
     submit(spec, home, unprotected=unprotected, follow=follow, ship=ship, slots=slots, ask=ask, as_json=as_json)
+
+
+def _sweep_of(spec: JobSpec, what: list[str]) -> JobSpec:
+    """Return the job of `cordee sweep FILE`, which has to be a sweep."""
+    if spec.sweep is None:
+        hint = f"add --sweep lr=1e-4..1e-2:log, or queue it as one job: cordee run {what[0]}"
+        raise InputError(f"{what[0]} has no section sweep", hint=hint)
+    return spec
 
 
 def _section(texts: list[str] | None, **others: Any) -> dict[str, Any] | None:
