@@ -4,10 +4,18 @@ A full disk is a limit on the size of files (RLIMIT_FSIZE), which the kernel ans
 """
 
 import contextlib
+import errno
+import json
+import os
 import resource
 import selectors
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from cordee.agent import journal as journal_module
 from cordee.agent.clock import Clock
 from cordee.agent.gpus import Devices
 from cordee.agent.interpreters import Interpreters
@@ -18,6 +26,7 @@ from cordee.agent.node_stream import NodeStream
 from cordee.agent.rank_groups import RankGroups
 from cordee.agent.spools import Spools
 from cordee.events import Lease, NodeDown, NodeUp, Outcome, RanksEnded
+from cordee.ids import JobId
 from cordee.telemetry.stream import last_records
 from faults_world.machines import NoTransfers
 
@@ -140,3 +149,69 @@ def test_an_order_is_on_disk_and_confirmed_before_a_process_starts(tmp_path):
     )
     groups.start(order, {}, {}, lambda: seen.append(("confirmed", journal.has("j", 1, "order"))))
     assert seen == [("confirmed", True), "spawn"]
+
+
+def _order(job_id: str) -> Assignment:
+    leases = (Lease(node="a", gpus=(0,)),)
+    return Assignment(
+        job_id=job_id, epoch=1, node="a", leases=leases, spec={"run": ["true"]}, master_addr="h", master_port=9
+    )
+
+
+def test_what_a_power_cut_took_of_confirmed_orders_is_written_again(tmp_path):
+    attempts = tmp_path / "attempts"
+    journal = Journal(attempts, "a")
+    journal.keep_order(_order("one"), launch="one process")
+    journal.keep_order(_order("two"))
+    journal.keep_tombstone("three", 1, "it was stopped")
+    journal.keep_order(_order("done"))
+    ended = RanksEnded(at_us=1, job_id=JobId("done"), epoch=1, node="a", outcome=Outcome.FINISHED)
+    journal.settle(ended)
+    with (tmp_path / "orders-a.log").open("ab") as log:
+        log.write(b'["four/1/a/order.json", {"job_')  # its agent died before it was confirmed
+    (journal.folder("one", 1) / "order.json").write_text("")  # a name without its content
+    for job_id in ("two", "three", "done"):
+        shutil.rmtree(attempts / job_id)
+    after = Journal(attempts, "a")
+    after.recover()
+    assert [each.job_id for each in after.unsettled()] == ["one", "two"]
+    assert after.has("three", 1, "killed") and not after.has("done", 1, "order") and not after.has("four", 1, "order")
+    assert json.loads((after.folder("one", 1) / "order.json").read_text())["launch"] == "one process"
+    after.keep_order(_order("five"))
+    Journal(attempts, "a").recover()
+    assert len((tmp_path / "orders-a.log").read_bytes().splitlines()) == 6, "the rest of the fourth is gone"
+
+
+def test_the_log_of_orders_begins_anew_when_the_files_are_on_the_disk(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), sync(fd)))
+    monkeypatch.setattr(journal_module, "LOG_BYTES_MAX", 1000)
+    journal, log = Journal(tmp_path / "attempts", "a"), tmp_path / "orders-a.log"
+    orders = 0
+    while not log.exists() or log.stat().st_size <= 1000:
+        journal.keep_order(_order(f"j{orders}"))
+        orders += 1
+    assert synced == [str(tmp_path)], "the folder of the log; an order waits for the log alone"
+    shutil.rmtree(tmp_path / "attempts" / "j0")
+    journal.keep_order(_order("next"))
+    assert len(log.read_bytes().splitlines()) == 1
+    kept = {str(journal.folder(f"j{number}", 1) / "order.json") for number in range(1, orders)}
+    assert kept | {str(tmp_path / "attempts"), str(tmp_path)} <= set(synced)
+    log.unlink()
+    after = Journal(tmp_path / "attempts", "a")
+    after.recover()
+    assert len(after.unsettled()) == orders
+
+
+def test_an_order_that_the_disk_does_not_take_is_not_there(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "attempts", "a")
+    journal.keep_order(_order("one"))
+    before = (tmp_path / "orders-a.log").read_bytes()
+
+    def full(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(OSError, match="No space"):
+        journal.keep_order(_order("two"))
+    assert not journal.has("two", 1, "order") and (tmp_path / "orders-a.log").read_bytes() == before

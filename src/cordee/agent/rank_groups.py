@@ -96,6 +96,7 @@ class RankGroups:
 
     def take_over(self, ended: set[str]) -> None:
         """End the processes that an earlier agent of this node left, except of attempts with these tags."""
+        self._journal.recover()
         orders = self._journal.unsettled()
         for order in orders:
             self._spools.complete(order, self._journal.folder(order.job_id, order.epoch))
@@ -141,7 +142,7 @@ class RankGroups:
             return
         group = RankGroup(order, folder, self._clock, self._processes)
         self._samples.begin(order, self._clock.now_s())
-        copied = order.spec.get("files") is None
+        copied = order.spec.get("files") is None and not order.spec.get("artifacts")
         if copied and not self._preflights.wanted(order.spec):
             self._launch(group, order, secrets, base_env, kept)
             return
