@@ -35,6 +35,7 @@ RECORDS = {
     "ServingGiven": "the flags of `cordee serve plan`",
     "Policy": "one value for each question that schedulers answer differently",
     "DryRunView": "one answer of the API",
+    "ServiceSpec": "the section `service` of a job file",
     "ServiceView": "one answer of the API",
     "SweepView": "one answer of the API",
     "VersionView": "one answer of the API",

@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from cordee.agent.launch import Assignment
 from cordee.agent.uplink import UplinkError
 from cordee.events import Lease, Outcome, RanksStarted
 from cordee.storage.content import Contents, pack
+from cordee.storage.files import FileBlobs
 from cordee.storage.folder import FilesWanted, capture
+from cordee.storage.registry.store import ArtifactStore, files_below, key_of
 from cordee.storage.tree import Tree, digest_of
 
 
@@ -43,6 +46,21 @@ class Server:
         """Nothing is open."""
 
 
+class ArtifactServer(Server):
+    """A server that has a version of an artifact as well."""
+
+    def __init__(self, folder: Path, store: Path) -> None:
+        super().__init__(folder)
+        self.store = ArtifactStore(FileBlobs(store))
+        self.version = self.store.push(files_below(folder), "other").manifest.digest
+
+    def artifacts(self, job_id: str, epoch: int, kind: str, digests: list[str]) -> bytes:
+        self.asked.append(digests)
+        if self.down is not None:
+            raise self.down
+        return pack(digests, lambda each: self.store.blobs.get(key_of(kind, each)) or b"")
+
+
 class Node:
     """A node whose copies are made; `made` waits for one."""
 
@@ -50,7 +68,8 @@ class Node:
         self.folder = folder
         self._woken = threading.Semaphore(0)
         self.contents = Contents(contents or folder / "files")
-        self.copies = Copies(self.contents, None if server is None else lambda: server, self._woken.release)  # type: ignore[arg-type,return-value]
+        uplink, artifacts = (None, None) if server is None else (lambda: server, folder / "artifacts")
+        self.copies = Copies(self.contents, uplink, self._woken.release, artifacts)  # type: ignore[arg-type]
 
     def made(self, order: Assignment) -> tuple[Copied, Path]:
         group = self.folder / "attempts" / order.job_id / str(order.epoch) / order.node
@@ -99,6 +118,26 @@ def test_a_node_fetches_each_content_once_and_makes_each_copy_anew(
     second, other = node.made(order(server.digest, epoch=2))
     assert (other / NAME / "train.py").read_text() == "print(1)" and len(server.asked) == 2
     assert second.spec["cwd"] != first.spec["cwd"]
+
+
+@pytest.mark.parametrize("with_files", [False, True])
+def test_a_node_fetches_the_artifacts_that_its_ranks_read(tmp_path: Path, project: Path, with_files: bool) -> None:
+    server = ArtifactServer(project, tmp_path / "store")
+    node, wanted = Node(tmp_path / "F", server), order(server.digest)
+    spec = wanted.spec | {"artifacts": [server.version]} | ({} if with_files else {"files": None})
+    copied, group = node.made(replace(wanted, spec=spec))
+    assert copied.why == "" and (group / NAME / "train.py").exists() == with_files
+    here = ArtifactStore(FileBlobs(Path(copied.spec["env"]["CORDEE_ARTIFACTS"])))
+    here.pull(here.read(server.version), tmp_path / "out")
+    assert (tmp_path / "out" / "src" / "model.py").read_text() == "layers = 2"
+    asked = len(server.asked)
+    node.made(replace(wanted, spec=spec, epoch=2))
+    assert len(server.asked) == asked
+    server.down = UplinkError("it reads no artifacts", again=False)
+    refused, _ = node.made(replace(wanted, spec=spec | {"artifacts": ["0" * 64]}))
+    assert refused.why == "its artifacts cannot be fetched: it reads no artifacts"
+    own = Node(tmp_path / "G", None, tmp_path / "F" / "files")
+    assert "CORDEE_ARTIFACTS" not in own.made(replace(wanted, spec=spec))[0].spec.get("env", {}), "it sees the store"
 
 
 def test_a_damaged_content_is_fetched_again(tmp_path: Path, server: Server) -> None:

@@ -140,6 +140,9 @@ def test_an_update_without_a_change_takes_the_newest_checkpoint_of_a_training_jo
     gpt = JobSpec.model_validate({"name": "gpt", "gpus": 1, "service": section})
     found = changed(gpt, {}, None, {}).service
     assert found is not None and (found.model, found.like, found.steps) == ("job:gpt", "./base", {})
+    section = {"model": "artifact:gpt:best", "versions": {"artifact:gpt:best": {"ref": "gpt:3", "digest": "0" * 64}}}
+    kept = changed(JobSpec.model_validate(CHAT.model_dump() | {"service": section}), {}, None, {}).service
+    assert kept is not None and (kept.model, kept.versions) == ("artifact:gpt:best", {}), "the server says which"
     other = changed(gpt, {"model": "./tiny"}, None, {}).service
     assert other is not None and (other.model, other.like, other.steps) == ("./tiny", None, {})
 

@@ -1,5 +1,6 @@
 """The plan of a replica: where there is one, what it says, and its values beside the measured ones."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from api_scene import TOKEN, Api
 
 from cordee.account.measured import service_comparisons
 from cordee.control.services.planned import check_part, planned_replica
+from cordee.control.services.replica_spec import engine_of
 from cordee.errors import DoesNotFitError
 from cordee.events import Estimate, Node, NodeUp, ReplicaReady
 from cordee.service_answers import GatewayReport, GatewayStatus
@@ -44,6 +46,23 @@ def test_a_replica_is_planned_where_model_and_gpu_are_known() -> None:
     two = planned_replica(spec(gpus=2), [H100])
     assert two is not None and two.gpus == 2 and (two.kv_tokens or 0) > 2 * found.kv_tokens
     assert found.peak_bytes <= found.gpu_memory_bytes
+
+
+def test_a_version_of_an_artifact_is_planned_by_its_config(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    config |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+    version = {"ref": "gpt:3", "digest": "0" * 64}
+    text = (tmp_path / "config.json").read_text()
+    named = spec("artifact:gpt", versions={"artifact:gpt": version | {"config": text}})
+    found = planned_replica(named, [H100])
+    assert found is not None and found == planned_replica(spec(str(tmp_path)), [H100])
+    assert planned_replica(spec("artifact:gpt", versions={"artifact:gpt": version}), [H100]) is None
+    with pytest.raises(DoesNotFitError, match=r"artifact:gpt does not fit 0.1 of a GPU: 16.* of weights"):
+        check_part(named.model_copy(update={"gpu_milli": 100}), [H100])
+    for file, engine in (("model.gguf", "llama.cpp"), ("", "vllm")):
+        made = spec("artifact:gpt", engine="auto", versions={"artifact:gpt": version | {"file": file}})
+        assert made.service is not None and engine_of(made, made.service, {"H100"}) == engine
 
 
 def test_a_part_of_a_gpu_holds_a_part_and_refuses_what_does_not_fit() -> None:

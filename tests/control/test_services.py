@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from api_scene import OTHER
 from services_world import CHAT, S, World, chat
 from stage import JOB, NODE, URGENT
 
+from cordee.artifact_answers import CollectRequest
+from cordee.artifacts import ArtifactClient, PushWanted
 from cordee.client import Client
 from cordee.control.fold import Fold
 from cordee.control.services.operations import ServiceOperations
@@ -34,6 +37,7 @@ from cordee.ids import JobId
 from cordee.schedule.policy import Policy
 from cordee.service_answers import GatewayStatus, ReplicaView, UsageLine
 from cordee.workload.service import SETTINGS_ENV, ReplicaSettings, ServiceSpec
+from cordee.workload.spec import JobSpec
 
 
 def test_a_service_gets_its_replicas_and_is_ready_when_they_are(world: World) -> None:
@@ -462,6 +466,48 @@ def test_a_revision_serves_the_newest_checkpoint_at_its_declaration(world: World
     assert world.api.client.declare(other).revision == 2
     world.turn()
     assert set(settings()[2:]) == {(2, 800, "/tok")}
+
+
+def test_a_revision_serves_the_version_of_an_artifact_at_its_declaration(world: World, tmp_path: Path) -> None:
+    artifacts, section = ArtifactClient(world.api.client), CHAT["service"] | {"model": "artifact:gpt:best"}
+
+    def push(word: str, **wanted: Any) -> str:
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / "config.json").write_text(word)
+        return artifacts.push(tmp_path / "model", wanted.pop("name", "gpt"), PushWanted(**wanted)).version.digest
+
+    def served() -> list[tuple[int, str, str]]:
+        specs = [JobSpec.model_validate_json(each.spec) for each in world.api.scene.of(JobSubmitted)]  # type: ignore[attr-defined]
+        found = [ReplicaSettings.model_validate_json(each.env[SETTINGS_ENV]) for each in specs]
+        versions = [each.artifacts["artifact:gpt:best"] for each in found]
+        assert {each.store for each in versions} == {str(world.api.operations.home / "artifacts")}
+        assert [each.artifacts for each in specs] == [(version.digest,) for version in versions], "its node fetches it"
+        return [(one.revision, each.ref, each.digest) for one, each in zip(found, versions, strict=True)]
+
+    with pytest.raises(SpecError, match="there is no artifact gpt:best"):
+        world.api.client.declare(CHAT | {"service": section})
+    first = push("one", tag="best")
+    one = section | {"replicas": {"min": 1, "max": 1}}
+    world.api.client.declare(CHAT | {"service": one})
+    world.turn()
+    second = push("two", tag="best")
+    world.api.client.scale("chat", "2")
+    world.turn()
+    declared = ServiceSpec.model_validate(world.view().spec["service"]).versions["artifact:gpt:best"]
+    assert (declared.ref, declared.config, declared.file) == ("gpt:1", "one", "config.json")
+    assert served() == [(1, "gpt:1", first)] * 2, "a replica that starts later has the same weights"
+    assert world.api.client.declare(CHAT | {"service": section}).revision == 2, "the tag names another one by now"
+    world.turn()
+    assert set(served()[2:]) == {(2, "gpt:2", second)}
+    with pytest.raises(InputError, match="gpt:2 has the tag best"):
+        artifacts.remove("gpt:2")
+    artifacts.tag("gpt:2", "best", remove=True)
+    with pytest.raises(InputError, match="gpt:2 is served by chat"):
+        artifacts.remove("gpt:2")
+    assert [each.ref for each in artifacts.collect(CollectRequest(keep=1, name="gpt")).versions] == ["gpt:1"]
+    push("three", name="low-rank", kind="adapter")
+    with pytest.raises(SpecError, match="low-rank:1 is of the kind adapter, and a service serves a model"):
+        world.api.client.declare(CHAT | {"service": {"model": "artifact:low-rank"}})
 
 
 def test_a_replica_that_is_refused_is_tried_again_and_its_reason_is_said(world: World) -> None:

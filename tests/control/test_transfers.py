@@ -15,12 +15,15 @@ from cordee.agent import log_shipping
 from cordee.agent.log_shipping import LogShipper
 from cordee.agent.settings import AgentSettings
 from cordee.agent.uplink import Uplink, UplinkError
+from cordee.artifacts import ArtifactClient, PushWanted
 from cordee.control import logs
 from cordee.control.home import Home
 from cordee.control.listen import Listener
 from cordee.control.node_tokens import DerivedTokens
-from cordee.events import NodeUp
+from cordee.events import NodeUp, Outcome, RanksEnded
+from cordee.ids import JobId
 from cordee.storage.content import pack, unpack
+from cordee.storage.registry.manifest import ArtifactManifest
 from cordee.storage.tree import Tree, TreeFile, digest_of
 
 
@@ -56,6 +59,15 @@ class Nodes:
         self.job_id = api.client.submit(spec).job.job_id
         api.scene.control.tick()
         assert sorted(api.client.job(self.job_id).attempts[0].leases) == ["n1", "n2"]
+
+    def end(self) -> None:
+        """End the ranks of the attempt, so that the GPUs are free for the next job."""
+        now_us, job_id = self.api.scene.time.now_us(), JobId(self.job_id)
+        for node in ("n1", "n2"):
+            ended = RanksEnded(at_us=now_us, job_id=job_id, epoch=1, node=node, outcome=Outcome.KILLED)
+            self.api.scene.agents.report(ended, f"node/{node}/1")
+        for _ in range(2):
+            self.api.scene.control.tick()
 
     def uplink(self, node: str, of: str | None = None) -> Uplink:
         folder = self.folder / node
@@ -112,6 +124,32 @@ def test_a_node_gets_the_files_of_its_own_attempts_only(nodes: Nodes) -> None:
         nodes.uplink("n1", of="n2").files(nodes.job_id, 1, nodes.digests)
     user = httpx.get(f"{nodes.api.url}/v1/jobs", headers={"Authorization": f"Bearer {node_token(nodes.api, 'n1')}"})
     assert user.status_code == 403, "an agent is no user"
+
+
+def test_a_node_gets_the_artifacts_of_its_own_attempts_only(nodes: Nodes, tmp_path: Path) -> None:
+    versions = []
+    for word in ("served", "other"):
+        (tmp_path / word).write_text(word)
+        versions.append(ArtifactClient(nodes.api.client).push(tmp_path / word, word, PushWanted()).version.digest)
+    job_id = nodes.api.client.submit(SPEC | {"gpus": 4, "artifacts": [versions[0]]}).job.job_id
+    nodes.api.client.stop(nodes.job_id, now=True)
+    nodes.api.scene.control.tick()
+    nodes.end()
+    assert nodes.api.client.job(job_id).epoch == 1
+    uplink = nodes.uplink("n1")
+    [(digest, data)] = unpack(uplink.artifacts(job_id, 1, "manifests", versions[:1]))
+    [chunk] = ArtifactManifest.decode(data).chunks()
+    assert digest == versions[0]
+    assert [data for _, data in unpack(uplink.artifacts(job_id, 1, "chunks", [chunk.stored]))] == [b"served"]
+    for asked in (
+        *((job_id, 1, "manifests", versions[1:]), (job_id, 1, "chunks", [digest_of(b"other")])),
+        *((job_id, 2, "manifests", versions[:1]), (nodes.job_id, 1, "manifests", versions[:1])),
+    ):
+        with pytest.raises(UplinkError) as refused:
+            uplink.artifacts(*asked)
+        assert not refused.value.again
+    with pytest.raises(UplinkError, match="n2"):
+        nodes.uplink("n1", of="n2").artifacts(job_id, 1, "manifests", versions[:1])
 
 
 @pytest.fixture

@@ -15,8 +15,10 @@ from cordee.errors import CheckpointError, CorruptError, InputError
 from cordee.serve.engines.gguf_file import convert
 from cordee.serve.models import MODELS_ENV, find_model
 from cordee.storage.destination import open_existing
+from cordee.storage.files import FileBlobs
 from cordee.storage.log import LogEntry, live_commits, read_entries
 from cordee.storage.manifest import read_manifest
+from cordee.storage.registry.store import ArtifactStore, files_below
 from cordee.workload.service import ReplicaSettings
 
 TRAIN = Path(__file__).parent / "train_tiny.py"
@@ -97,6 +99,31 @@ def test_a_job_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     with pytest.raises(CheckpointError, match=r"has no checkpoint in .* yet"):
         find_model(settings("job:gpt", checkpoint=tmp_path), {})
+
+
+def test_a_version_of_an_artifact_becomes_a_folder_once(tiny_folder: Path, tmp_path: Path) -> None:
+    store = ArtifactStore(FileBlobs(tmp_path / "store"))
+    digest = store.push(files_below(tiny_folder / "tiny.gguf"), "model").manifest.digest
+    version = {"ref": "tiny:3", "digest": digest, "store": str(tmp_path / "store")}
+    named = settings("artifact:tiny:best").model_dump() | {"artifacts": {"artifact:tiny:best": version}}
+    tiny, environ = ReplicaSettings.model_validate(named), {MODELS_ENV: str(tmp_path / "models")}
+    with pytest.raises(InputError, match=r"no version of artifact:tiny:best was declared"):
+        find_model(settings("artifact:tiny:best"), environ)
+    found = find_model(tiny, environ)
+    assert found.name == "artifact:tiny:3" and Path(found.path).read_bytes() == (tiny_folder / "tiny.gguf").read_bytes()
+    shutil.copytree(tmp_path / "store", tmp_path / "node")
+    for chunk in (tmp_path / "store" / "chunks").rglob("*"):
+        if chunk.is_file():
+            chunk.unlink()
+    assert find_model(tiny, environ) == found, "it is there"
+    # Another node has fetched the chunks; a damaged one is left out, and said to be so.
+    other = {MODELS_ENV: str(tmp_path / "others"), "CORDEE_ARTIFACTS": str(tmp_path / "node")}
+    assert find_model(tiny, other).name == found.name
+    broken = next(path for path in (tmp_path / "node" / "chunks").rglob("*") if path.is_file())
+    broken.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="was altered"):
+        find_model(tiny, other | {MODELS_ENV: str(tmp_path / "last")})
+    assert (tmp_path / "node" / "suspect" / digest).exists()
 
 
 def test_a_model_is_a_folder_a_file_or_a_name(tiny_folder: Path, tmp_path: Path) -> None:

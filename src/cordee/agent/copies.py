@@ -1,4 +1,5 @@
-"""Copies of submitted files, made for each attempt by a thread of their own and removed when it is settled.
+"""Copies of submitted files, made for each attempt by a thread of their own and removed when it is settled; and the
+versions of artifacts that its ranks read.
 
 A node fetches each content once. Contents are verified whenever a copy is made, and fetched again if they have changed.
 What a job wrote into its copy moves on into that of its next attempt on the node.
@@ -25,8 +26,9 @@ from cordee.errors import CordeeError
 from cordee.storage.content import KEEP_S, Contents, batches, unpack
 from cordee.storage.sealed import Damaged
 from cordee.storage.tree import Tree
-from cordee.units import plural
+from cordee.units import format_bytes, plural
 from cordee.workload.launcher import SEARCH_PATHS
+from cordee.workload.service import ARTIFACTS_ENV
 
 NAME = "files"
 _READY = "files.ready"  # when the copy was made
@@ -58,10 +60,17 @@ class Copies:
         contents: the contents on this node; those of the server, if it is on this machine.
         uplink: makes the connection to the servers; None: `contents` are the server's.
         wake: wakes the agent's loop when a copy was made.
+        artifacts: the folder of artifacts on this node; None: ranks read them from the server's store.
     """
 
-    def __init__(self, contents: Contents, uplink: Callable[[], Uplink] | None, wake: Callable[[], None]) -> None:
-        self._contents, self._wake = contents, wake
+    def __init__(
+        self,
+        contents: Contents,
+        uplink: Callable[[], Uplink] | None,
+        wake: Callable[[], None],
+        artifacts: Path | None = None,
+    ) -> None:
+        self._contents, self._wake, self._artifacts = contents, wake, artifacts
         self._new_uplink = uplink
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         for number in range(_THREADS):  # a stuck disk must not keep the agent from its exit
@@ -99,15 +108,18 @@ class Copies:
             self._work.get()()
 
     def _make(self, order: Assignment, copy: Path) -> None:
+        spec, what = order.spec, "its files cannot be laid out"
         try:
-            tree = self._lay_out(order, copy)
-            copied = Copied(order, placed(order.spec, tree, copy, order.node))
+            if spec.get("files") is not None:
+                spec = placed(spec, self._lay_out(order, copy), copy, order.node)
+            what = "its artifacts cannot be fetched"
+            copied = Copied(order, self._with_artifacts(order, spec))
         except (CopyError, CordeeError, Damaged, OSError) as error:
             why = error.message if isinstance(error, CordeeError) else str(error)
-            copied = Copied(order, order.spec, f"its files cannot be laid out: {why}")
+            copied = Copied(order, order.spec, f"{what}: {why}")
         except Exception as error:  # an unforeseen error must not leave the attempt without an end
             _log.exception("%s: the copy of its files failed", order.tag)
-            copied = Copied(order, order.spec, f"its files cannot be laid out: {error!r}")
+            copied = Copied(order, order.spec, f"{what}: {error!r}")
         self._made.put(copied)
         self._wake()
 
@@ -142,22 +154,43 @@ class Copies:
         if missing and self._new_uplink is None:
             raise CopyError(f"the server has lost {plural(len(missing), 'content')} of it: {missing[0]}")
         for group in batches({digest: sizes[digest] for digest in missing}):
-            packed = self._ask(order, group)
+            packed = self._ask(order, lambda uplink, group=group: uplink.files(order.job_id, order.epoch, group))  # type: ignore[misc]
             self._contents.add(unpack(packed), durable=False)
         return len(missing)
 
-    def _ask(self, order: Assignment, group: list[str]) -> bytes:
+    def _with_artifacts(self, order: Assignment, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Fetch the artifacts that the ranks read, and return the spec with the folder in which they lie."""
+        digests, folder = spec.get("artifacts") or (), self._artifacts
+        if not digests or folder is None:
+            return spec
+        try:
+            from cordee.storage.registry.mirror import ArtifactMirror
+        except ImportError as error:
+            raise CopyError(f'this node lacks {error.name}: pip install "cordee[artifacts]"') from error
+
+        def ask(kind: str, wanted: list[str]) -> bytes:
+            return self._ask(order, lambda uplink: uplink.artifacts(order.job_id, order.epoch, kind, wanted))
+
+        mirror, began_s = ArtifactMirror(folder), time.monotonic()
+        for digest in digests:
+            fetched_bytes = mirror.fetch(str(digest), ask)
+            size, took_s = format_bytes(fetched_bytes), time.monotonic() - began_s
+            _log.info("%s: artifact %s: %s fetched in %.2f s", order.tag, str(digest)[:12], size, took_s)
+        mirror.collect()
+        return {**spec, "env": {**(spec.get("env") or {}), ARTIFACTS_ENV: str(folder)}}
+
+    def _ask(self, order: Assignment, request: Callable[[Uplink], bytes]) -> bytes:
         """Ask the servers until one answers, or the attempt is given up."""
         assert self._new_uplink is not None, "checked by the caller"
         uplink = self._new_uplink()
         try:
             while order.tag in self._wanted:
                 try:
-                    return uplink.files(order.job_id, order.epoch, group)
+                    return request(uplink)
                 except UplinkError as error:
                     if not error.again:
                         raise CopyError(str(error)) from error
-                    _log.warning("%s waits for its files: %s", order.tag, error)
+                    _log.warning("%s waits for the server: %s", order.tag, error)
                     time.sleep(RETRY_S)
         finally:
             uplink.close()

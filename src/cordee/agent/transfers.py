@@ -11,7 +11,7 @@ from cordee.agent.tunnels import Tunnels
 from cordee.agent.uplink import Uplink
 from cordee.storage.content import Contents
 
-FILES = "files"
+FILES, ARTIFACTS = "files", "artifacts"
 
 
 class Transfers:
@@ -32,7 +32,7 @@ class Transfers:
         if settings.home is not None:
             self.copies = Copies(Contents(Path(settings.home) / FILES), None, wake)
         else:
-            self.copies = Copies(Contents(folder / FILES), lambda: Uplink(folder), wake)
+            self.copies = Copies(Contents(folder / FILES), lambda: Uplink(folder), wake, folder / ARTIFACTS)
             self._shipper = LogShipper(Uplink(folder), wake)
 
     def begin(self) -> None:

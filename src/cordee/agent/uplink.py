@@ -56,6 +56,15 @@ class Uplink:
         body = {"job_id": job_id, "epoch": epoch, "digests": digests}
         return self._request("POST", "files", json=body).content
 
+    def artifacts(self, job_id: str, epoch: int, kind: str, digests: list[str]) -> bytes:
+        """Return a pack of `chunks` or `manifests` of the artifacts that an attempt reads.
+
+        Raises:
+            UplinkError: there is none.
+        """
+        body = {"job_id": job_id, "epoch": epoch, "kind": kind, "digests": digests}
+        return self._request("POST", "artifacts", json=body).content
+
     def close(self) -> None:
         """Close the connection."""
         if self._client is not None:

@@ -1,6 +1,7 @@
 """The verbs of services that run: run, list, show, scale, update, stop."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from cordee.errors import InputError, SpecError
 from cordee.servers import is_remote
 from cordee.service_answers import ServiceView
 from cordee.workload.launcher import SEARCH_PATHS
-from cordee.workload.service import FROM_JOB, WRITTEN_AS
+from cordee.workload.service import FROM_ARTIFACT, FROM_JOB, WRITTEN_AS
 from cordee.workload.spec import JobSpec
 
 _LOOK_S, _GATEWAY_S = 0.2, 20.0
@@ -28,7 +29,7 @@ What = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL | FILE.yaml | -- COMMAND",
-        help="A model: folder, .gguf file or name; a job file with a section `service`; "
+        help="A model: folder, .gguf file, name or artifact:REF; a job file with a section `service`; "
         "or a command that listens on $CORDEE_PORT.",
         show_default=False,
     ),
@@ -160,7 +161,8 @@ def update(
 ) -> None:
     """Change a running service: new replicas first, then the old ones drain; no request fails.
 
-    One with the model of a training job goes on to the newest checkpoint, also without another change.
+    One with the model of a training job goes on to the newest checkpoint, one with an artifact to the version that its
+    reference names by now, also without another change.
     """
     changes = _section(
         like=like, engine=engine, replicas=replicas, ttft=ttft, tpot=tpot, context=context, drain=drain,
@@ -177,21 +179,22 @@ def changed(before: JobSpec, changes: dict[str, Any], gpus: str | None, env: dic
     """Return the spec of a service with some keys of its section, as people write them, changed.
 
     Raises:
-        InputError: there is no change, and no training job that may have a newer checkpoint.
+        InputError: there is no change, and no model that may have newer weights.
     """
-    is_trained = before.service is not None and before.service.trained_by
-    if not (changes or gpus or env or is_trained):
+    section = before.service
+    assert section is not None, "it is a service"
+    if not (changes or gpus or env or section.trained_by or section.artifacts):
         raise InputError("nothing to change was given", hint=f"cordee serve update {before.name} --context 8192")
     made = JobSpec.from_flags(
         run=before.run, gpus=gpus or "1", name=before.name, service={"model": f"{FROM_JOB}unchanged"} | changes
     )
-    assert before.service is not None and made.service is not None, "both are services"
+    assert made.service is not None, "both are services"
     written_in = {key: field for field, key in WRITTEN_AS.items()}
     fields = {written_in.get(key, key) for key in changes} - {"slo", "flags"}
-    reset: dict[str, Any] = {"steps": {}} | (
+    reset: dict[str, Any] = {"steps": {}, "versions": {}} | (
         {"like": None} if "model" in changes else {}
     )  # The server sets the newest.
-    section = before.service.model_copy(update=reset | {field: getattr(made.service, field) for field in fields})
+    section = section.model_copy(update=reset | {field: getattr(made.service, field) for field in fields})
     if "flags" in changes:
         section = section.model_copy(update={"flags": section.flags | made.service.flags})
     if "slo" in changes:
@@ -333,8 +336,12 @@ def service_name(model: str) -> str:
 
     >>> service_name("./Tiny_Llama.gguf"), service_name("job:gpt"), service_name("meta/Llama-3.1-8B")
     ('tiny-llama', 'gpt', 'llama-3-1-8b')
+    >>> service_name("artifact:team/llama-sft:best")
+    'llama-sft'
     """
-    last = model.removeprefix(FROM_JOB).rstrip("/").rpartition("/")[2].removesuffix(".gguf").lower()
+    ref = model.removeprefix(FROM_ARTIFACT)
+    named = model.removeprefix(FROM_JOB) if ref == model else re.split("[:@]", ref)[0]
+    last = named.rstrip("/").rpartition("/")[2].removesuffix(".gguf").lower()
     kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in last).strip("-")
     return kept[:40].strip("-") or "service"
 

@@ -368,6 +368,7 @@ def _include_artifacts(app: FastAPI, operations: Operations) -> None:
         return
     app.state.artifacts = ArtifactOperations(operations)
     app.include_router(routes.router)
+    app.include_router(routes.node_router)
 
 
 def create_app(

@@ -189,3 +189,8 @@ def read_settings(home: Path) -> dict[str, str]:
             f"{home / 'settings.json'} cannot be read: {error}", hint="remove it, and say --slots again"
         ) from error
     return {str(name): str(value) for name, value in options.items()}
+
+
+def artifact_store(home: Path) -> str:
+    """Return the destination of the chunks of artifacts."""
+    return read_settings(home).get("artifacts") or str(home / "artifacts")

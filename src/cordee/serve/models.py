@@ -1,8 +1,8 @@
 """The model of a replica as its engine loads it: a folder, a GGUF file, or a name that the engine resolves itself.
 
-A checkpoint of a training job becomes a folder in a cache, under the hash of its manifest, and a folder becomes a GGUF
-file for llama.cpp. What is in the cache is whole; replicas of one node share it, and one that
-no replica has started with for a week is removed when another one starts.
+A checkpoint of a training job, or a version of an artifact, becomes a folder in a cache, under the hash of its
+manifest, and a folder becomes a GGUF file for llama.cpp. What is in the cache is whole; replicas of one node share it,
+and one that no replica has started with for a week is removed when another one starts.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cordee.errors import CheckpointError, CorruptError, InputError
-from cordee.workload.service import FROM_JOB, ReplicaSettings
+from cordee.workload.service import ARTIFACTS_ENV, FROM_ARTIFACT, FROM_JOB, ReplicaSettings
 
 if TYPE_CHECKING:
     from cordee.storage.log import LogEntry
@@ -35,8 +35,8 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 class FoundModel(NamedTuple):
     """The path or name with which an engine starts, "" if its command knows; and the name of what it then serves.
 
-    That name has the step of a training job's checkpoint, `job:gpt@400`: only replicas with the same weights go on with
-    each other's streams.
+    That name has the step of a training job's checkpoint, `job:gpt@400`, or the version of an artifact: only replicas
+    with the same weights go on with each other's streams.
     """
 
     path: str
@@ -48,7 +48,7 @@ def find_model(settings: ReplicaSettings, environ: Mapping[str, str] = os.enviro
 
     Raises:
         InputError: there is no such model, or the engine cannot load it.
-        CheckpointError: the training job has no checkpoint that can be read.
+        CheckpointError: the training job has no checkpoint that can be read, or the artifact is damaged.
     """
     if settings.model is None:
         return FoundModel("", settings.service)
@@ -57,6 +57,8 @@ def find_model(settings: ReplicaSettings, environ: Mapping[str, str] = os.enviro
     if name.startswith(FROM_JOB):
         found, step = _from_checkpoint(settings, models)
         name = f"{name}@{step}"
+    elif name.startswith(FROM_ARTIFACT):
+        found, name = _from_artifact(settings, models, environ)
     else:
         found = _find_local(name, models, environ)
     if found is None:
@@ -172,6 +174,36 @@ def _like(like: str | None, job: str, values: Mapping[str, Any], scratch: Path) 
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+# -- an artifact ---------------------------------------------------------------------------------------------
+
+
+def _from_artifact(settings: ReplicaSettings, models: Path, environ: Mapping[str, str]) -> tuple[Path, str]:
+    """Return a folder with the files of an artifact's version, and the name of that version."""
+    from cordee.storage.destination import open_existing
+    from cordee.storage.registry.mirror import suspect
+    from cordee.storage.registry.store import ArtifactStore
+
+    assert settings.model is not None, "a model is named"
+    source = settings.artifacts.get(settings.model)
+    if source is None:
+        raise InputError(f"no version of {settings.model} was declared", hint="upgrade the server's Cordee")
+    out = models / "artifacts" / source.digest[:32]
+    if not out.is_dir():
+        fetched = environ.get(ARTIFACTS_ENV)
+        try:
+            store = ArtifactStore(open_existing(fetched or source.store))
+            with _made_whole(out) as half:
+                store.pull(store.read(source.digest), half)
+        except CheckpointError:
+            if fetched:
+                suspect(
+                    Path(fetched), source.digest
+                )  # the node verifies what it has before the next attempt, and fetches it again
+            raise
+        print(f"cordee: the model is {source.ref} ({source.digest[:12]}), verified", flush=True)
+    return _used(out), f"{FROM_ARTIFACT}{source.ref}"
 
 
 # -- GGUF ----------------------------------------------------------------------------------------------------

@@ -19,8 +19,17 @@ REPLICAS_MAX = 10_000
 WHOLE_MILLI = 1000
 """Thousandths of a whole GPU."""
 
+CONFIG_CHARS_MAX = 1 << 18
+"""The longest config.json that is kept with a service."""
+
 FROM_JOB = "job:"
 """The prefix of a model that is a training job's newest verified checkpoint."""
+
+FROM_ARTIFACT = "artifact:"
+"""The prefix of a model that is a version of an artifact."""
+
+ARTIFACTS_ENV = "CORDEE_ARTIFACTS"
+"""The environment variable with the folder in which a node has fetched the chunks of its artifacts."""
 
 SETTINGS_ENV = "CORDEE_REPLICA"
 """The environment variable in which a replica finds its `ReplicaSettings` as JSON."""
@@ -55,11 +64,28 @@ class Slo(_Part):
     tpot_s: Annotated[float, Field(gt=0)] | None = None
 
 
+class ArtifactVersion(_Part):
+    """The version of an artifact that the replicas of a revision serve.
+
+    Attributes:
+        ref: NAME:VERSION.
+        digest: of its manifest.
+        config: its config.json, by which it is planned; "": it has none.
+        file: its file, if it has only one.
+    """
+
+    ref: Annotated[str, Field(min_length=1, max_length=400)]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    config: Annotated[str, Field(max_length=CONFIG_CHARS_MAX)] = ""
+    file: Annotated[str, Field(max_length=1000)] = ""
+
+
 class ServiceSpec(_Part):
     """A service: its model, its engine and its replicas.
 
     Attributes:
-        model: a folder, a name of the catalogue or a registry, `job:NAME`, or a .gguf file; None: the command knows.
+        model: a folder, a name of the catalogue or a registry, `job:NAME`, `artifact:REF`, or a .gguf file; None: the
+            command knows.
         like: a folder with config and tokenizer for the weights of `job:NAME`; None: they are with the job or its
             checkpoint.
         engine: the server inside a replica; auto: `command` where the job has `run`, llama.cpp for a .gguf file and on
@@ -77,6 +103,7 @@ class ServiceSpec(_Part):
         models: further models that the replicas may hold, one at a time.
         steps: by model that is `job:NAME`, its newest checkpoint when the service was declared, which all replicas of
             a revision serve; without one there was none yet.
+        versions: by model that is `artifact:REF`, the version that REF named when the service was declared.
     """
 
     model: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
@@ -94,6 +121,7 @@ class ServiceSpec(_Part):
     flags: dict[str, Flag] = Field(default_factory=dict)
     models: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = ()
     steps: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    versions: dict[str, ArtifactVersion] = Field(default_factory=dict)
 
     @property
     def all_models(self) -> tuple[str, ...]:
@@ -113,13 +141,23 @@ class ServiceSpec(_Part):
             raise ValueError(f"service.like goes with a model that a job trains, job:NAME, not with {self.model}")
         if unknown := self.steps.keys() - self.trained_by:
             raise ValueError(f"service.steps names {min(unknown)}, which is no job:NAME among its models")
+        if unknown := self.versions.keys() - self.artifacts:
+            raise ValueError(f"service.versions names {min(unknown)}, which is no artifact:REF among its models")
         return self
 
     @property
     def trained_by(self) -> dict[str, str]:
         """Return by model the training job whose checkpoint it is; without the models that are something else."""
-        named = (self.model, *self.models)
-        return {each: each.removeprefix(FROM_JOB) for each in named if each is not None and each.startswith(FROM_JOB)}
+        return self._named_by(FROM_JOB)
+
+    @property
+    def artifacts(self) -> dict[str, str]:
+        """Return by model the reference of the artifact that it is; without the models that are something else."""
+        return self._named_by(FROM_ARTIFACT)
+
+    def _named_by(self, prefix: str) -> dict[str, str]:
+        named = filter(None, (self.model, *self.models))
+        return {each: each.removeprefix(prefix) for each in named if each.startswith(prefix)}
 
 
 class TrainedModel(_Part):
@@ -136,6 +174,16 @@ class TrainedModel(_Part):
     like: str | None = None
 
 
+class ArtifactModel(ArtifactVersion):
+    """A version of an artifact as a replica reads it.
+
+    Attributes:
+        store: the destination of its chunks, where the node has not fetched them (`ARTIFACTS_ENV`).
+    """
+
+    store: str
+
+
 class ReplicaSettings(_Part):
     """The settings with which a replica starts its engine, from its environment.
 
@@ -145,6 +193,7 @@ class ReplicaSettings(_Part):
         engine: never `auto`.
         models: further models; the replica then holds the one that it is ordered to hold.
         trained: where the weights of those are that are `job:NAME`.
+        artifacts: the versions of those that are `artifact:REF`.
         run: the command of the engine `command`, which listens on $CORDEE_PORT.
         port: the port of the engine; 0: a free one.
         others: as in `ServiceSpec`.
@@ -156,6 +205,7 @@ class ReplicaSettings(_Part):
     model: str | None = None
     models: tuple[str, ...] = ()
     trained: dict[str, TrainedModel] = Field(default_factory=dict)
+    artifacts: dict[str, ArtifactModel] = Field(default_factory=dict)
     run: str | tuple[str, ...] = ()
     port: int = 0
     context: int | None = None

@@ -220,6 +220,7 @@ class JobSpec(_Section):
     cwd: str | None = None  # the folder to run in; None: the one that it is submitted from
     live: bool = False  # run in that folder itself, not in a copy of it as it was at the submission
     files: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # digest of the tree of submitted files
+    artifacts: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = ()  # versions that its nodes fetch before
 
     @model_validator(mode="before")
     @classmethod
@@ -419,8 +420,8 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "sweep": SweepSpec,
 }
 _WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()} | SERVICE_WRITTEN_AS
-# `gpus: 64xH100`, `gpus: 0.5` and `gpus: 1g.10gb` say the first three; the capture the fourth.
-_NOT_WRITTEN = ("gpu", "gpu_milli", "mig", "files")
+# `gpus: 64xH100`, `gpus: 0.5` and `gpus: 1g.10gb` say the first three; the capture the fourth; the server the last.
+_NOT_WRITTEN = ("gpu", "gpu_milli", "mig", "files", "artifacts")
 
 
 def wanted_gpus(text: str | int | float) -> dict[str, Any]:

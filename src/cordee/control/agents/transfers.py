@@ -37,7 +37,7 @@ async def receive_log(
     start = int(given[1])
 
     def append() -> tuple[int, int]:
-        _spec_of(operations, node, job_id, epoch)
+        spec_of(operations, node, job_id, epoch)
         log = (operations.home, job_id, epoch, node, name)
         size = logs.receive(*log, start, part)
         return (409, logs.size_of(*log)) if size is None else (200, size)
@@ -49,13 +49,13 @@ async def receive_log(
 @router.post("/{node}/files")
 def send_files(node: Itself, wanted: FilesWanted, operations: Asked) -> Response:
     """Return a pack of submitted files of an attempt."""
-    files = _spec_of(operations, node, wanted.job_id, wanted.epoch).get("files")
+    files = spec_of(operations, node, wanted.job_id, wanted.epoch).get("files")
     if files is None:
         raise NotFoundError(f"{wanted.job_id} was submitted without its files")
     return Response(operations.files.pack(str(files), wanted.digests), media_type="application/octet-stream")
 
 
-def _spec_of(operations: Operations, node: str, job_id: str, epoch: int) -> dict[str, object]:
+def spec_of(operations: Operations, node: str, job_id: str, epoch: int) -> dict[str, object]:
     """Return the spec of an attempt that holds, or held, GPUs of a node.
 
     Raises:

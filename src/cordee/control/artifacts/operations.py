@@ -2,8 +2,9 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from cordee.artifact_answers import (
     CollectedView,
@@ -20,8 +21,8 @@ from cordee.artifact_answers import (
     VersionView,
 )
 from cordee.control.artifacts.pushes import LEASE_S, Pushes
-from cordee.control.artifacts.views import detail_view, maker_view, version_view
-from cordee.control.home import read_settings
+from cordee.control.artifacts.views import detail_view, maker_view, served_by, version_view
+from cordee.control.home import artifact_store
 from cordee.control.operations import Operations
 from cordee.control.versions import LATEST, NAME, TAG, Artifacts, Named, Version, split_ref
 from cordee.errors import ForbiddenError, InputError, MissingExtraError, NotFoundError
@@ -35,18 +36,16 @@ from cordee.events import (
 from cordee.ids import JobId
 
 try:
+    from cordee.storage.content import pack
     from cordee.storage.destination import is_remote, level_urls, open_blobs
     from cordee.storage.files import Blobs
     from cordee.storage.registry.manifest import ArtifactManifest
     from cordee.storage.registry.signature import is_signed
-    from cordee.storage.registry.store import ArtifactStore
+    from cordee.storage.registry.store import CHUNKS, ArtifactStore, key_of
 except ImportError as error:
     raise MissingExtraError(
         f"artifacts need the library {error.name}, which is not installed", hint='pip install "cordee[artifacts]"'
     ) from error
-
-FOLDER = "artifacts"
-SETTING = "artifacts"  # of the home: the destination of chunks
 
 
 @dataclass(slots=True)
@@ -69,6 +68,23 @@ class ArtifactOperations:
     def blobs(self) -> Blobs:
         """Return the store of chunks and manifests."""
         return open_blobs(self._to())
+
+    def pack(self, versions: Sequence[str], kind: str, wanted: Sequence[str]) -> bytes:
+        """Return a pack of the chunks or manifests through which some versions are read.
+
+        Raises:
+            NotFoundError: the versions do not need them, or they are not here.
+        """
+        blobs = self.blobs()
+        needed = frozenset[str]().union(*(_needed(self._to(), version, kind) for version in versions))
+
+        def read(digest: str) -> bytes:
+            data = blobs.get(key_of(kind, digest)) if digest in needed else None
+            if data is None:
+                raise NotFoundError(f"there is no {kind[:-1]} {digest[:12]} of {versions[0][:12]}")
+            return data
+
+        return pack(wanted, read)
 
     def open(self) -> PushOpened:
         """Open a push."""
@@ -209,7 +225,7 @@ class ArtifactOperations:
         """Remove a version; its chunks go with the next collection.
 
         Raises:
-            InputError: it has a tag or a stage, or other versions are stored as differences to it.
+            InputError: it has a tag or a stage, a service serves it, or other versions are differences to it.
         """
         with self.operations.control.changed:
             named, version = self._find(wanted.ref)
@@ -260,6 +276,8 @@ class ArtifactOperations:
             return f"has the tag {tags[0]}"
         if version.stage:
             return f"is in the stage {version.stage}"
+        if services := served_by(self.operations.control.fold.directory, version.pushed.digest):
+            return f"is served by {services[0]}"
         digest = version.pushed.digest
         others = [each for each in self._artifacts.versions() if each[1].pushed.digest == digest]
         for other in self._artifacts.versions():
@@ -272,7 +290,7 @@ class ArtifactOperations:
         return self.operations.control.fold.artifacts
 
     def _to(self) -> str:
-        return read_settings(self.operations.home).get(SETTING) or str(self.operations.home / FOLDER)
+        return artifact_store(self.operations.home)
 
     def _note_tag(self, named: Named, tag: str, version: int, by: str) -> None:
         now_us = self.operations.clock.now_us()
@@ -304,6 +322,14 @@ class ArtifactOperations:
         near = difflib.get_close_matches(name, self._artifacts.named, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         return NotFoundError(f"there is no artifact {name!r}", hint=f"{hint}`cordee artifact ls` shows them")
+
+
+@lru_cache(maxsize=32)
+def _needed(to: str, version: str, kind: str) -> frozenset[str]:
+    """Return the chunks or the manifests through which a version is read; what a digest names never changes."""
+    found = ArtifactStore(open_blobs(to)).read(version)
+    manifests = (found.manifest, *found.bases)
+    return frozenset(found.needed_bytes() if kind == CHUNKS else (each.digest for each in manifests))
 
 
 def _ref(named: Named, version: Version) -> str:

@@ -3,9 +3,10 @@
 from asyncio import to_thread
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 
+from cordee.answers import ArtifactBlobsWanted
 from cordee.artifact_answers import (
     DIGEST,
     BlobSize,
@@ -22,8 +23,9 @@ from cordee.artifact_answers import (
     VersionDetailView,
     VersionView,
 )
+from cordee.control.agents.transfers import spec_of
 from cordee.control.artifacts.operations import ArtifactOperations
-from cordee.control.dependencies import Owner, body_of, user_router
+from cordee.control.dependencies import Asked, Itself, Owner, body_of, user_router
 from cordee.control.files import check_room
 from cordee.errors import InputError, NotFoundError
 from cordee.storage.registry.manifest import MANIFEST_BYTES_MAX
@@ -31,6 +33,7 @@ from cordee.storage.registry.store import key_of
 from cordee.storage.tree import digest_of
 
 router = user_router("/v1")
+node_router = APIRouter(prefix="/v1/agents", include_in_schema=False)
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 
 
@@ -152,3 +155,13 @@ async def write_artifact_blob(
             blobs.put(key, data)
 
     await to_thread(write)
+
+
+@node_router.post("/{node}/artifacts")
+def send_artifacts(node: Itself, wanted: ArtifactBlobsWanted, operations: Asked, artifacts: Artifacts) -> Response:
+    """Return a pack of chunks or manifests of the artifacts that an attempt on a node reads."""
+    digests = spec_of(operations, node, wanted.job_id, wanted.epoch).get("artifacts")
+    if not isinstance(digests, list) or not digests:
+        raise NotFoundError(f"{wanted.job_id} reads no artifacts")
+    packed = artifacts.pack(tuple(map(str, digests)), wanted.kind, wanted.digests)
+    return Response(packed, media_type="application/octet-stream")

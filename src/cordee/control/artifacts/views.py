@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 from cordee.artifact_answers import ChangeView, MakerView, RelativeView, VersionDetailView, VersionView
+from cordee.control.directory import Directory
 from cordee.control.operations import Operations
 from cordee.control.versions import Artifacts, Named, Version
 from cordee.errors import NotFoundError
+from cordee.workload.spec import JobSpec
 
 HISTORY_SHOWN = 100
 
@@ -66,6 +68,17 @@ def maker_view(operations: Operations, job_id: str) -> MakerView | None:
         gpu_us=0 if row is None else row.gpu_us.held,
         micro_usd=0 if row is None else row.micro_usd.held,
     )
+
+
+def served_by(directory: Directory, digest: str) -> list[str]:
+    """Return the services whose replicas read a version."""
+    return [
+        service.name
+        for service in directory.services.values()
+        if (not service.ended or service.replicas)
+        and (section := JobSpec.model_validate_json(service.spec).service) is not None
+        and any(each.digest == digest for each in section.versions.values())
+    ]
 
 
 def _lineage(artifacts: Artifacts, version: Version) -> Iterator[RelativeView]:

@@ -3,13 +3,24 @@
 from pathlib import Path, PurePosixPath
 
 from cordee.control.eligible import kind_of, may_get
+from cordee.control.home import artifact_store
 from cordee.control.operations import Operations
 from cordee.control.services.planned import planned_settings
 from cordee.control.services.replica_spec import engine_of, place_of, replica_of
 from cordee.errors import SpecError
-from cordee.storage.destination import absolute, below
-from cordee.workload.service import SETTINGS_ENV, TrainedModel
+from cordee.storage.destination import absolute, below, open_blobs
+from cordee.workload.service import (
+    CONFIG_CHARS_MAX,
+    SETTINGS_ENV,
+    ArtifactModel,
+    ArtifactVersion,
+    ServiceSpec,
+    TrainedModel,
+)
 from cordee.workload.spec import JobSpec
+
+_SERVED = ("model", "checkpoint", "other")
+"""Kinds of artifacts that may be models."""
 
 
 def replica_spec(operations: Operations, spec: JobSpec, revision: int) -> JobSpec:
@@ -31,21 +42,61 @@ def replica_spec(operations: Operations, spec: JobSpec, revision: int) -> JobSpe
     placed = spec.model_copy(update={"place": place_of(spec, engine, largest)})
     # A plan is of one model: what it says of memory need not fit another one.
     planned = {} if spec.service.models else planned_settings(placed, nodes)
-    return replica_of(placed, revision=revision, engine=engine, trained=weights, planned=planned)
+    artifacts = _artifacts_of(operations, spec.service)
+    return replica_of(placed, revision=revision, engine=engine, trained=weights, artifacts=artifacts, planned=planned)
 
 
-def at_newest_steps(operations: Operations, spec: JobSpec) -> JobSpec:
-    """Return the spec of a service with the newest checkpoints of the jobs that its models name, unless it has steps.
+def pinned(operations: Operations, spec: JobSpec) -> JobSpec:
+    """Return the spec of a service with the weights that its models name by now, unless it says which.
+
+    Those are the newest checkpoints of jobs, and the versions that the references of artifacts name.
 
     Raises:
-        SpecError: such a job is not there, or has no checkpoint destination.
+        SpecError: such a job is not there or has no checkpoint destination, or there is no such version, or it is no
+            model.
+        CheckpointError: the version is damaged.
     """
     section = spec.service
-    if section is None or section.steps or not section.trained_by:
+    if section is None:
         return spec
-    newest = {model: _weights_of(operations, model, job).step for model, job in section.trained_by.items()}
-    steps = {model: step for model, step in newest.items() if step is not None}
-    return spec.model_copy(update={"service": section.model_copy(update={"steps": steps})})
+    update: dict[str, object] = {}
+    if section.trained_by and not section.steps:
+        newest = {model: _weights_of(operations, model, job).step for model, job in section.trained_by.items()}
+        update["steps"] = {model: step for model, step in newest.items() if step is not None}
+    if section.artifacts and not section.versions:
+        update["versions"] = {model: _version_of(operations, ref) for model, ref in section.artifacts.items()}
+    return spec.model_copy(update={"service": section.model_copy(update=update)}) if update else spec
+
+
+def _version_of(operations: Operations, ref: str) -> ArtifactVersion:
+    with operations.control.changed:
+        found = operations.control.fold.artifacts.find(ref)
+    if found is None:
+        raise SpecError(f"there is no artifact {ref}", hint="`cordee artifact ls` shows them")
+    named, version = found
+    made, name = version.pushed, f"{named.name}:{version.pushed.version}"
+    if made.artifact_kind not in _SERVED:
+        raise SpecError(
+            f"{name} is of the kind {made.artifact_kind}, and a service serves a model",
+            hint="push a folder of a Hugging Face model or a .gguf file; merge an adapter into its base before",
+        )
+    from cordee.storage.registry.store import ArtifactStore  # it needs an extra, as whoever pushed it knows
+
+    artifact = (store := ArtifactStore(open_blobs(artifact_store(operations.home)))).read(made.digest)
+    files = {each.path: each for each in artifact.manifest.files}
+    config = files.get("config.json")
+    text = ""
+    if config is not None and config.size_bytes <= CONFIG_CHARS_MAX:
+        text = b"".join(store.content(artifact, chunk) for chunk in config.chunks).decode(errors="replace")
+    return ArtifactVersion(ref=name, digest=made.digest, config=text, file=next(iter(files)) if len(files) == 1 else "")
+
+
+def _artifacts_of(operations: Operations, section: ServiceSpec) -> dict[str, ArtifactModel]:
+    """Return by model the version of an artifact that replicas read, with the destination of its chunks."""
+    store = absolute(artifact_store(operations.home), str(Path.cwd()))
+    return {
+        model: ArtifactModel(ref=each.ref, digest=each.digest, store=store) for model, each in section.versions.items()
+    }
 
 
 def _weights_of(operations: Operations, model: str, name: str) -> TrainedModel:

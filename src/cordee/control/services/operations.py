@@ -11,7 +11,7 @@ from cordee.control.directory import Service
 from cordee.control.operations import Operations
 from cordee.control.services.controller import Controller
 from cordee.control.services.gateways import Gateways
-from cordee.control.services.inputs import at_newest_steps, check_models, replica_spec, secrets_of
+from cordee.control.services.inputs import check_models, pinned, replica_spec, secrets_of
 from cordee.control.services.planned import check_part, estimate_of
 from cordee.control.services.replica_spec import same_replicas
 from cordee.control.services.usage import usage_events
@@ -71,7 +71,7 @@ class ServiceOperations:
         if spec.run and spec.files is None:
             check_program(spec)
         check_models(spec)
-        spec = at_newest_steps(operations, spec)
+        spec = pinned(operations, spec)
         made = replica_spec(operations, spec, 1)
         with operations.control.changed:
             nodes = [record.node for record in operations.control.state.nodes.records.values()]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from cordee.control.directory import Service
@@ -82,7 +83,7 @@ def _plan_of(spec: JobSpec, nodes: Iterable[Node]) -> _Plan:
     engine = engine_of(spec, section, {str(kind) for kind in kinds})
     if engine not in _ENGINES:
         return _Plan()
-    model = Path(spec.cwd or ".") / section.model
+    version, model = section.versions.get(section.model), Path(spec.cwd or ".") / section.model
     where = str(model) if model.exists() else section.model
     latencies = {"ttft": section.slo.ttft_s, "tpot": section.slo.tpot_s}
     given: dict[str, Any] = {name: f"{1000 * each:g}ms" for name, each in latencies.items() if each is not None}
@@ -95,16 +96,28 @@ def _plan_of(spec: JobSpec, nodes: Iterable[Node]) -> _Plan:
         given["memory_fraction"] = min(1.0, given["memory_fraction"] * WHOLE_MILLI / spec.gpu_milli)
     gpus = f"{spec.gpus}x{min(map(str, kinds))}" + (f" {spec.mig}" if spec.mig else "")
     per_node = spec.place.unit if spec.place.unit is not None and spec.place.unit < spec.gpus else None
-    return _planned(where, gpus, (spec.gpu_milli, per_node), engine, tuple(sorted(given.items())))
+    return _planned(
+        where,
+        gpus,
+        (spec.gpu_milli, per_node),
+        engine,
+        tuple(sorted(given.items())),
+        "" if version is None else version.config,
+    )
 
 
 @lru_cache(maxsize=64)
 def _planned(
-    model: str, gpus: str, parts: tuple[int, int | None], engine: str, given: tuple[tuple[str, Any], ...]
+    model: str, gpus: str, parts: tuple[int, int | None], engine: str, given: tuple[tuple[str, Any], ...], config: str
 ) -> _Plan:
+    """Return the plan of a model, which is read from `config`, the text of its config.json, where that is not empty."""
     milli, per_node = parts
     try:
-        request = serving_request(model, gpus, engine=engine, **dict(given))
+        with TemporaryDirectory(prefix="cordee-model-") as folder:
+            if config:
+                (Path(folder) / "config.json").write_text(config)
+            request = serving_request(folder if config else model, gpus, engine=engine, **dict(given))
+            request = replace(request, model=model)
         if per_node is not None:  # It is placed on several nodes.
             gpu = request.gpu
             island = gpu.island_gpus if gpu.island_gpus > gpu.gpus_per_node else min(gpu.island_gpus, per_node)

@@ -6,9 +6,11 @@ from types import MappingProxyType
 from cordee.control.prices import SLOT
 from cordee.errors import SpecError, TooLargeError
 from cordee.serve.engines.known import find_engine
+from cordee.storage.destination import is_remote, level_urls
 from cordee.workload.service import (
     SETTINGS_ENV,
     WHOLE_MILLI,
+    ArtifactModel,
     EngineKind,
     Flag,
     ReplicaSettings,
@@ -32,7 +34,9 @@ def engine_of(spec: JobSpec, service: ServiceSpec, gpu_names: set[str]) -> Engin
     if spec.run:
         return "command"
     on_slots = spec.gpu == SLOT or (spec.gpu is None and gpu_names == {SLOT})
-    return "llama.cpp" if on_slots or (service.model or "").endswith(".gguf") else "vllm"
+    version = service.versions.get(service.model or "")
+    model = service.model or "" if version is None else version.file
+    return "llama.cpp" if on_slots or model.endswith(".gguf") else "vllm"
 
 
 def place_of(spec: JobSpec, engine: EngineKind, node_gpus: int) -> Place:
@@ -73,6 +77,7 @@ def replica_of(
     revision: int,
     engine: EngineKind,
     trained: Mapping[str, TrainedModel] = MappingProxyType({}),
+    artifacts: Mapping[str, ArtifactModel] = MappingProxyType({}),
     planned: Mapping[str, Flag] = MappingProxyType({}),
 ) -> JobSpec:
     """Return the job of one replica.
@@ -82,6 +87,7 @@ def replica_of(
         revision: of the declaration.
         engine: the engine; never auto.
         trained: the weights of its models that are `job:NAME`.
+        artifacts: the versions of those that are `artifact:REF`.
         planned: settings of the engine; those that the service gives come first.
     """
     service = spec.service
@@ -97,6 +103,7 @@ def replica_of(
         model=service.model,
         models=service.models,
         trained=found,
+        artifacts=dict(artifacts),
         run=spec.run,
         context=service.context,
         slo=service.slo,
@@ -109,8 +116,13 @@ def replica_of(
         },
     )
     # A node's wrapper may be of an earlier version, which knows no such settings.
-    env = spec.env | {SETTINGS_ENV: settings.model_dump_json(exclude=None if found else {"trained"})}
-    return spec.model_copy(update={"run": RUN, "service": None, "env": env})
+    unused = {name for name, value in (("trained", found), ("artifacts", artifacts)) if not value}
+    env = spec.env | {SETTINGS_ENV: settings.model_dump_json(exclude=unused)}
+    # What only the server's disk has comes over the agent's connection; an object store is open to every node.
+    stores = {each.store for each in artifacts.values()}
+    is_here = not any(is_remote(place) for store in stores for place in level_urls(store))
+    fetched = tuple(dict.fromkeys(each.digest for each in artifacts.values())) if is_here else ()
+    return spec.model_copy(update={"run": RUN, "service": None, "env": env, "artifacts": fetched})
 
 
 def part_flags(engine: EngineKind, gpu_milli: int) -> dict[str, Flag]:

@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 BASES_MAX = 4  # A chunk is read through all of them.
 _THREADS = 4
-_CHUNKS, _MANIFESTS = "chunks", "manifests"
+CHUNKS, MANIFESTS = "chunks", "manifests"
 
 Seen = Callable[[int], object]
 
@@ -80,6 +80,18 @@ class Artifact:
     def by_label(self) -> Mapping[tuple[str, int], StoredChunk]:
         """Return the artifact's own chunk by its label and its length in bytes."""
         return {(chunk.label, chunk.length_bytes): chunk for chunk in self.manifest.chunks()}
+
+    def needed_bytes(self) -> dict[str, int]:
+        """Return the stored bytes of each chunk through which its files are read, those of its bases included."""
+        needed: dict[str, int] = {}
+        waiting, seen = list(self.manifest.chunks()), set[tuple[str, str]]()
+        while waiting:
+            chunk = waiting.pop()
+            if (chunk.stored, chunk.base) not in seen:
+                seen.add((chunk.stored, chunk.base))
+                needed[chunk.stored] = chunk.stored_bytes
+                waiting += filter(None, [self.by_content.get(chunk.base)])
+        return needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +227,7 @@ class ArtifactStore:
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of every chunk of the store, by the digest of its stored form."""
-        return {key.rpartition("/")[2]: self.blobs.size(key) or 0 for key in self.blobs.list(_CHUNKS)}
+        return {key.rpartition("/")[2]: self.blobs.size(key) or 0 for key in self.blobs.list(CHUNKS)}
 
     def remove_unneeded(self, live: Collection[str], *, dry: bool) -> tuple[int, int]:
         """Remove manifests that are not live, and chunks that no live one needs; return their number and bytes.
@@ -230,7 +242,7 @@ class ArtifactStore:
         needed = {stored for digest in live for stored in self._manifest(digest).stored_sizes()}
         sizes = {stored: size_bytes for stored, size_bytes in self.sizes().items() if stored not in needed}
         if not dry:
-            for key in list(self.blobs.list(_MANIFESTS)):
+            for key in list(self.blobs.list(MANIFESTS)):
                 if key.rpartition("/")[2] not in live:
                     self.blobs.delete(key)
             for stored in sizes:
@@ -408,12 +420,12 @@ def _parallel(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 def key_of(kind: str, digest: str) -> str:
     """Return the key of a blob: `chunks` or `manifests`, and its digest."""
-    return _chunk_key(digest) if kind == _CHUNKS else _manifest_key(digest)
+    return _chunk_key(digest) if kind == CHUNKS else _manifest_key(digest)
 
 
 def _chunk_key(stored: str) -> str:
-    return f"{_CHUNKS}/{stored[:2]}/{stored}"
+    return f"{CHUNKS}/{stored[:2]}/{stored}"
 
 
 def _manifest_key(digest: str) -> str:
-    return f"{_MANIFESTS}/{digest}"
+    return f"{MANIFESTS}/{digest}"
