@@ -10,7 +10,7 @@ from typing import TypedDict, TypeVar, Unpack
 
 from cordee.errors import CatalogueError, SpecError, TraceError
 from cordee.hardware.catalog import PRICED, Capacity, Catalogue, Gpu
-from cordee.hardware.load import load_catalogue, load_speedups
+from cordee.hardware.load import load_catalogue, load_speedups, own_gpu_files
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import Assumptions
 from cordee.plan.layout import Recompute
@@ -331,14 +331,18 @@ def home_prices() -> Path | None:
     return _in_home("prices.toml")
 
 
-def home_gpus() -> Path | None:
-    """Return the `gpus.toml` in Cordee's home, which a server plans by too; None if there is none."""
-    return _in_home("gpus.toml")
+def home_gpus() -> tuple[Path, ...]:
+    """Return the files in Cordee's home that describe GPUs, which a server plans by too."""
+    return own_gpu_files(_home())
 
 
 def _in_home(name: str) -> Path | None:
-    path = Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser() / name
+    path = _home() / name
     return path if path.exists() else None
+
+
+def _home() -> Path:
+    return Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser()
 
 
 def parse_tokens(text: str) -> float:

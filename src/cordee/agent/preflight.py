@@ -80,11 +80,11 @@ class Preflights:
     Args:
         node: its name.
         devices: its GPUs or slots.
-        catalogue: `gpus.toml` of Cordee's home, with own GPUs and calibrated ones; None: there is none.
+        gpu_files: those of Cordee's home, with own GPUs and calibrated ones.
     """
 
-    def __init__(self, node: str, devices: Devices, catalogue: Path | None = None) -> None:
-        self._node, self._devices, self._catalogue = node, devices, catalogue
+    def __init__(self, node: str, devices: Devices, gpu_files: Sequence[Path] = ()) -> None:
+        self._node, self._devices, self._gpu_files = node, devices, gpu_files
         self._begun: dict[str, tuple[Preflight, float]] = {}
         self._done: queue.SimpleQueue[Preflight] = queue.SimpleQueue()
 
@@ -129,7 +129,7 @@ class Preflights:
 
     def _gpu(self) -> Gpu | None:
         try:
-            return load_catalogue(gpus_path=self._catalogue).find_gpu(self._devices.gpu_name)
+            return load_catalogue(gpu_files=self._gpu_files).find_gpu(self._devices.gpu_name)
         except CatalogueError:
             return None
 

@@ -60,7 +60,7 @@ def graded_product(speed: float, gpu: Gpu | None) -> Finding:
     name, figure = "product", f"{speed / 1e12:.0f} TFLOP/s, bf16"
     if gpu is None:
         return Finding(name, "ok", figure, "not in the catalogue")
-    wanted = gpu.peak_flop_per_s("bf16") * gpu.matmul_fraction
+    wanted = gpu.peak16_flop_per_s * gpu.matmul_fraction
     state: State = "ok" if speed >= OK * wanted else "warn" if speed >= POOR * wanted else "bad"
     hint = (
         "" if state == "ok" else "look at its clocks, its power limit and its neighbours: nvidia-smi -q -d CLOCK,POWER"

@@ -80,7 +80,7 @@ class RankGroups:
         ] = {}  # for a copy or a preflight: secrets, environment
         self._next_follow_s = 0.0
         self._samples = Samples(node, devices, report, clock)
-        self._preflights = Preflights(node, devices, transfers.catalogue)
+        self._preflights = Preflights(node, devices, transfers.gpu_files)
 
     def __bool__(self) -> bool:
         """Return whether a rank group runs."""

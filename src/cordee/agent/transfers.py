@@ -9,6 +9,7 @@ from cordee.agent.log_shipping import LogShipper
 from cordee.agent.settings import AgentSettings
 from cordee.agent.tunnels import Tunnels
 from cordee.agent.uplink import Uplink
+from cordee.hardware.load import own_gpu_files
 from cordee.storage.content import Contents
 
 FILES, ARTIFACTS = "files", "artifacts"
@@ -20,15 +21,14 @@ class Transfers:
     Attributes:
         copies: the copies of submitted files.
         tunnels: to commands, ports and shells.
-        catalogue: `gpus.toml` of the server's home, if the agent sees it.
+        gpu_files: what the server's home knows of GPUs beyond the catalogue, if the agent sees it.
     """
 
     def __init__(self, folder: Path, settings: AgentSettings, wake: Callable[[], None]) -> None:
         self._attempts, self._node = settings.attempts(folder), settings.node
         self._shipper: LogShipper | None = None
         self.tunnels = Tunnels(folder, settings.node)
-        own = None if settings.home is None else Path(settings.home) / "gpus.toml"
-        self.catalogue = own if own is not None and own.exists() else None
+        self.gpu_files = () if settings.home is None else own_gpu_files(Path(settings.home))
         if settings.home is not None:
             self.copies = Copies(Contents(Path(settings.home) / FILES), None, wake)
         else:

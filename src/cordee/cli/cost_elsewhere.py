@@ -183,7 +183,7 @@ class _Prices:
             return 0, "none, as asked for"
         name = self._price_as or kind or self._of_cluster
         try:
-            catalogue = load_catalogue(gpus_path=home_gpus())
+            catalogue = load_catalogue(gpu_files=home_gpus())
             gpu = catalogue.find_gpu(name)
         except CatalogueError:
             if self._price_as is not None:

@@ -72,7 +72,7 @@ def _findings(to: Path, slots: int | None, *, quick: bool) -> Iterator[Finding]:
     if not quick:
         with terminal.waiting("a product, and an all-reduce"):
             gpus = devices.count if devices.real else 0
-            yield from probe_findings(devices.gpu_name, gpus, load_catalogue(gpus_path=home_gpus()))
+            yield from probe_findings(devices.gpu_name, gpus, load_catalogue(gpu_files=home_gpus()))
     yield write_speed(to)
     yield from host_findings(to)
 

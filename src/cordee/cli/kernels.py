@@ -43,7 +43,7 @@ def kernels(
     devices = discover(None)
     work = "check" if check else "compile" if compiled or arch or not devices.real else "measure"
     # A GPU that the catalogue does not know has no roof: said before minutes of measuring.
-    gpu = load_catalogue(gpus_path=home_gpus()).find_gpu(devices.gpu_name) if work == "measure" else None
+    gpu = load_catalogue(gpu_files=home_gpus()).find_gpu(devices.gpu_name) if work == "measure" else None
     words = [*(names or ()), "--seed", str(seed), *(part for each in arch or () for part in ("--arch", each))]
     total = len(names or _NAMES) * {"check": 2, "compile": len(arch or ARCHITECTURES), "measure": 2}[work]
     found = []

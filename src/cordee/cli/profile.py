@@ -156,7 +156,7 @@ def _shown(reports: Sequence[RankReport], rank: int | None, straggler: int) -> i
 
 def _peak(name: str | None, precision: str, reports: Sequence[RankReport]) -> float | None:
     """Return the FLOP/s of the named GPU, or of the profile's if the catalogue has it."""
-    catalogue = load_catalogue(gpus_path=home_gpus())
+    catalogue = load_catalogue(gpu_files=home_gpus())
     if name is not None:
         return catalogue.find_gpu(name).peak_flop_per_s(precision)
     profiled = next((report.gpu for report in reports if report.gpu), None)

@@ -63,7 +63,7 @@ def planned_by_flags(flags: PlanFlags) -> PlanOfProfile | None:
     if precision is None:
         raise SpecError(f"--precision {flags.precision} is not planned", hint=f"use {', '.join(PRECISIONS)}")
     request = Request(
-        shape=load_shape(flags.model), gpu=load_catalogue(gpus_path=home_gpus()).find_gpu(kind), gpus=count,
+        shape=load_shape(flags.model), gpu=load_catalogue(gpu_files=home_gpus()).find_gpu(kind), gpus=count,
         settings=Settings(seq_tokens=flags.seq, global_batch=flags.batch, precision=precision),
         layout=layout_wanted(flags.layout, None, flags.micro_batch),
     )  # fmt: skip
@@ -88,7 +88,7 @@ def planned_job(name: str, home: Path | None) -> ProfiledJob:
         seq_tokens=model.seq, global_batch=model.global_batch, optimizer=model.optimizer, precision=model.precision,
         framework=model.framework, loss=model.loss,
     )  # fmt: skip
-    gpu = load_catalogue(gpus_path=home_gpus()).find_gpu(kind)
+    gpu = load_catalogue(gpu_files=home_gpus()).find_gpu(kind)
     request = Request(
         shape=load_shape(str(path or model.name)), gpu=gpu, gpus=gpus, settings=settings,
         layout=layout_wanted(layout or model.layout, None if layout else model.recompute, model.micro_batch),

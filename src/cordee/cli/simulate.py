@@ -226,7 +226,7 @@ def _priced(nodes: tuple[Node, ...], price_as: str | None) -> tuple[Node, ...]:
     Raises:
         CatalogueError: the catalogue has no GPU of this name, and none stands for it.
     """
-    catalogue, found = load_catalogue(gpus_path=home_gpus()), []
+    catalogue, found = load_catalogue(gpu_files=home_gpus()), []
     for node in nodes:
         if node.gpu_name != UNNAMED_GPU and price_as is None:
             _check_known(catalogue, node.gpu_name)

@@ -202,7 +202,7 @@ def _plan(spec: JobSpec, service: ServiceSpec, play: FluidPlay, wanted: Wanted, 
             target=wanted.target,
             window_us=round(service.window_s * US_PER_S),
             idle_us=round(service.idle_s * US_PER_S),
-            micro_usd_per_hour=micro_usd_per_hour(spec, nodes, load_catalogue(gpus_path=home_gpus())),
+            micro_usd_per_hour=micro_usd_per_hour(spec, nodes, load_catalogue(gpu_files=home_gpus())),
             max_micro_usd_per_hour=service.max_micro_usd_per_hour,
         ),
     )

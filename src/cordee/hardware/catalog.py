@@ -11,6 +11,7 @@ from typing import Literal
 
 from cordee.errors import CatalogueError
 from cordee.hardware.kernels import Kernels
+from cordee.hardware.measured import Measured
 from cordee.hardware.mig import MigTable
 
 Capacity = Literal["on-demand", "spot", "reserved"]
@@ -110,6 +111,23 @@ class Gpu:
     mig: MigTable | None = field(default=None, hash=False, compare=False, repr=False)
     whole: "Gpu | None" = field(default=None, hash=False, compare=False, repr=False)
     part: float = 1.0
+    measured: Measured | None = field(default=None, hash=False, compare=False, repr=False)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether it computes while it is told to, as a CPU does: the host's time adds up, and nothing hides it."""
+        return self.measured is not None and self.measured.fingerprint.get("device") == "cpu"
+
+    @property
+    def peak16_flop_per_s(self) -> float:
+        """The dense FLOP/s in 16 bits; chips before A100 have fp16 only, and a CPU may have none but 32 bits."""
+        rates = self.flop_per_s
+        return rates.get("bf16") or rates.get("fp16") or rates["fp32"]
+
+    @property
+    def peak32_flop_per_s(self) -> float:
+        """The dense FLOP/s of products of 32-bit numbers, as frameworks allow them: TF32 where there is such."""
+        return self.flop_per_s.get("tf32") or self.flop_per_s["fp32"]
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Return the dense FLOP/s in `dtype`.
@@ -152,6 +170,7 @@ class Gpu:
             mig=None,
             whole=self,
             part=part,
+            measured=None,
         )
 
     def instances(self) -> tuple[tuple["Gpu", int], ...]:

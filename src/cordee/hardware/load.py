@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from cordee.errors import CatalogueError
 from cordee.events import MigProfile
 from cordee.hardware.catalog import PRICED, Capacity, Catalogue, ChipEfficiency, CpuPrice, Gpu, Price, Source
 from cordee.hardware.kernels import Grid, Kernels
+from cordee.hardware.measured import Measured, Table
 from cordee.hardware.mig import MigFacts, MigTable
 from cordee.hardware.speedups import Speedups
 from cordee.units import parse_bytes, parse_bytes_per_s
@@ -19,19 +20,20 @@ from cordee.units import parse_bytes, parse_bytes_per_s
 _DATA = Path(__file__).parent / "data"
 
 
-def load_catalogue(prices_path: Path | None = None, gpus_path: Path | None = None) -> Catalogue:
-    """Return the GPUs and prices that Cordee ships, with the user's `gpus.toml` and `prices.toml` laid over them.
+def load_catalogue(prices_path: Path | None = None, gpu_files: Sequence[Path] = ()) -> Catalogue:
+    """Return the GPUs and prices that Cordee ships, with the user's files of GPUs and `prices.toml` laid over them.
+
+    Args:
+        prices_path: the user's prices.
+        gpu_files: those of `own_gpu_files`; a later one may describe a GPU of an earlier one anew.
 
     Raises:
         CatalogueError: a file is missing or is not TOML; a GPU lacks a fact, or is like none that is known; a price
             names an unknown GPU or capacity.
     """
     shipped = _shipped()
-    if gpus_path is not None:
-        own_gpus = _own_gpus(gpus_path)
-        names = {gpu.name for gpu in own_gpus}
-        kept_gpus = tuple(gpu for gpu in shipped.gpus if gpu.name not in names)
-        shipped = Catalogue(gpus=kept_gpus + own_gpus, prices=shipped.prices)
+    for path in gpu_files:
+        shipped = _with_own(shipped, path)
     if prices_path is None:
         return shipped
     table = _read_toml(prices_path)
@@ -48,8 +50,14 @@ def load_home(home: Path) -> Catalogue:
     Raises:
         CatalogueError: as `load_catalogue`.
     """
-    prices, gpus = home / "prices.toml", home / "gpus.toml"
-    return load_catalogue(prices if prices.exists() else None, gpus if gpus.exists() else None)
+    prices = home / "prices.toml"
+    return load_catalogue(prices if prices.exists() else None, own_gpu_files(home))
+
+
+def own_gpu_files(home: Path) -> tuple[Path, ...]:
+    """Return the files of a Cordee home that describe GPUs: `gpus.toml`, and what calibrations wrote: `hardware/*.toml`."""
+    gpus = home / "gpus.toml"
+    return (*([gpus] if gpus.exists() else []), *sorted((home / "hardware").glob("*.toml")))
 
 
 _OWN_EXAMPLE = (
@@ -57,32 +65,56 @@ _OWN_EXAMPLE = (
     'dense_tflops = { bf16 = 121, fp16 = 121 }, source = "the vendor\'s datasheet", as_of = "2026-11"'
 )
 _OWN_FACTS = ("memory", "memory_bandwidth", "dense_tflops", "source", "as_of")
+_ALL_FACTS = ("chip", "link", "link_per_direction", "matmul", "node")
+_BESIDE = ("like", "units", "efficiency", "numbers", "fingerprint", "tables")
 
 
-def _own_gpus(path: Path) -> tuple[Gpu, ...]:
-    """Return the GPUs of a user's file: each has its memory and speed, and the rest of a shipped one that it is like.
+def _with_own(catalogue: Catalogue, path: Path) -> Catalogue:
+    """Return the catalogue with the GPUs of a user's file over it.
 
-    No measured kernel counts for them.
+    A GPU has its memory and speed, and the rest of the one that it is `like`, if it names one. `efficiency` lies over
+    the fractions of its chip, key by key; `numbers`, `tables` and `fingerprint` are those of a calibration. What was
+    measured on the GPU that it is like counts for it only if it has the same name.
     """
-    every, tables = _read_toml(_DATA / "gpus.toml"), _read_toml(_DATA / "efficiency.toml")
-    found = []
+    every, chips = _read_toml(_DATA / "gpus.toml"), _read_toml(_DATA / "efficiency.toml")
+    found: dict[str, Gpu] = {gpu.name: gpu for gpu in catalogue.gpus}
     for name, facts in _read_toml(path).items():
         where = f"{path}: {name}"
         if not isinstance(facts, dict):
             raise CatalogueError(f"{where} is {facts!r}, not a table", hint=_OWN_EXAMPLE)
-        missing = [key for key in ("like", *_OWN_FACTS) if key not in facts]
+        needed = _OWN_FACTS if "like" in facts else (*_OWN_FACTS, *_ALL_FACTS)
+        missing = [key for key in needed if key not in facts]
         if missing:
+            missing = missing if "like" in facts or "chip" in facts else ["like", *missing[: -len(_ALL_FACTS)]]
             raise CatalogueError(f"{where} lacks {', '.join(missing)}", hint=_OWN_EXAMPLE)
-        model = every[_shipped().find_gpu(str(facts["like"])).name]
-        unknown = sorted(set(facts) - {"like", "units", *model})
+        model = every[_shipped().find_gpu(str(facts["like"])).name] if "like" in facts else {}
+        unknown = sorted(set(facts) - {*_BESIDE, *_OWN_FACTS, *_ALL_FACTS, "aliases", *model})
         if unknown:
             raise CatalogueError(f"{where} has unknown {', '.join(unknown)}", hint=_OWN_EXAMPLE)
-        own = {key: value for key, value in facts.items() if key != "like"}
+        own = {key: value for key, value in facts.items() if key not in ("like", *_BESIDE[2:])}
+        before = found.get(name)
+        # Its spellings go on to mean it; kernels that were measured on others count for none of these.
+        kept = {"aliases": list(before.aliases) if before is not None else []}
         try:
-            found.append(_gpu(name, model | {"aliases": []} | own, tables, Kernels()))
+            gpu = _gpu(name, model | kept | own, chips, before.kernels if before and "fingerprint" in facts else Kernels())
+            found[name] = _calibrated(gpu, facts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CatalogueError(f"{where} cannot be read: {error}", hint=_OWN_EXAMPLE) from None
-    return tuple(found)
+    return Catalogue(gpus=tuple(found.values()), prices=catalogue.prices, cpu=catalogue.cpu)
+
+
+def _calibrated(gpu: Gpu, facts: Mapping[str, Any]) -> Gpu:
+    """Return a GPU with what the file has of its efficiency and of measured tables."""
+    measured = None
+    if "fingerprint" in facts:
+        tables = {
+            key: Table(tuple(tuple(map(float, axis)) for axis in each["axes"]), tuple(map(float, each["rates"])))
+            for key, each in facts.get("tables", {}).items()
+        }
+        numbers = {key: float(value) for key, value in facts.get("numbers", {}).items()}
+        measured = Measured(tables, numbers, dict(facts["fingerprint"]), str(facts["as_of"]))
+    fractions = {key: float(value) for key, value in facts.get("efficiency", {}).items()}
+    return replace(gpu, efficiency=replace(gpu.efficiency, **fractions), measured=measured)  # type: ignore[arg-type]
 
 
 @cache

@@ -39,11 +39,11 @@ def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: 
 
     With `groups` it is so many of them side by side, each with matrices of its own: one for each expert.
     """
-    peak = gpu.peak_flop_per_s("bf16") * gpu.efficiency.product_fraction
+    peak = gpu.peak16_flop_per_s * gpu.efficiency.product_fraction
     if bits == 8:
         peak = gpu.peak_flop_per_s("fp8") * gpu.efficiency.product8_fraction
     elif bits == 32:
-        peak = gpu.peak_flop_per_s("tf32") * gpu.efficiency.product_fraction
+        peak = gpu.peak32_flop_per_s * gpu.efficiency.product_fraction
     per_unit = fraction * peak / gpu.efficiency.units * row_fraction(n, bits) * row_fraction(k, bits)
     depth = 2.0 * (k + FILL_ELEMENTS)
     fastest: Real = np.inf
@@ -94,7 +94,7 @@ def fused_attention_s(gpu: Gpu, flop: Real, tokens: Real, *, kind: Attention = "
     """
     fraction = gpu.efficiency.vendor_attention_fraction if kind == "vendor" else gpu.efficiency.attention_fraction
     fraction *= FIRST_GENERATION if kind == "first" else 1.0
-    rate = gpu.peak_flop_per_s("bf16") * fraction * tokens / (tokens + FLASH_HALF_TOKENS)
+    rate = gpu.peak16_flop_per_s * fraction * tokens / (tokens + FLASH_HALF_TOKENS)
     return flop / rate + gpu.efficiency.launch_s, FLASH_BACKWARD * flop / rate + gpu.efficiency.launch_s
 
 
@@ -102,7 +102,7 @@ def unfused_attention_s(gpu: Gpu, batch_heads: Real, tokens: Real, head_dim: Rea
     """Return forward and backward seconds of attention that writes its scores: the whole square, bound by memory."""
     scores = batch_heads * tokens * tokens
     # Batched products whose rows are no multiple of 16 bytes leave the tensor cores.
-    peak = np.where(head_dim * 2 % 16 == 0, gpu.peak_flop_per_s("bf16"), gpu.peak_flop_per_s("fp32"))
+    peak = np.where(head_dim * 2 % 16 == 0, gpu.peak16_flop_per_s, gpu.peak_flop_per_s("fp32"))
     rate = peak * gpu.efficiency.product_fraction * head_dim / (head_dim + FILL_ELEMENTS)
     product = 2.0 * scores * head_dim / rate
     forward = 2 * product + move_s(gpu, 2 * SCORE_WORDS_FORWARD * scores)

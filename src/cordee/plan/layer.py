@@ -11,6 +11,7 @@ from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.plan.kernels import fused_attention_s, move_s, product_s, stream_s, unfused_attention_s
 from cordee.plan.layout import Layout
+from cordee.plan.measured import attention_seconds, head_operations, layer_operations, product_seconds
 from cordee.plan.states import layer_linears
 from cordee.plan.training import Adapters, Training
 from cordee.workload.model import LatentAttention, ModelShape
@@ -95,6 +96,9 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         words = words + PERMUTE_WORDS * moe.per_token * shape.hidden / tp
     if training.adapters is not None:
         total += _adapter_passes(shape, gpu, training, training.adapters, tokens)
+    small = layer_operations(shape, gpu, layout, training, tokens, inner) if moe is None else None
+    if small is not None:
+        return total + Passes(*small, 0.0, 0.0)
     words = words + _fused_words(shape, inner) / tp
     moved = move_s(gpu, training.activation_bytes * words * tokens)
     if not training.is_fused:
@@ -124,12 +128,13 @@ def _eager_words(shape: ModelShape, inner: Real) -> Real:
 def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
     """Return the passes of the output projection and the loss, over a vocabulary that tp divides."""
     tokens, vocab = rank_tokens(layout, training), np.ceil(shape.vocab / layout.tp / 128) * 128
-    moved = move_s(gpu, LOGIT_MOVED_BYTES * tokens * vocab)
+    moved = move_s(gpu, LOGIT_MOVED_BYTES * tokens * vocab) / 2
+    forward, backward = head_operations(shape, gpu, layout, training, tokens) or (moved, moved)
     product = _product_passes(gpu, training, tokens, (vocab, shape.hidden))
     frozen = training.tuning.frozen
     if frozen is not None and frozen.head:
         product = Passes(product.forward_s, product.inner_s, 0.0, 0.0)
-    return (product + Passes(moved / 2, moved / 2, 0.0, 0.0)).times(_software(gpu, training))
+    return (product + Passes(forward, backward, 0.0, 0.0)).times(_software(gpu, training))
 
 
 def _attention_sizes(shape: ModelShape, tp: Real) -> list[tuple[Real, Real]]:
@@ -197,6 +202,9 @@ def _product_passes(
     n, k = size
     # A micro-batch's gradient is read and added to the sum that is kept, which is read and written.
     accumulated_bytes = 2 + 2 * training.optimizer.gradient_bytes
+    if isinstance(groups, int) and (found := product_seconds(gpu, training.precision, tokens, n, k)) is not None:
+        kept = found.weight if training.adapters is None or trained else 0.0
+        return Passes(found.forward, found.inner, kept, 0.0)
     forward = product_s(gpu, tokens, n, k, bits=bits, fraction=fraction, groups=groups)
     inner = product_s(gpu, tokens, k, n, bits=bits, fraction=fraction, groups=groups)
     if training.adapters is not None and not trained:
@@ -211,9 +219,10 @@ def _core(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Pa
     tokens = rank_tokens(layout, training)
     if training.flash:
         flop = shape.attention_flop_per_token(training.attended_tokens) * tokens / layout.tp
-        forward, backward = fused_attention_s(
-            gpu, flop, training.attended_tokens / layout.cp, kind=training.attention_kind
-        )
+        length = training.attended_tokens / layout.cp
+        forward, backward = attention_seconds(
+            gpu, training.precision, flop, shape.head_dim, length
+        ) or fused_attention_s(gpu, flop, length, kind=training.attention_kind)
     else:
         batch = layout.micro_batch * shape.heads / layout.tp
         forward, backward = unfused_attention_s(gpu, batch, training.seq_tokens, shape.head_dim)

@@ -24,6 +24,7 @@ from cordee.plan.host import layer_host_s
 from cordee.plan.kernels import stream_s
 from cordee.plan.layer import Passes, head_passes, layer_passes
 from cordee.plan.layout import Layout
+from cordee.plan.measured import update_seconds
 from cordee.plan.memory import peak_bytes
 from cordee.plan.offload import paged_bytes
 from cordee.plan.pipeline.price import bubble_s
@@ -124,7 +125,8 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     head = head_passes(shape, gpu, layout, training)
     tensor, context, expert = _layer_traffic(shape, gpu, layout, training, core_s=layer.core_s, repeated=repeated)
     issued = layer.forward_s + layer.backward_s + again + tensor + context + expert
-    body = np.maximum(issued, layer_host_s(shape, gpu, layout, training, repeated))
+    host = layer_host_s(shape, gpu, layout, training, repeated)
+    body = issued + host if gpu.is_synchronous else np.maximum(issued, host)
     stretch = body / issued
     loss = head.forward_s + head.backward_s
     # The last stage has the head; where it has a layer less it may still not be the busiest.
@@ -297,8 +299,8 @@ def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights
     expert_shards = np.where(layout.zero > 0, layout.expert_shard_ranks, 1)
     elements = weights.shared / shards + weights.experts / np.maximum(1, expert_shards)
     states = optimizer.weight_bytes + optimizer.gradient_bytes + optimizer.master_bytes + optimizer.moment_bytes
-    moved = 2 * elements * states
-    return stream_s(gpu, moved)
+    found = update_seconds(gpu, training, elements)
+    return stream_s(gpu, 2 * elements * states) if found is None else found
 
 
 def _paging_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:

@@ -24,8 +24,8 @@ def peak_flop_per_s(gpu: Gpu, dtype: str) -> float:
     if dtype in gpu.flop_per_s:
         return gpu.flop_per_s[dtype]
     if dtype == "int8":  # as fast as fp8 where there is fp8, and twice the 16-bit rate on A100 (NVIDIA's datasheets)
-        return gpu.flop_per_s.get("fp8", 2 * gpu.flop_per_s["bf16"])
-    return gpu.flop_per_s["bf16"]
+        return gpu.flop_per_s.get("fp8", 2 * gpu.peak16_flop_per_s)
+    return gpu.peak16_flop_per_s
 
 
 def computed_in(gpu: Gpu, weights: Format) -> str:

@@ -1,0 +1,142 @@
+"""Times of short work on a device, repeated in sweeps over all cases until each is steady.
+
+A sweep runs every case once, so that a neighbour who comes and goes disturbs a few runs of each and not all of one.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from cordee.hardware.measured import Point, Sample
+
+SWEEPS_MIN, SWEEPS_MAX = 5, 40
+AGREE = 0.02  # of each other, by which three medians in a row are steady
+SAMPLE_S = 2e-3  # a run is repeated within a sample until it lasts as long
+FLUSH_BYTES = 256 << 20  # more than any GPU's L2
+
+Run = Callable[[], object]
+
+
+class Device:
+    """A CPU as torch's device, with so many threads.
+
+    With one thread the time is that of the CPU, which leaves out when others had the core; with more it is the wall's.
+    """
+
+    kind = "cpu"
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        torch.set_num_threads(threads)
+        self.torch = torch.device("cpu")
+        self._clock = time.process_time if threads == 1 else time.perf_counter
+
+    @property
+    def clock(self) -> str:
+        """Which clock it is measured with: `cpu`, `wall` or `events`."""
+        return "cpu" if self.threads == 1 else "wall"
+
+    def seconds(self, run: Run, times: int = 1) -> float:
+        """Return the seconds of one of so many runs in a row."""
+        start = self._clock()
+        for _ in range(times):
+            run()
+        return (self._clock() - start) / times
+
+    def wait(self) -> None:
+        """Wait until everything issued is done."""
+
+
+class CudaDevice(Device):
+    """A GPU: times by events on the current stream, the L2 cache written over before each sample."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int) -> None:
+        super().__init__(torch.get_num_threads())
+        torch.cuda.set_device(index)
+        self.torch = torch.device("cuda", index)
+        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self.torch)
+
+    @property
+    def clock(self) -> str:
+        return "events"
+
+    def seconds(self, run: Run, times: int = 1) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._flush.zero_()
+        begin.record()
+        for _ in range(times):
+            run()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / times
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.torch)
+
+
+@dataclass(slots=True)
+class Case:
+    """One point of one table: the work of a run, and how to run it.
+
+    `before` is run ahead of each sample, outside of its time.
+    """
+
+    table: str
+    at: Point
+    work: float
+    run: Run
+    before: Run | None = None
+    times: int = 1
+    found: list[float] = field(default_factory=list)
+    medians: list[float] = field(default_factory=list)
+
+    @property
+    def steady(self) -> bool:
+        """Whether the last three medians agree, each over one more sweep."""
+        last = self.medians[-3:]
+        return len(self.found) >= SWEEPS_MIN and max(last) <= (1 + AGREE) * min(last)
+
+    def sample(self, device: Device) -> None:
+        """Time it once more."""
+        if not self.found and not self.medians:
+            self.run()
+            device.wait()
+            once = device.seconds(self.run)
+            self.times = 1 if self.before else max(1, min(1000, int(SAMPLE_S / max(once, 1e-7))))
+        if self.before is not None:
+            self.before()
+            device.wait()
+        self.found.append(device.seconds(self.run, self.times))
+        self.medians.append(statistics.median(self.found))
+
+    def result(self) -> Sample:
+        """Return the median of all samples, and their spread."""
+        times = sorted(self.found)
+        low, high = times[len(times) // 5], times[min(len(times) - 1, len(times) * 4 // 5)]
+        return Sample(self.table, self.at, self.work, self.medians[-1], low, high, len(times), self.steady)
+
+
+def measure(cases: Sequence[Case], device: Device, limit_s: float) -> Iterator[Sample]:
+    """Yield each case's time once it is steady; those that are not when the limit has passed come last, as they are.
+
+    Args:
+        cases: in the order of a sweep.
+        device: where they run.
+        limit_s: CPU seconds of this process, or wall seconds on a GPU, for all of them together.
+    """
+    clock = time.process_time if device.kind == "cpu" else time.perf_counter
+    until, waiting = clock() + limit_s, list(cases)
+    for sweep in range(SWEEPS_MAX):
+        for case in waiting:
+            case.sample(device)
+        still = [case for case in waiting if not case.steady]
+        yield from (case.result() for case in waiting if case.steady)
+        waiting = still
+        if not waiting or (clock() >= until and sweep + 1 >= SWEEPS_MIN):
+            break
+    yield from (case.result() for case in waiting)
