@@ -44,6 +44,7 @@
     ├── MissingExtraError          70   an optional library is not installed
     ├── ReplicaError               87   the engine of a service does not start, has ended, or does not answer
     ├── EngineError                85   an engine of machines, such as Slurm, does not do what it is asked
+    ├── NoisyError                 81   a calibration was disturbed by what else runs there
     └── ClaimError                 80   a claim of the demo, or a kernel's number, does not hold
 
 75 is not an error: a rank exits with it when it has checkpointed and its job shall be queued again.
@@ -332,6 +333,12 @@ class ReplicaError(CordeeError):
     """The engine of a service does not start, has ended, or does not answer."""
 
     exit_code = 87
+
+
+class NoisyError(CordeeError):
+    """What was measured is not known well enough, since others used the device."""
+
+    exit_code = 81
 
 
 class ClaimError(CordeeError):

@@ -5,6 +5,7 @@
 
 import os
 import re
+import socket
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
@@ -84,6 +85,7 @@ def plan(
         CatalogueError, ShapeError, LayoutError, SpecError: something is unknown, unreadable or does not divide.
     """
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
+    gpus = gpus_here(gpus, catalogue)
     count, kind = parse_gpus(gpus)
     return ask(
         Request(
@@ -156,6 +158,7 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
         CatalogueError, ShapeError, LayoutError, SpecError, UnitError, TraceError: something is unknown or unreadable.
     """
     catalogue = load_catalogue(given.get("prices") or home_prices(), home_gpus())
+    gpus = gpus_here(gpus, catalogue)
     count, kind = parse_gpus(gpus)
     gpu = find_gpu(catalogue, gpus, count, kind)
     layout, context = given.get("layout"), given.get("context")
@@ -312,6 +315,30 @@ def _one_of(what: str, text: str, known: tuple[T, ...]) -> T:
         if text == name:
             return name
     raise SpecError(f"unknown {what} {text!r}", hint=f"use one of: {', '.join(known)}")
+
+
+def gpus_here(text: str, catalogue: Catalogue) -> str:
+    """Return `here` and `2xhere` as the calibrated device of this host: `8xH100`; anything else as it is.
+
+    Without a number it is all of them. A GPU comes before the CPU.
+
+    Raises:
+        CatalogueError: nothing on this host was calibrated.
+    """
+    match = re.fullmatch(r"\s*(?:(\d+)\s*x\s*)?here(?::(\d+))?\s*", text)
+    if match is None:
+        return text
+    host = socket.gethostname()
+    own = [gpu for gpu in catalogue.gpus if gpu.measured is not None and gpu.measured.fingerprint.get("host") == host]
+    if not own:
+        raise CatalogueError(
+            f"--gpus {text.strip()}: nothing on {host} is calibrated", hint="run cordee calibrate first"
+        )
+    gpu = min(own, key=lambda each: each.is_synchronous)
+    measured = gpu.measured
+    assert measured is not None, "it is one of those"
+    count = match[1] or match[2] or measured.fingerprint.get("count", "1")
+    return f"{count}x{gpu.name}"
 
 
 def find_gpu(catalogue: Catalogue, text: str, count: int, kind: str | None) -> Gpu:

@@ -291,14 +291,19 @@ def discover(slots: int | None) -> Devices:
     """
     if slots is not None:
         return Devices(SLOT, slots, f"{slots} CPU slots, as asked for")
-    nvml = _nvml()
+    nvml = nvml_library()
     if nvml is not None and nvml.nvmlDeviceGetCount() > 0:
         return _NvmlDevices(nvml)
     cores = os.cpu_count() or 1
     return Devices(SLOT, cores, f"{cores} CPU slots, one per core: no NVIDIA driver was found")
 
 
-def _nvml() -> Any | None:
+def nvml_library() -> Any | None:
+    """Return NVML's binding, initialised; None where there is no NVIDIA driver.
+
+    Raises:
+        MissingExtraError: there is a driver, but no library to query it.
+    """
     try:
         ctypes.CDLL("libnvidia-ml.so.1")  # cheaper than importing the binding where there is no driver
     except OSError:

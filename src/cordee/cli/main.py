@@ -19,6 +19,7 @@ from cordee.errors import CordeeError
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Before a run": {
         "plan": ("cordee.cli.plan", "Find the layouts that fit, with their speed and cost."),
+        "calibrate": ("cordee.cli.calibrate", "Measure this machine, so that plans use its own tables."),
         "serve": ("cordee.cli.serve", "Plan a service; run, scale, update, stop it; keys of its gateways."),
         "rag": ("cordee.cli.rag", "Build, ask and serve a knowledge base on one small machine."),
         "simulate": ("cordee.cli.simulate", "Run a trace of jobs under several policies, and compare them."),
@@ -77,6 +78,7 @@ EXAMPLES = {
     "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
     "serve": "cordee serve plan llama-3-8b --gpus 8xH100 --rate 20/s --ttft 500ms --tpot 50ms",
     "rag": "cordee rag build kb docs/ && cordee rag query kb 'how does a save survive?'",
+    "calibrate": "cordee calibrate --to /shared/checkpoints",
     "figures": "cordee figures --json",
     "kernels": "cordee kernels --arch sm90",
     "experts": "cordee experts loads.csv --gpus 32 --nodes 4 --replicas 288 --groups 8 --json > plan.json",

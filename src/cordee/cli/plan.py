@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from cordee.cli import terminal
+from cordee.cli.calibrate_text import warn_if_stale
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES
@@ -24,7 +25,7 @@ from cordee.plan.rent_or_buy import Ownership, ownership_from
 from cordee.plan.settings import TRAINED, Settings
 from cordee.plan.training import FRAMEWORKS, LOSSES, PRECISIONS
 from cordee.plan.wanted import LayoutWanted, layout_wanted
-from cordee.planning import find_gpu, home_gpus, home_prices, parse_tokens
+from cordee.planning import find_gpu, gpus_here, home_gpus, home_prices, parse_tokens
 from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape, model_path
@@ -37,7 +38,10 @@ T = TypeVar("T", bound=str)
 
 Model = Annotated[str, typer.Argument(help="Name of a catalogued model, a config.json, or a folder with one.")]
 Gpus = Annotated[
-    str, typer.Option(help="GPUs of the job: 64xH100 or H100:64; a range, 8..512xH100, draws the scaling curve.")
+    str,
+    typer.Option(
+        help="GPUs of the job: 64xH100, H100:64, or here (calibrated); a range, 8..512xH100, draws the scaling curve."
+    ),
 ]
 Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="the model's, at most 8192")]
 Batch = Annotated[int | None, typer.Option(help="Sequences in a step, over all GPUs.", show_default="~4M tokens")]
@@ -149,7 +153,10 @@ def plan(
     Exits with 21 if no layout fits; the answer then shows by how many bytes, and what would fit.
     """
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
+    gpus = gpus_here(gpus, catalogue)
     first, last, kind = _gpus(gpus)
+    gpu = find_gpu(catalogue, gpus, last, kind)
+    warn_if_stale(gpu)
     settings = _settings(
         seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads, packed_tokens=packed,
         freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=_one_of("way to train", train, TRAINED),
@@ -157,7 +164,7 @@ def plan(
     )  # fmt: skip
     request = Request(
         shape=load_shape(model),
-        gpu=find_gpu(catalogue, gpus, last, kind),
+        gpu=gpu,
         gpus=last,
         settings=settings,
         layout=_layout(layout, recompute, micro_batch),

@@ -55,7 +55,7 @@ def load_home(home: Path) -> Catalogue:
 
 
 def own_gpu_files(home: Path) -> tuple[Path, ...]:
-    """Return the files of a Cordee home that describe GPUs: `gpus.toml`, and what calibrations wrote: `hardware/*.toml`."""
+    """Return the files of a home that describe GPUs: `gpus.toml`, and what calibrations wrote, `hardware/*.toml`."""
     gpus = home / "gpus.toml"
     return (*([gpus] if gpus.exists() else []), *sorted((home / "hardware").glob("*.toml")))
 
@@ -96,7 +96,9 @@ def _with_own(catalogue: Catalogue, path: Path) -> Catalogue:
         # Its spellings go on to mean it; kernels that were measured on others count for none of these.
         kept = {"aliases": list(before.aliases) if before is not None else []}
         try:
-            gpu = _gpu(name, model | kept | own, chips, before.kernels if before and "fingerprint" in facts else Kernels())
+            gpu = _gpu(
+                name, model | kept | own, chips, before.kernels if before and "fingerprint" in facts else Kernels()
+            )
             found[name] = _calibrated(gpu, facts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CatalogueError(f"{where} cannot be read: {error}", hint=_OWN_EXAMPLE) from None

@@ -108,7 +108,7 @@ def layer_operations(
     counted.plain("add", hidden, forward=2, backward=JOINS + 2 + shape.gated)
     counted.plain("turn", queries, forward=TURNS, backward=TURNS_BACKWARD)
     count = training.global_batch / (layout.dp * layout.micro_batch)
-    weights = (shape.attention_parameters + shape.mlp_parameters(inner)) / tp
+    weights = (shape.attention_parameters + shape.mlp_parameters(shape.ffn)) / tp
     counted.plain("add", weights, backward=(count - 1) / count)
     return None if counted.missing else (counted.forward_s, counted.backward_s)
 

@@ -1,28 +1,44 @@
-"""`python -m cordee.train.calibration device|collectives|check`: what was measured, one JSON object a line."""
+"""`python -m cordee.train.calibration device|collectives`: what was measured, one JSON object a line."""
 
 import argparse
 import json
-import time
-from collections.abc import Sequence
-
-import torch
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from cordee.train.calibration.cases import DTYPES, cases
+from cordee.train.calibration.collectives import measure_collectives
+from cordee.train.calibration.memory import measure_memory, measure_sustained
 from cordee.train.calibration.timing import CudaDevice, Device, measure
+from cordee.train.calibration.transfers import measure_copies
+
+COPIES_S = 20.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Do what is asked for, and print what was measured."""
     parser = argparse.ArgumentParser(prog="python -m cordee.train.calibration", description=__doc__)
-    parser.add_argument("work", choices=("device",))
+    parser.add_argument("work", choices=("device", "collectives"))
     parser.add_argument("--gpu", type=int, help="index; without it the CPU")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     parser.add_argument("--limit", type=float, default=40.0, help="seconds")
+    parser.add_argument("--ranks", type=int, default=2)
     given = parser.parse_args(argv)
+    if given.work == "collectives":
+        found = measure_collectives(given.ranks, on_gpu=given.gpu is not None)
+    else:
+        found = _device(given)
+    for record in found:
+        print(json.dumps(record), flush=True)
+
+
+def _device(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     device = Device(given.threads) if given.gpu is None else CudaDevice(given.gpu)
-    for sample in measure(cases(device, given.dtype), device, given.limit):
-        print(json.dumps(sample._asdict()), flush=True)
+    yield from measure_memory(device)
+    yield from measure_sustained(device)
+    yield from (sample._asdict() for sample in measure(cases(device, given.dtype), device, given.limit))
+    if isinstance(device, CudaDevice):
+        yield from (sample._asdict() for sample in measure_copies(device, COPIES_S))
 
 
 if __name__ == "__main__":

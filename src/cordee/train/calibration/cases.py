@@ -6,6 +6,7 @@ pass, since a backward pass is not a fixed multiple of the forward one.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as f
@@ -129,10 +130,10 @@ def _products(make: Maker, extent: Extent) -> Iterator[Case]:
             for tokens in (*extent.rows, *extent.tokens):
                 at, flop = (tokens, outputs, inputs), 2.0 * tokens * outputs * inputs
                 x, g = make.tensor(tokens, inputs), make.tensor(tokens, outputs)
-                yield make.case("product {} forward", at, flop, lambda x=x, w=weight: f.linear(x, w))
+                yield make.case("product {} forward", at, flop, partial(f.linear, x, weight))
                 if tokens in extent.tokens:
-                    yield make.case("product {} inner", at, flop, lambda g=g, w=weight: g @ w)
-                    yield make.case("product {} weight", at, flop, lambda g=g, x=x: g.t() @ x)
+                    yield make.case("product {} inner", at, flop, partial(torch.mm, g, weight))
+                    yield make.case("product {} weight", at, flop, partial(torch.mm, g.t(), x))
 
 
 def _edges(make: Maker, extent: Extent) -> Iterator[Case]:
@@ -141,9 +142,9 @@ def _edges(make: Maker, extent: Extent) -> Iterator[Case]:
     for more in (0, 8, 64, 128):
         x, w = make.tensor(tokens, side), make.tensor(side + more, side)
         flop = 2.0 * tokens * (side + more) * side
-        yield make.case("edge {}", (1 + more,), flop, lambda x=x, w=w: f.linear(x, w))
+        yield make.case("edge {}", (1 + more,), flop, partial(f.linear, x, w))
     x, w = make.tensor(tokens, side), make.tensor(side + 1, side)
-    yield make.case("edge {}", (2,), 2.0 * tokens * (side + 1) * side, lambda: f.linear(x, w))
+    yield make.case("edge {}", (2,), 2.0 * tokens * (side + 1) * side, partial(f.linear, x, w))
 
 
 def _grouped(make: Maker, extent: Extent) -> Iterator[Case]:
@@ -153,7 +154,7 @@ def _grouped(make: Maker, extent: Extent) -> Iterator[Case]:
         for tokens in extent.tokens[:2]:
             x, w = make.tensor(experts, tokens, side), make.tensor(experts, side, side)
             flop = 2.0 * experts * tokens * side * side
-            yield make.case("grouped {}", (experts, tokens), flop, lambda x=x, w=w: torch.bmm(x, w))
+            yield make.case("grouped {}", (experts, tokens), flop, partial(torch.bmm, x, w))
 
 
 def _attention(make: Maker, extent: Extent) -> Iterator[Case]:
@@ -164,9 +165,7 @@ def _attention(make: Maker, extent: Extent) -> Iterator[Case]:
             q, k, v = (make.leaf(1, heads, length, dim) for _ in range(3))
             flop = 2.0 * heads * length * length * dim
 
-            def forward(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
-                return f.scaled_dot_product_attention(q, k, v, is_causal=True)
-
+            forward = partial(f.scaled_dot_product_attention, q, k, v, is_causal=True)
             yield from make.both("attention", (dim, length), flop, forward, (q, k, v))
 
 
@@ -174,6 +173,14 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.to(torch.float32)
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
     return weight * scaled.to(x.dtype)
+
+
+def _gated(x: Tensor, y: Tensor) -> Tensor:
+    return f.silu(x) * y
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return f.cross_entropy(logits.float(), labels)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -191,20 +198,18 @@ def _operations(make: Maker, extent: Extent) -> Iterator[Case]:
         q = make.leaf(1, heads, rows, HEAD_DIM)
         cos, sin = make.tensor(1, 1, rows, HEAD_DIM), make.tensor(1, 1, rows, HEAD_DIM)
         at, count = (elements,), rows * WIDTH
-        yield from make.both("norm", at, count, lambda x=x, w=w: _norm(x, w), (x, w))
-        yield from make.both(
-            "layer-norm", at, count, lambda x=x, w=w, b=b: f.layer_norm(x, (WIDTH,), w, b), (x, w, b)
-        )
-        yield from make.both("rotate", at, count, lambda q=q, c=cos, s=sin: _rotated(q, c, s), (q,))
-        yield from make.both("gate", at, count, lambda x=x, y=y: f.silu(x) * y, (x, y))
-        yield from make.both("gelu", at, count, lambda x=x: f.gelu(x), (x,))
-        yield from make.both("softmax", at, count, lambda x=x: x.softmax(dim=-1), (x,))
+        yield from make.both("norm", at, count, partial(_norm, x, w), (x, w))
+        yield from make.both("layer-norm", at, count, partial(f.layer_norm, x, (WIDTH,), w, b), (x, w, b))
+        yield from make.both("rotate", at, count, partial(_rotated, q, cos, sin), (q,))
+        yield from make.both("gate", at, count, partial(_gated, x, y), (x, y))
+        yield from make.both("gelu", at, count, partial(f.gelu, x), (x,))
+        yield from make.both("softmax", at, count, partial(f.softmax, x, dim=-1), (x,))
         plain, other = x.detach(), y.detach()
         turned = q.detach().transpose(1, 2)
-        yield make.case("add {}", at, count, lambda a=plain, b=other: a + b)
-        yield make.case("copy {}", at, count, lambda a=plain: a.clone())
-        yield make.case("turn {}", at, count, lambda a=turned: a.contiguous())
-        yield make.case("scan {}", at, count, lambda a=plain: a.cumsum(dim=-1))
+        yield make.case("add {}", at, count, partial(torch.add, plain, other))
+        yield make.case("copy {}", at, count, plain.clone)
+        yield make.case("turn {}", at, count, turned.contiguous)
+        yield make.case("scan {}", at, count, partial(torch.cumsum, plain, dim=-1))
 
 
 def _losses(make: Maker, extent: Extent) -> Iterator[Case]:
@@ -213,11 +218,9 @@ def _losses(make: Maker, extent: Extent) -> Iterator[Case]:
     for count in extent.logits:
         tokens = count // vocab
         logits, labels = make.leaf(tokens, vocab), make.whole(vocab, tokens)
-        yield from make.both(
-            "loss", (count,), count, lambda x=logits, y=labels: f.cross_entropy(x.float(), y), (logits,)
-        )
+        yield from make.both("loss", (count,), count, partial(_loss, logits, labels), (logits,))
         table, ids = make.leaf(count // WIDTH, WIDTH), make.whole(count // WIDTH, 256)
-        yield from make.both("embedding", (count,), count, lambda i=ids, t=table: f.embedding(i, t), (table,))
+        yield from make.both("embedding", (count,), count, partial(f.embedding, ids, table), (table,))
 
 
 def _optimizer(make: Maker, extent: Extent) -> Iterator[Case]:

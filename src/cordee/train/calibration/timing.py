@@ -12,8 +12,8 @@ import torch
 
 from cordee.hardware.measured import Point, Sample
 
-SWEEPS_MIN, SWEEPS_MAX = 5, 40
-AGREE = 0.02  # of each other, by which three medians in a row are steady
+SWEEPS_MIN, SWEEPS_MAX = 7, 200
+DOUBT = 0.015  # of the median, at which a case is steady
 SAMPLE_S = 2e-3  # a run is repeated within a sample until it lasts as long
 FLUSH_BYTES = 256 << 20  # more than any GPU's L2
 
@@ -73,7 +73,7 @@ class CudaDevice(Device):
             run()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / times
+        return float(begin.elapsed_time(end)) / 1e3 / times
 
     def wait(self) -> None:
         torch.cuda.synchronize(self.torch)
@@ -93,17 +93,15 @@ class Case:
     before: Run | None = None
     times: int = 1
     found: list[float] = field(default_factory=list)
-    medians: list[float] = field(default_factory=list)
 
     @property
     def steady(self) -> bool:
-        """Whether the last three medians agree, each over one more sweep."""
-        last = self.medians[-3:]
-        return len(self.found) >= SWEEPS_MIN and max(last) <= (1 + AGREE) * min(last)
+        """Whether its median is known well enough."""
+        return len(self.found) >= SWEEPS_MIN and self.result().doubt <= DOUBT
 
     def sample(self, device: Device) -> None:
         """Time it once more."""
-        if not self.found and not self.medians:
+        if not self.found:
             self.run()
             device.wait()
             once = device.seconds(self.run)
@@ -112,13 +110,12 @@ class Case:
             self.before()
             device.wait()
         self.found.append(device.seconds(self.run, self.times))
-        self.medians.append(statistics.median(self.found))
 
     def result(self) -> Sample:
         """Return the median of all samples, and their spread."""
         times = sorted(self.found)
         low, high = times[len(times) // 5], times[min(len(times) - 1, len(times) * 4 // 5)]
-        return Sample(self.table, self.at, self.work, self.medians[-1], low, high, len(times), self.steady)
+        return Sample(self.table, self.at, self.work, statistics.median(times), low, high, len(times))
 
 
 def measure(cases: Sequence[Case], device: Device, limit_s: float) -> Iterator[Sample]:

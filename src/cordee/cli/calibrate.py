@@ -1,0 +1,141 @@
+"""`cordee calibrate`: measure this machine's device, so that plans are made with its own tables."""
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cordee.agent.calibration import files
+from cordee.agent.calibration.session import LIMIT_GPU_S, LIMIT_S, Calibration, Wanted
+from cordee.agent.calibration.session import calibrate as measure
+from cordee.agent.gpus import discover
+from cordee.cli import terminal
+from cordee.cli.calibrate_text import print_calibration, print_kept
+from cordee.errors import InputError, NotFoundError
+from cordee.hardware.load import load_home
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationView:
+    """The JSON of a calibration."""
+
+    name: str
+    path: str
+    precision: str
+    fingerprint: dict[str, str]
+    doubt: float
+    spread: float
+    points: int
+    poor: int
+    worst: str
+    load: float
+    others: list[str]
+    efficiency: dict[str, float]
+    numbers: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptView:
+    """The JSON of a calibration that is kept."""
+
+    name: str
+    path: str
+    as_of: str
+    fingerprint: dict[str, str]
+    changed: list[str]
+
+
+def calibrate(
+    *,
+    gpu: Annotated[int, typer.Option(min=0, help="Index of the GPU; all of them take part in collectives.")] = 0,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU, also where a GPU is.")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a rank on the CPU.")] = 1,
+    precision: Annotated[
+        str | None, typer.Option(help="Of products: bf16, fp16 or fp32.", show_default="bf16, on a CPU fp32")
+    ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(help="Seconds for the sweeps.", show_default=f"{LIMIT_GPU_S:g}, on a CPU {LIMIT_S:g}"),
+    ] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder whose storage is measured too.", show_default="none")] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Leave out the collectives among this machine's ranks.")
+    ] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Keep what is too noisy to plan with.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show what is kept of this machine, and what has changed.")
+    ] = False,
+    home: terminal.Home = None,
+    as_json: terminal.Json = False,
+) -> None:
+    """Measure this machine: products, attention, memory, optimizer, host, links; then `--gpus here` plans with it.
+
+    About a minute on a CPU, five on a GPU. Leaves with 81 if others disturbed it: nothing is kept then.
+    """
+    place = terminal.folder(home)
+    if show:
+        _show(place, as_json=as_json)
+        return
+    devices = discover(None)
+    on_gpu = devices.real and not cpu
+    if on_gpu and gpu >= devices.count:
+        raise InputError(f"there is no GPU {gpu}", hint=f"this machine has {devices.count}, from 0")
+    if threads > (os.cpu_count() or 1):
+        raise InputError(f"{threads} threads are more than the {os.cpu_count()} cores", hint="use fewer --threads")
+    wanted = Wanted(
+        gpu=gpu if on_gpu else None,
+        gpus=devices.count if on_gpu else 0,
+        threads=threads,
+        precision=_precision(precision, on_gpu=on_gpu),
+        limit_s=limit if limit is not None else LIMIT_GPU_S if on_gpu else LIMIT_S,
+        storage=None if to is None else to.expanduser().absolute(),
+        collectives=not alone,
+        anyway=anyway,
+    )
+    with terminal.waiting("calibrate") as text:
+        found = measure(place, wanted, load_home(place), text.now)
+    if as_json:
+        terminal.print_json(_view(found))
+    else:
+        print_calibration(found)
+
+
+def _precision(text: str | None, *, on_gpu: bool) -> str:
+    chosen = text or ("bf16" if on_gpu else "fp32")
+    if chosen not in PRECISIONS:
+        raise InputError(f"products are not measured in {chosen!r}", hint="one of: " + ", ".join(PRECISIONS))
+    return chosen
+
+
+def _view(found: Calibration) -> CalibrationView:
+    how = found.quality
+    assert how is not None and found.path is not None, "it was written"
+    return CalibrationView(
+        name=found.name, path=str(found.path), precision=found.precision, fingerprint=found.fingerprint,
+        doubt=how.doubt, spread=how.spread, points=how.points, poor=how.poor, worst=how.worst, load=found.load,
+        others=[f"{each.name} ({each.pid}) {each.has}" for each in found.others],
+        efficiency=found.fractions, numbers=found.numbers,
+    )  # fmt: skip
+
+
+def _show(place: Path, *, as_json: bool) -> None:
+    kept = files.kept(place, socket.gethostname())
+    if not kept:
+        raise NotFoundError(f"{place} has no calibration of this machine", hint="run cordee calibrate")
+    if as_json:
+        terminal.print_json(
+            [
+                KeptView(
+                    name=each.name, path=str(each.path), as_of=each.as_of, fingerprint=dict(each.fingerprint),
+                    changed=list(each.changed),
+                )
+                for each in kept
+            ]
+        )  # fmt: skip
+    else:
+        print_kept(kept)

@@ -1,0 +1,120 @@
+"""Calibrations in a terminal: what was reached, by size, and what is kept."""
+
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from cordee.agent.calibration.files import Kept
+from cordee.agent.calibration.fingerprint import same_device
+from cordee.agent.calibration.session import Calibration
+from cordee.cli import terminal
+from cordee.hardware.catalog import Gpu
+from cordee.hardware.measured import Sample, stale
+from cordee.units import format_bytes, format_latency, plural
+
+_SHOWN = (
+    ("products", "product {} forward", "flop"),
+    ("their gradients", "product {} weight", "flop"),
+    ("experts side by side", "grouped {}", "flop"),
+    ("attention", "attention {} forward", "flop"),
+    ("its gradient", "attention {} backward", "flop"),
+    ("copy", "copy {}", "moved"),
+    ("softmax", "softmax {} forward", "moved"),
+    ("RMS norm, eager", "norm {} forward", "moved"),
+    ("gate (SiLU), eager", "gate {} forward", "moved"),
+    ("rotation, eager", "rotate {} forward", "moved"),
+    ("AdamW, fused", "adamw-fused", "each"),
+    ("host, an operation", "issue recorded", "each"),
+    ("all-reduce", "all-reduce", "sent"),
+    ("copies to the device", "to-device pinned", "sent"),
+)
+_ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    best: str
+    at: str
+    least: str
+    doubt: float
+
+
+def print_calibration(found: Calibration) -> None:
+    """Print what was reached at the best and the smallest size, how well it is known, and where it is kept."""
+    out = terminal.stdout()
+    marks, how = found.fingerprint, found.quality
+    assert how is not None and found.path is not None, "it was written"
+    device = marks.get("gpu") or f"{marks.get('cpu', '')}, {plural(int(marks.get('threads', 1)), 'thread')}"
+    out.print(Text.assemble((found.name, "bold"), f"  {device}, torch {marks.get('torch', '?')}, {found.precision}"))
+    table = terminal.table("", "REACHED", "AT", "LEAST", "KNOWN TO", right=("REACHED", "LEAST", "KNOWN TO"))
+    for row in _rows(found):
+        table.add_row(row.name, row.best, row.at, row.least, f"{row.doubt:.1%}")
+    out.print(table)
+    others = ", ".join(f"{each.name} {each.has}" for each in found.others)
+    noise = f"{how.points} points, the middle one known to {how.doubt:.1%}; load {found.load:.1f}"
+    out.print(noise + (f", beside {others}" if others else ""), style="dim", highlight=False)
+    for name, value in _numbers(found):
+        out.print(f"{name} {value}", style="dim", highlight=False)
+    out.print(f"written to {found.path}", highlight=False, soft_wrap=True)
+    flag = "" if found.precision == "bf16" else f" --precision {found.precision}"
+    out.print(f"plan with it: cordee plan MODEL --gpus here{flag}", highlight=False)
+
+
+def _rows(found: Calibration) -> Iterator[_Row]:
+    for name, table, kind in _SHOWN:
+        samples = [each for each in found.samples if each.table == table.format(found.precision)]
+        if samples:
+            best = max(samples, key=lambda each: each.work / each.seconds)
+            least = min(samples, key=lambda each: each.work / each.seconds)
+            known = sorted(each.doubt for each in samples)[len(samples) // 2]
+            shown = (_figure(kind, each, found.precision) for each in (best, least))
+            yield _Row(name, next(shown), _at(best, kind), next(shown), known)
+
+
+def _figure(kind: str, sample: Sample, precision: str) -> str:
+    rate = sample.work / sample.seconds
+    if kind == "flop":
+        return f"{rate / 1e12:.1f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GFLOP/s"
+    if kind == "each":
+        return format_latency(1 / rate) if rate < 1e6 else f"{1e9 / rate:.2f} ns"
+    moved = 2 * _ITEM[precision] * rate if kind == "moved" else rate
+    return f"{format_bytes(moved)}/s"
+
+
+def _at(sample: Sample, kind: str) -> str:
+    sizes = [f"{size:,.0f}" for size in sample.at]
+    unit = {"flop": "", "moved": " elements", "each": "", "sent": " bytes"}[kind]
+    return " x ".join(sizes) + unit
+
+
+def _numbers(found: Calibration) -> Iterator[tuple[str, str]]:
+    numbers = found.numbers
+    yield "memory", f"{format_bytes(numbers['memory_bytes'])}, {format_bytes(numbers['context_bytes'])} of it libraries"
+    if "write_bytes_per_s" in numbers:
+        read, write = (f"{format_bytes(numbers[f'{way}_bytes_per_s'])}/s" for way in ("read", "write"))
+        yield "storage", f"{write} written and synced, {read} read"
+
+
+def warn_if_stale(gpu: Gpu) -> None:
+    """Say what has changed since a GPU was calibrated, if that was on this host."""
+    marks = {} if gpu.measured is None else gpu.measured.fingerprint
+    if marks.get("host") == socket.gethostname() and (changed := stale(marks, same_device(marks))):
+        note = f"note: the calibration of {gpu.name} is stale: {', '.join(changed)}; run cordee calibrate"
+        print(note, file=sys.stderr)
+
+
+def print_kept(kept: Sequence[Kept]) -> None:
+    """Print the calibrations of this machine, each with what has changed since."""
+    table = terminal.table("DEVICE", "OF", "CHANGED SINCE", "FILE", folds=("CHANGED SINCE", "FILE"))
+    for each in kept:
+        changed = Text(", ".join(each.changed), style="yellow") if each.changed else Text("nothing", style="green")
+        table.add_row(each.name, each.as_of, changed, str(each.path))
+    terminal.stdout().print(table)
+    if any(each.changed for each in kept):
+        terminal.stdout().print(
+            "run cordee calibrate again: plans with a stale table are as good as what has not changed"
+        )

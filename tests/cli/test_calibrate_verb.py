@@ -1,0 +1,93 @@
+"""`cordee calibrate` and the plans that follow it, on this CPU."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from verbs import run
+
+from cordee.agent.calibration import session
+from cordee.agent.calibration.probes import Number
+from cordee.hardware.measured import Sample
+
+SMALL = ("norm", "rotate", "gate", "loss", "embedding", "softmax")
+
+
+def _probed(work: str, *_: str) -> Iterator[Sample | Number]:
+    """What a CPU of 100 GFLOP/s measures whose small operations take a nanosecond an element."""
+    sizes = (64.0, 512.0, 2048.0)
+    for at in itertools.product(sizes, sizes, sizes):
+        for each in ("forward", "inner", "weight"):
+            yield _sample(f"product fp32 {each}", at, 2 * at[0] * at[1] * at[2], 1e11)
+    for each in ("forward", "backward"):
+        yield _sample(f"attention fp32 {each}", (64.0, 512.0), 1e9, 3e10)
+        for name in SMALL:
+            yield _sample(f"{name} fp32 {each}", (4096.0,), 4096.0, 1e9)
+    for name in ("add fp32", "turn fp32", "copy fp32"):
+        yield _sample(name, (4096.0,), 4096.0, 2e9)
+    yield _sample("adamw-fused", (1e6,), 1e6, 5e8)
+    yield Number("memory_bytes", 64e9)
+    yield Number("context_bytes", 5e8)
+
+
+def _sample(table: str, at: tuple[float, ...], work: float, rate: float) -> Sample:
+    seconds = work / rate
+    return Sample(table, at, work, seconds, seconds * 0.99, seconds * 1.01, 9)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(session, "probe", _probed)
+    monkeypatch.setenv("CORDEE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_calibrated_then_planned(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "calibrate", "--cpu", "--alone")
+    assert code == 0, err
+    assert "products" in out and "100.0 GFLOP/s" in out and "--gpus here --precision fp32" in out
+    name = next((home / "hardware").glob("*.toml")).stem
+    words = ("plan", "llama-3.2-1b", "--gpus", "here", "--precision", "fp32", "--seq", "512", "--batch", "1")
+    code, out, err = run(capsys, *words, "--json")
+    assert code == 0, err
+    planned = json.loads(out)
+    assert planned["gpu"]["name"] == name
+    # 1.24e9 parameters at 100 GFLOP/s: 6 FLOP each for 512 tokens, and as much again for attention, loss and update.
+    step_s = planned["layouts"][0]["step_s"]
+    assert 38 < step_s < 60
+
+
+def test_what_is_kept_is_shown_with_what_has_changed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "calibrate", "--show")
+    assert code == 35 and "run cordee calibrate" in err
+    assert run(capsys, "calibrate", "--cpu", "--alone", "--json")[0] == 0
+    code, out, _ = run(capsys, "calibrate", "--show", "--json")
+    (kept,) = json.loads(out)
+    assert code == 0 and kept["changed"] == []
+    path = Path(kept["path"])
+    path.write_text(path.read_text().replace(f'torch = "{kept["fingerprint"]["torch"]}"', 'torch = "1.0"'))
+    code, out, _ = run(capsys, "calibrate", "--show")
+    assert code == 0 and "torch 1.0 ->" in out and "run cordee calibrate again" in out
+    code, _, err = run(capsys, "plan", "llama-3.2-1b", "--gpus", "here", "--precision", "fp32", "--seq", "512")
+    assert code == 0 and "is stale: torch 1.0 ->" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--cpu", "--threads", "4096"), "4096 threads are more than"),
+        (("--cpu", "--precision", "int3"), "products are not measured in 'int3'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+) -> None:
+    code, _, err = run(capsys, "calibrate", *words)
+    assert code == 10 and says in err
+
+
+def test_an_uncalibrated_machine_is_told_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "plan", "llama-3.2-1b", "--gpus", "here")
+    assert code == 14 and "hint: run cordee calibrate first" in err

@@ -1,0 +1,99 @@
+"""Plans of a device that was calibrated: its tables count, part by part, and what is missing falls back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cordee.hardware.catalog import Gpu
+from cordee.hardware.load import load_catalogue
+from cordee.hardware.measured import Measured, Table
+from cordee.plan.layer import head_passes, layer_passes
+from cordee.plan.layout import Layout
+from cordee.plan.settings import Settings
+from cordee.plan.step import step_time
+from cordee.workload.load import load_shape
+
+SHAPE = load_shape("llama-3.2-1b")
+TRAINING = Settings(seq_tokens=1024, global_batch=2, precision="fp32").training(SHAPE, 1)
+BOTH = ("norm", "rotate", "gate", "loss", "embedding")
+PLAIN = ("add", "turn")
+
+
+def flat(rate: float, axes: int = 1) -> Table:
+    return Table(((1.0,),) * axes, (rate,))
+
+
+def cpu(**changed: Table | None) -> Gpu:
+    """A device of round numbers: 1e11 FLOP/s, 1e9 elements a second of everything small."""
+    tables: dict[str, Table | None] = {f"product fp32 {each}": flat(1e11, 3) for each in ("forward", "inner", "weight")}
+    tables |= {f"attention fp32 {each}": flat(5e10, 2) for each in ("forward", "backward")}
+    tables |= {f"{name} fp32 {each}": flat(1e9) for name in BOTH for each in ("forward", "backward")}
+    tables |= {f"{name} fp32": flat(1e9) for name in PLAIN} | {"adamw-fused": flat(5e8)}
+    kept = {name: table for name, table in (tables | changed).items() if table is not None}
+    base = load_catalogue().find_gpu("A10")
+    efficiency = replace(base.efficiency, portable_fraction=1.0, host_s=0.0)
+    measured = Measured(kept, {}, {"device": "cpu"}, "2026-11-28")
+    return replace(base, flop_per_s={"fp32": 1e11}, measured=measured, efficiency=efficiency)
+
+
+def test_a_layer_is_the_sum_of_its_measured_parts() -> None:
+    passes = layer_passes(SHAPE, cpu(), Layout(micro_batch=2), TRAINING)
+    tokens, h, kv = 2048, SHAPE.hidden, SHAPE.kv_heads * SHAPE.head_dim
+    weights = 2 * h * h + 2 * h * kv + 3 * h * SHAPE.ffn
+    attention = 2 * SHAPE.heads * SHAPE.head_dim * 1024 * tokens / 5e10
+    small = tokens * (2 * h + (h + kv) + SHAPE.ffn + 2 * h + h) / 1e9
+    assert passes.forward_s == pytest.approx(2 * tokens * weights / 1e11 + attention + small)
+    assert passes.weight_s == pytest.approx(2 * tokens * weights / 1e11)
+    backward_small = tokens * (2 * h + (h + kv) + SHAPE.ffn + 5 * h + 4 * h) / 1e9
+    assert passes.inner_s == pytest.approx(2 * tokens * weights / 1e11 + attention + backward_small)
+
+
+def test_the_head_has_its_loss_and_the_embeddings_gradient() -> None:
+    passes = head_passes(SHAPE, cpu(), Layout(micro_batch=2), TRAINING)
+    tokens, logits = 2048, 2048 * SHAPE.vocab
+    padded = -(-SHAPE.vocab // 128) * 128
+    product = 2 * tokens * padded * SHAPE.hidden / 1e11
+    table = SHAPE.vocab * SHAPE.hidden
+    assert passes.forward_s == pytest.approx(product + (tokens * SHAPE.hidden + logits + table) / 1e9)
+    assert passes.backward_s == pytest.approx(2 * product + (tokens * SHAPE.hidden + logits + 2 * table) / 1e9)
+
+
+def test_the_update_counts_parameters() -> None:
+    step = step_time(SHAPE, cpu(), Layout(micro_batch=2), TRAINING)
+    assert step.optimizer_s == pytest.approx(SHAPE.parameters / 5e8, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "missing", ["product fp32 weight", "attention fp32 backward", "norm fp32 forward", "adamw-fused"]
+)
+def test_what_was_not_measured_falls_back_alone(missing: str) -> None:
+    whole, part = (step_time(SHAPE, gpu, Layout(micro_batch=2), TRAINING) for gpu in (cpu(), cpu(**{missing: None})))
+    assert part.total_s != whole.total_s and np.isfinite(part.total_s)
+    unchanged = "compute_s" if missing == "adamw-fused" else "optimizer_s"
+    assert getattr(part, unchanged) == getattr(whole, unchanged)
+
+
+def test_rows_that_are_no_whole_lines_lose_what_was_measured() -> None:
+    gpu = cpu()
+    assert gpu.measured is not None
+    slow = replace(gpu, measured=replace(gpu.measured, numbers={"odd_fraction": 0.5}))
+    odd = replace(SHAPE, ffn=SHAPE.ffn + 1)
+    fast, lost = (layer_passes(odd, each, Layout(micro_batch=2), TRAINING) for each in (gpu, slow))
+    mlp = 2 * 2048 * 3 * SHAPE.hidden * odd.ffn / 1e11
+    assert lost.weight_s - fast.weight_s == pytest.approx(mlp, rel=0.01)
+
+
+def test_a_cpu_waits_for_its_own_host() -> None:
+    gpu = cpu()
+    slow = replace(gpu, efficiency=replace(gpu.efficiency, host_s=1e-3))
+    one, two = (step_time(SHAPE, each, Layout(micro_batch=2), TRAINING) for each in (gpu, slow))
+    assert two.host_s > 0.5 and two.total_s == pytest.approx(one.total_s + two.host_s)
+
+
+def test_sizes_may_be_arrays() -> None:
+    layout = Layout(micro_batch=np.array([1, 2]))  # type: ignore[arg-type]
+    passes = layer_passes(SHAPE, cpu(), layout, TRAINING)
+    for index, size in enumerate((1, 2)):
+        alone = layer_passes(SHAPE, cpu(), Layout(micro_batch=size), TRAINING)
+        assert np.asarray(passes.forward_s)[index] == pytest.approx(float(alone.forward_s))

@@ -1,0 +1,100 @@
+"""The probes on this CPU: what they measure is what torch does, and they end when they know it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cordee.hardware.measured import Sample, tables_of
+from cordee.train.calibration import cases as listed
+from cordee.train.calibration.__main__ import main
+from cordee.train.calibration.cases import EXTENTS, cases
+from cordee.train.calibration.timing import SWEEPS_MIN, Case, CudaDevice, Device, measure
+
+TINY = replace(
+    EXTENTS["cpu"], rows=(1,), tokens=(16, 32), sides=(16, 64), edge=(16, 64), elements=(1 << 12,), sequences=(16,),
+    head_dims=(16,), attended=16, logits=(1 << 14,), parameters=(1 << 18, 1 << 19),
+)  # fmt: skip
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    monkeypatch.setitem(EXTENTS, "cpu", TINY)
+    before = torch.get_num_threads()
+    yield Device(1)
+    torch.set_num_threads(before)
+
+
+class Clockwork(Device):
+    """A device whose runs take as long as they are told."""
+
+    def __init__(self, times: Iterator[float]) -> None:
+        self._times = times
+
+    def seconds(self, run: object, times: int = 1) -> float:
+        return next(self._times)
+
+
+def test_a_steady_case_ends_after_the_least_sweeps() -> None:
+    case = Case("copy fp32", (8.0,), 8.0, lambda: None)
+    found = list(measure([case], Clockwork(iter([1.0] * 100)), 1e9))
+    assert [each.runs for each in found] == [SWEEPS_MIN] and found[0].seconds == 1.0 and found[0].doubt == 0
+
+
+def test_an_unsteady_case_is_repeated_until_its_median_is_known() -> None:
+    noisy = iter([1.0, 0.9, 1.1, 1.0, 1.2, 0.8] * 100)
+    (found,) = measure([Case("copy fp32", (8.0,), 8.0, lambda: None)], Clockwork(noisy), 1e9)
+    assert found.runs > SWEEPS_MIN and found.doubt <= 0.015 and found.seconds == pytest.approx(1.0)
+
+
+def test_a_limit_ends_what_does_not_settle_and_its_doubt_says_so() -> None:
+    noisy = iter([1.0, 0.2, 3.0, 1.5] * 100)
+    (found,) = measure([Case("copy fp32", (8.0,), 8.0, lambda: None)], Clockwork(noisy), 0.0)
+    assert found.runs == SWEEPS_MIN and found.doubt > 0.1
+
+
+def test_every_case_of_a_cpu_runs_and_its_tables_are_whole(tiny: Device) -> None:
+    every = cases(tiny, "fp32")
+    assert len({(each.table, each.at) for each in every}) == len(every)
+    samples = []
+    for case in every:
+        case.run()
+        case.found = [1e-3] * SWEEPS_MIN
+        samples.append(case.result())
+    assert set(tables_of(samples)) == {each.table for each in every}
+    names = {each.table for each in every}
+    assert {"product fp32 inner", "attention fp32 backward", "norm fp32 backward", "adamw-fused", "edge fp32"} <= names
+
+
+def test_backward_cases_compute_the_gradients_of_their_forward_ones(tiny: Device) -> None:
+    by_table = {each.table: each for each in cases(tiny, "fp32")}
+    for name in ("norm", "gate", "rotate", "attention", "loss"):
+        gradients = by_table[f"{name} fp32 backward"].run()
+        assert isinstance(gradients, tuple) and all(torch.isfinite(each).all() for each in gradients)
+        result = by_table[f"{name} fp32 forward"].run()
+        assert isinstance(result, torch.Tensor) and torch.isfinite(result).all()
+
+
+def test_the_eager_norm_is_torchs() -> None:
+    x, weight = torch.randn(5, 32), torch.randn(32)
+    ours = listed._norm(x, weight)
+    assert torch.allclose(ours, torch.nn.functional.rms_norm(x, (32,), weight, 1e-6), atol=1e-6)
+
+
+def test_the_process_prints_samples_and_numbers(tiny: Device, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["device", "--limit", "0", "--threads", "1"])
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    numbers = {each["number"]: each["value"] for each in records if "number" in each}
+    assert numbers["memory_bytes"] > numbers["context_bytes"] > 1e8
+    samples = [Sample(**(each | {"at": tuple(each["at"])})) for each in records if "table" in each]
+    assert len(samples) == len(cases(tiny, "fp32")) and all(each.seconds > 0 for each in samples)
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_measured_by_events_and_its_rates_are_below_its_nameplate() -> None:
+    device = CudaDevice(0)
+    some = [each for each in cases(device, "bf16") if each.table == "product bf16 forward" and each.at[0] == 4096]
+    found = list(measure(some, device, 20.0))
+    assert found and all(1e11 < each.work / each.seconds < 5e15 for each in found)
