@@ -336,7 +336,7 @@ class ReplicaError(CordeeError):
 
 
 class NoisyError(CordeeError):
-    """What was measured is not known well enough, since others used the device."""
+    """A calibration is not known well enough, since others used the device."""
 
     exit_code = 81
 

@@ -13,7 +13,7 @@ from cordee.agent.calibration.session import Calibration
 from cordee.cli import terminal
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.measured import Sample, stale
-from cordee.units import format_bytes, format_latency, plural
+from cordee.units import format_bytes, plural
 
 _SHOWN = (
     ("products", "product {} forward", "flop"),
@@ -80,7 +80,7 @@ def _figure(kind: str, sample: Sample, precision: str) -> str:
     if kind == "flop":
         return f"{rate / 1e12:.1f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GFLOP/s"
     if kind == "each":
-        return format_latency(1 / rate) if rate < 1e6 else f"{1e9 / rate:.2f} ns"
+        return f"{1e6 / rate:.2f} us" if rate < 1e7 else f"{1e9 / rate:.2f} ns"
     moved = 2 * _ITEM[precision] * rate if kind == "moved" else rate
     return f"{format_bytes(moved)}/s"
 
@@ -99,12 +99,13 @@ def _numbers(found: Calibration) -> Iterator[tuple[str, str]]:
         yield "storage", f"{write} written and synced, {read} read"
 
 
-def warn_if_stale(gpu: Gpu) -> None:
-    """Say what has changed since a GPU was calibrated, if that was on this host."""
+def warned(gpu: Gpu) -> Gpu:
+    """Return the GPU, after saying what has changed since it was calibrated, if that was on this host."""
     marks = {} if gpu.measured is None else gpu.measured.fingerprint
     if marks.get("host") == socket.gethostname() and (changed := stale(marks, same_device(marks))):
         note = f"note: the calibration of {gpu.name} is stale: {', '.join(changed)}; run cordee calibrate"
         print(note, file=sys.stderr)
+    return gpu
 
 
 def print_kept(kept: Sequence[Kept]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from cordee.cli import terminal
-from cordee.cli.calibrate_text import warn_if_stale
+from cordee.cli.calibrate_text import warned
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES
@@ -153,10 +153,7 @@ def plan(
     Exits with 21 if no layout fits; the answer then shows by how many bytes, and what would fit.
     """
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
-    gpus = gpus_here(gpus, catalogue)
-    first, last, kind = _gpus(gpus)
-    gpu = find_gpu(catalogue, gpus, last, kind)
-    warn_if_stale(gpu)
+    first, last, kind = _gpus(gpus_here(gpus, catalogue))
     settings = _settings(
         seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads, packed_tokens=packed,
         freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=_one_of("way to train", train, TRAINED),
@@ -164,7 +161,7 @@ def plan(
     )  # fmt: skip
     request = Request(
         shape=load_shape(model),
-        gpu=gpu,
+        gpu=warned(find_gpu(catalogue, gpus, last, kind)),
         gpus=last,
         settings=settings,
         layout=_layout(layout, recompute, micro_batch),

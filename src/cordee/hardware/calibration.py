@@ -29,7 +29,7 @@ MODEL_SPREAD = 0.06
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How still the device was.
+    """The stillness of a device while it was measured.
 
     Attributes:
         points: what was measured.
@@ -48,12 +48,12 @@ class Quality:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether its numbers should not be planned with."""
+        """Return whether its numbers should not be planned with."""
         return self.doubt > DOUBT_MAX or self.poor > self.points // 5
 
 
 def quality(samples: Sequence[Sample]) -> Quality:
-    """Return how still the device was while these were measured."""
+    """Return the stillness of the device while these were measured."""
     assert samples, "probes measure something"
     worst = max(samples, key=lambda each: each.doubt)
     at = " x ".join(f"{size:g}" for size in worst.at)

@@ -115,7 +115,7 @@ class Gpu:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether it computes while it is told to, as a CPU does: the host's time adds up, and nothing hides it."""
+        """Return whether it computes while it is told to, as a CPU: the host's time adds up, and nothing hides it."""
         return self.measured is not None and self.measured.fingerprint.get("device") == "cpu"
 
     @property

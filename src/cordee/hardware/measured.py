@@ -1,4 +1,4 @@
-"""What a calibration measured on one device: rates over sizes, single numbers, and the fingerprint they hold for.
+"""Measurements of a calibration on one device: rates over sizes, single numbers, the fingerprint they hold for.
 
 A `Table` has work a second at the points of a grid: FLOP of products and attention, elements of small operations, bytes
 of traffic. Whoever plans asks for seconds; a table that was not measured is None, and the catalogue's formula counts.

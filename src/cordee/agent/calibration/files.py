@@ -19,7 +19,7 @@ FOLDER, EARLIER = "hardware", "earlier"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a calibration's file says of a device, and what has changed since."""
+    """One device in a calibration's file, and what has changed since."""
 
     name: str
     path: Path

@@ -1,4 +1,4 @@
-"""What a calibration's numbers hold for: device, driver, clocks, power limit, software; without importing torch."""
+"""Fingerprints, for which a calibration's numbers hold: device, driver, clocks, power limit, software. No torch."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Who else is on this machine while it is measured: busy processes, the load, and processes on a GPU."""
+"""Processes that are on this machine while it is measured: busy ones, those on a GPU, and the load."""
 
 import os
 import time

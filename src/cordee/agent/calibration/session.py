@@ -31,7 +31,7 @@ LIMIT_S, LIMIT_GPU_S = 40.0, 150.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is calibrated: a GPU by its index, or the CPU with so many threads.
+    """The device to calibrate: a GPU by its index, or the CPU with so many threads.
 
     Attributes:
         gpu: index; None: the CPU.
@@ -56,7 +56,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Calibration:
-    """What was measured of one device.
+    """The measurements of one device.
 
     Attributes:
         name: as it is planned with.

@@ -1,4 +1,4 @@
-"""What is measured on one device, as lists of cases: products, attention, small operations, optimizer, host.
+"""Cases that are measured on one device: products, attention, small operations, optimizer, host.
 
 Operations are those of a decoder layer as eager PyTorch and Hugging Face's models have them, each with its backward
 pass, since a backward pass is not a fixed multiple of the forward one.

@@ -96,7 +96,7 @@ class Case:
 
     @property
     def steady(self) -> bool:
-        """Whether its median is known well enough."""
+        """Return whether its median is known well enough."""
         return len(self.found) >= SWEEPS_MIN and self.result().doubt <= DOUBT
 
     def sample(self, device: Device) -> None:
