@@ -80,7 +80,7 @@ class Table:
         """Return the seconds of so much work at a point.
 
         >>> table = Table(((10.0, 1000.0),), (1e6, 1e8))
-        >>> [float(table.seconds(n, n)) for n in (1, 10, 1000, 10_000)]
+        >>> [round(float(table.seconds(n, n)), 9) for n in (1, 10, 1000, 10_000)]
         [1e-05, 1e-05, 1e-05, 0.0001]
         """
         for axis, size in zip(self.axes, at, strict=True):
