@@ -1,0 +1,141 @@
+"""One step of the subject under the tracker: forward and backward passes, AdamW; marks where each layer begins."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from cordee.train.trace_memory.events import Event, Segment
+from cordee.train.trace_memory.kernels import gpu_kernels
+from cordee.train.trace_memory.question import Question
+from cordee.train.trace_memory.sharding import owners
+from cordee.train.trace_memory.subject import Subject
+from cordee.train.trace_memory.tracker import Tracker, tracking
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """All events of a step, and the numbers of storages whose class is known by what holds them."""
+
+    events: list[Event]
+    weights: frozenset[int]
+    optimizer: frozenset[int]
+    gradients: frozenset[int]
+    sent: frozenset[int]
+    elements: dict[int, int]
+    parameters: int
+    trained: int
+
+
+def record(subject: Subject, question: Question, optimizer: torch.optim.Optimizer, *, gpu: bool = True) -> Recorded:
+    """Return what one step allocates and frees, after a first one that has made the optimizer's moments.
+
+    With `gpu` operators allocate as a GPU's do.
+    """
+    trained = [each for each in subject.module.parameters() if each.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    tracker = Tracker(Segment("states"))
+    weights, moments = _see_states(subject, optimizer, tracker)
+    marks = _Marks(tracker, len(subject.layers))
+    removers = [remove for index, layer in enumerate(subject.layers) for remove in marks.put(index, layer)]
+    gradients: set[int] = set()
+    with tracking(tracker), gpu_kernels() if gpu else contextlib.nullcontext():
+        for micro_batch in range(question.micro_batches):
+            marks.start(micro_batch)
+            with _autocast(question):
+                loss = subject.loss()
+            marks.backward()
+            loss.backward()
+            del loss
+            gradients |= {_number(tracker, each.grad) for each in trained if each.grad is not None}
+        tracker.segment = Segment("step", None, question.micro_batches - 1)
+        optimizer.step()
+        optimizer.zero_grad()
+    for remove in removers:
+        remove()
+    return Recorded(
+        tracker.events, weights, moments, frozenset(gradients), frozenset(tracker.sent), tracker.elements,
+        sum(each.numel() for each in subject.module.parameters()), sum(each.numel() for each in trained),
+    )  # fmt: skip
+
+
+def _number(tracker: Tracker, tensor: torch.Tensor) -> int:
+    found = tracker.number(tensor)
+    return -1 if found is None else found
+
+
+def _see_states(
+    subject: Subject, optimizer: torch.optim.Optimizer, tracker: Tracker
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Note weights, buffers and moments, layer by layer."""
+    owner, weights, moments = owners(subject), set(), set()
+    parameters = sorted(subject.module.parameters(), key=lambda each: owner.get(id(each), -1))
+    for parameter in parameters:
+        tracker.segment = Segment("states", owner.get(id(parameter)))
+        tracker.see(parameter)
+        weights.add(_number(tracker, parameter))
+        for state in optimizer.state.get(parameter, {}).values():
+            if isinstance(state, torch.Tensor) and state.numel() > 1:
+                tracker.see(state)
+                moments.add(_number(tracker, state))
+    tracker.segment = Segment("states")
+    for buffer in subject.module.buffers():
+        tracker.see(buffer)
+        weights.add(_number(tracker, buffer))
+    return frozenset(weights), frozenset(moments)
+
+
+def _autocast(question: Question) -> Any:
+    if question.weights != "autocast":
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+class _Marks:
+    """Moves the tracker's segment along the step, by hooks on the layers and on what they return."""
+
+    def __init__(self, tracker: Tracker, layers: int) -> None:
+        self.tracker, self.layers = tracker, layers
+        self.micro_batch, self.is_backward = 0, False
+
+    def start(self, micro_batch: int) -> None:
+        """Begin a forward pass."""
+        self.micro_batch, self.is_backward = micro_batch, False
+        self._at(Segment("forward", None, micro_batch))
+
+    def backward(self) -> None:
+        """Begin a backward pass: with the loss."""
+        self.is_backward = True
+        self._at(Segment("loss", None, self.micro_batch))
+
+    def put(self, index: int, layer: nn.Module) -> list[Callable[[], None]]:
+        """Put the hooks of one layer; the functions take them off again."""
+        before = layer.register_forward_pre_hook(lambda _, args: self._enter(index, args))
+        after = layer.register_forward_hook(lambda _, __, output: self._leave(index, output))
+        return [before.remove, after.remove]
+
+    def _at(self, segment: Segment) -> None:
+        self.tracker.segment = segment
+
+    def _enter(self, index: int, args: Any) -> None:
+        if self.is_backward:
+            return
+        self._at(Segment("forward", index, self.micro_batch))
+        first = next((each for each in args if isinstance(each, torch.Tensor)), None)
+        if index == 0 and first is not None and first.requires_grad:
+            first.register_hook(lambda _: self._at(Segment("embedding", None, self.micro_batch)))
+
+    def _leave(self, index: int, output: Any) -> None:
+        if self.is_backward:
+            return
+        first = output[0] if isinstance(output, (tuple, list)) else output
+        if first.requires_grad:
+            first.register_hook(lambda _: self._at(Segment("backward", index, self.micro_batch)))
+        if index == self.layers - 1:
+            self._at(Segment("loss", None, self.micro_batch))

@@ -1,0 +1,134 @@
+"""From events to an answer: the class of each storage by its whole life, the bytes at each moment, and the peak.
+
+No torch: what comes in are numbers.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from cordee.plan.allocator import ROUND_BYTES, CachingAllocator
+from cordee.train.trace_memory.events import PHASES, Birth, Death, Event, Phase
+
+CLASSES = ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "temporaries")
+
+
+@dataclass(frozen=True, slots=True)
+class TracedMoment:
+    """The fullest moment of one phase of the step: bytes by class."""
+
+    phase: Phase
+    parts: Mapping[str, int]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """All classes together."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Storages whose class follows from what holds them, by number; `wide` are tensors of logits."""
+
+    weights: frozenset[int]
+    optimizer: frozenset[int]
+    gradients: frozenset[int]
+    sent: frozenset[int]
+    wide: frozenset[int]
+
+
+def classify(events: Iterable[Event], known: Known) -> dict[int, str]:
+    """Return the class of each storage.
+
+    A tensor of the forward pass that is alive when the loss goes backward is an activation: the backward pass waits for
+    it. What is left is temporary.
+    """
+    events = list(events)
+    born: dict[int, Birth] = {}
+    kept: set[int] = set()
+    before_backward: set[int] = set()
+    waiting: set[int] = set()
+    for event in events:
+        if isinstance(event, Birth):
+            born[event.number] = event
+            if event.segment.phase == "forward":
+                waiting.add(event.number)
+        elif event.number in waiting:
+            waiting.discard(event.number)
+            if event.segment.phase != "forward":
+                kept.add(event.number)
+    del before_backward
+    kept |= waiting
+    classes = {}
+    for number in born:
+        if number in known.weights:
+            classes[number] = "weights"
+        elif number in known.optimizer:
+            classes[number] = "optimizer"
+        elif number in known.gradients:
+            classes[number] = "gradients"
+        elif number in known.sent:
+            classes[number] = "buffers"
+        elif number in known.wide:
+            classes[number] = "loss"
+        else:
+            classes[number] = "activations" if number in kept else "temporaries"
+    return classes
+
+
+def rounded(size_bytes: int) -> int:
+    """Return the bytes that torch counts for a tensor."""
+    return max(ROUND_BYTES, -(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
+
+
+def moments(events: Iterable[Event], classes: Mapping[int, str]) -> tuple[TracedMoment, ...]:
+    """Return the fullest moment of each phase, in the order of a step."""
+    now = dict.fromkeys(CLASSES, 0)
+    sizes: dict[int, int] = {}
+    fullest: dict[Phase, tuple[int, dict[str, int]]] = {}
+    total = 0
+    for event in events:
+        if isinstance(event, Birth):
+            sizes[event.number] = rounded(event.size_bytes)
+            total += sizes[event.number]
+            now[classes[event.number]] += sizes[event.number]
+        else:
+            total -= sizes[event.number]
+            now[classes[event.number]] -= sizes[event.number]
+        phase = event.segment.phase
+        if phase not in fullest or total > fullest[phase][0]:
+            fullest[phase] = (total, dict(now))
+    return tuple(TracedMoment(phase, fullest[phase][1]) for phase in PHASES if phase in fullest)
+
+
+def reserved_bytes(events: Iterable[Event], steps: int = 2) -> int:
+    """Return what torch's allocator reserves for so many steps like this one.
+
+    The first step starts from what it finds; later ones find its segments.
+    """
+    events = list(events)
+    allocator = CachingAllocator()
+    births = {event.number: event for event in events if isinstance(event, Birth)}
+    standing = [number for number, birth in births.items() if birth.segment.phase == "states"]
+    lasting = set(standing)
+    for number in standing:
+        allocator.allocate(number, births[number].size_bytes)
+    left: set[int] = set()
+    for _ in range(steps):
+        for number in left:
+            allocator.free(number)
+        left = set()
+        for event in events:
+            if event.number in lasting:
+                continue
+            if isinstance(event, Birth):
+                allocator.allocate(event.number, event.size_bytes, event.stream)
+                left.add(event.number)
+            elif isinstance(event, Death) and event.number in left:
+                allocator.free(event.number)
+                left.discard(event.number)
+    return allocator.reserved_bytes_peak
+
+
+def layers_seen(events: Iterable[Event]) -> Iterator[int]:
+    """Yield the layers that events belong to."""
+    yield from sorted({event.segment.layer for event in events if event.segment.layer is not None})
