@@ -7,7 +7,6 @@ the forward pass (torchtitan `parallelize_llama.apply_fsdp`, accelerate 1.15 `fs
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -20,7 +19,9 @@ from cordee.train.trace_memory.subject import Subject
 
 def recompute(subject: Subject, question: Question) -> Subject:
     """Return the model with its layers recomputed as asked; transformers' own switch is set when it is built."""
-    if question.recompute == "none" or (question.recompute == "full" and question.code == "hf" and not question.function):
+    if question.recompute == "none" or (
+        question.recompute == "full" and question.code == "hf" and not question.function
+    ):
         return subject
     wrapped = {}
     for layer in subject.layers:
@@ -68,11 +69,6 @@ def shard(subject: Subject, question: Question, mesh: DeviceMesh | None) -> None
     if subject.tail:
         fully_shard(list(subject.tail), reshard_after_forward=False, **given)
     fully_shard(subject.module, **given)
-
-
-def layer_of(subject: Subject, parameter: nn.Parameter, owners: dict[int, int]) -> int | None:
-    """Return the repeated layer that a parameter is part of."""
-    return owners.get(id(parameter))
 
 
 def owners(subject: Subject) -> dict[int, int]:

@@ -12,6 +12,7 @@ from cordee.train.trace_memory.events import Event, Segment
 from cordee.train.trace_memory.kernels import gpu_kernels
 from cordee.train.trace_memory.question import Question
 from cordee.train.trace_memory.sharding import owners
+from cordee.train.trace_memory.stretch import MIDDLE
 from cordee.train.trace_memory.subject import Subject
 from cordee.train.trace_memory.tracker import Tracker, tracking
 
@@ -28,6 +29,9 @@ class Recorded:
     elements: dict[int, int]
     parameters: int
     trained: int
+    layers: int
+    layer_parameters: int
+    layer_trained: int
 
 
 def record(subject: Subject, question: Question, optimizer: torch.optim.Optimizer, *, gpu: bool = True) -> Recorded:
@@ -62,7 +66,16 @@ def record(subject: Subject, question: Question, optimizer: torch.optim.Optimize
     return Recorded(
         tracker.events, weights, moments, frozenset(gradients), frozenset(tracker.sent), tracker.elements,
         sum(each.numel() for each in subject.module.parameters()), sum(each.numel() for each in trained),
+        len(subject.layers), *_middle(subject),
     )  # fmt: skip
+
+
+def _middle(subject: Subject) -> tuple[int, int]:
+    """Return the parameters of the layer that stands for others, and those of them that are trained."""
+    if len(subject.layers) <= MIDDLE:
+        return 0, 0
+    sizes = [(each.numel(), each.requires_grad) for each in subject.layers[MIDDLE].parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
 
 
 def _number(tracker: Tracker, tensor: torch.Tensor) -> int:

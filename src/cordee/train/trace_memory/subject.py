@@ -3,8 +3,7 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,15 @@ from cordee.train.trace_memory import titan
 from cordee.train.trace_memory.question import Question
 
 # Keys of config.json that hold a number of layers, and those that list something for each.
-_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers", "decoder_layers", "encoder_layers")
+_DEPTHS = (
+    "num_hidden_layers",
+    "n_layer",
+    "num_layers",
+    "n_layers",
+    "num_decoder_layers",
+    "decoder_layers",
+    "encoder_layers",
+)
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 
 
@@ -68,6 +75,16 @@ def with_depth(config: dict[str, Any], layers: int) -> dict[str, Any]:
     return found
 
 
+def uniform(question: Question) -> bool:
+    """Return whether a config's layers are of one kind, as far as what it lists for each of them says."""
+    layers = depth(question.config)
+    given: Mapping[str, Any] = question.config
+    if question.code == "hf":
+        given = vars(_config(question).get_text_config())
+    by_layer = [value for value in given.values() if isinstance(value, list) and len(value) == layers]
+    return all(len(set(map(str, value))) == 1 for value in by_layer)
+
+
 def _titan(question: Question) -> Subject:
     model = titan.build(question.config, question.seq_tokens)
     size = (question.micro_batch, question.seq_tokens)
@@ -80,7 +97,13 @@ def _titan(question: Question) -> Subject:
     return Subject(model, tuple(model.layers), model.tok_embeddings, tail, loss, question.config["vocab_size"])
 
 
-def _hugging_face(question: Question) -> Subject:
+def _config(question: Question) -> Any:
+    """Return transformers' own config, with its defaults.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+        ShapeError: it knows no such model.
+    """
     try:
         import transformers
     except ImportError:
@@ -90,11 +113,20 @@ def _hugging_face(question: Question) -> Subject:
     given = {key: value for key, value in question.config.items() if key not in ("source", "as_of", "model_type")}
     family = question.config.get("model_type")
     try:
-        config = transformers.AutoConfig.for_model(family, **given)
-        config._attn_implementation = question.attention
+        return transformers.AutoConfig.for_model(family, **given)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ShapeError(f"transformers knows no model of {family!r}: {error}", hint="see its config.json") from None
+
+
+def _hugging_face(question: Question) -> Subject:
+    import transformers
+
+    config = _config(question)
+    config._attn_implementation = question.attention
+    try:
         model = _auto_class(transformers, config)._from_config(config)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ShapeError(f"transformers builds no model of {family!r}: {error}", hint="see its config.json") from None
+        raise ShapeError(f"transformers builds no {config.model_type}: {error}", hint="see its config.json") from None
     model.train()
     if question.recompute == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -176,29 +208,3 @@ def _given(question: Question, name: str) -> Subject:
     model, loss = function(**{key: value for key, value in offered.items() if key in known})
     layers = _layers(model)
     return Subject(model, layers, None, (), loss, 0)
-
-
-@contextmanager
-def plain_masks() -> Iterator[None]:
-    """Let transformers skip a causal mask where a GPU's attention needs none; fake tensors hide that it may.
-
-    A mask of its own is made where a window is shorter than the sequence.
-    """
-    try:
-        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    except ImportError:
-        yield
-        return
-    original = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
-
-    def masked(*args: Any, **kwargs: Any) -> Any:
-        window = kwargs.get("local_size")
-        length = kwargs.get("kv_length", 0)
-        plain = kwargs.get("attention_mask") is None and (window is None or length <= window)
-        return None if plain and kwargs.get("allow_is_causal_skip", True) else original(*args, **kwargs)
-
-    ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = masked
-    try:
-        yield
-    finally:
-        ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = original

@@ -3,7 +3,7 @@
 No torch: what comes in are numbers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cordee.plan.allocator import ROUND_BYTES, CachingAllocator
@@ -45,7 +45,6 @@ def classify(events: Iterable[Event], known: Known) -> dict[int, str]:
     events = list(events)
     born: dict[int, Birth] = {}
     kept: set[int] = set()
-    before_backward: set[int] = set()
     waiting: set[int] = set()
     for event in events:
         if isinstance(event, Birth):
@@ -56,7 +55,6 @@ def classify(events: Iterable[Event], known: Known) -> dict[int, str]:
             waiting.discard(event.number)
             if event.segment.phase != "forward":
                 kept.add(event.number)
-    del before_backward
     kept |= waiting
     classes = {}
     for number in born:
@@ -80,12 +78,12 @@ def rounded(size_bytes: int) -> int:
     return max(ROUND_BYTES, -(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
 
 
-def moments(events: Iterable[Event], classes: Mapping[int, str]) -> tuple[TracedMoment, ...]:
-    """Return the fullest moment of each phase, in the order of a step."""
-    now = dict.fromkeys(CLASSES, 0)
+def moments(events: Iterable[Event], classes: Mapping[int, str], standing_bytes: int = 0) -> tuple[TracedMoment, ...]:
+    """Return the fullest moment of each phase, in the order of a step; `standing_bytes` are buffers in all of them."""
+    now = dict.fromkeys(CLASSES, 0) | {"buffers": standing_bytes}
     sizes: dict[int, int] = {}
     fullest: dict[Phase, tuple[int, dict[str, int]]] = {}
-    total = 0
+    total = standing_bytes
     for event in events:
         if isinstance(event, Birth):
             sizes[event.number] = rounded(event.size_bytes)
@@ -100,13 +98,15 @@ def moments(events: Iterable[Event], classes: Mapping[int, str]) -> tuple[Traced
     return tuple(TracedMoment(phase, fullest[phase][1]) for phase in PHASES if phase in fullest)
 
 
-def reserved_bytes(events: Iterable[Event], steps: int = 2) -> int:
-    """Return what torch's allocator reserves for so many steps like this one.
+def reserved_bytes(events: Iterable[Event], standing_bytes: int = 0, steps: int = 2) -> int:
+    """Return what torch's allocator reserves for so many steps like this one, beside a buffer that stands.
 
     The first step starts from what it finds; later ones find its segments.
     """
     events = list(events)
     allocator = CachingAllocator()
+    if standing_bytes:
+        allocator.allocate(0, standing_bytes)
     births = {event.number: event for event in events if isinstance(event, Birth)}
     standing = [number for number, birth in births.items() if birth.segment.phase == "states"]
     lasting = set(standing)
@@ -127,8 +127,3 @@ def reserved_bytes(events: Iterable[Event], steps: int = 2) -> int:
                 allocator.free(event.number)
                 left.discard(event.number)
     return allocator.reserved_bytes_peak
-
-
-def layers_seen(events: Iterable[Event]) -> Iterator[int]:
-    """Yield the layers that events belong to."""
-    yield from sorted({event.segment.layer for event in events if event.segment.layer is not None})

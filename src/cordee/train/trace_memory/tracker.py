@@ -27,6 +27,7 @@ class _Alive:
     number: int
     held_bytes: int
     ref: weakref.ref[Any]
+    has_lived: bool = False
 
 
 @dataclass(slots=True)
@@ -74,11 +75,12 @@ class Tracker:
         alive = self._alive[key]
         if alive.held_bytes:
             self.events.append(Death(alive.number, self.segment))
-        if alive.held_bytes and now_bytes:  # a second life is another tensor to the allocator
+        if now_bytes and alive.has_lived:  # a second life is another tensor to the allocator
             self._count += 1
             self.elements[self._count] = self.elements[alive.number]
             alive.number = self._count
         alive.held_bytes = now_bytes
+        alive.has_lived |= now_bytes > 0
         if now_bytes:
             self.events.append(Birth(alive.number, now_bytes, _stream(), self.segment))
 

@@ -1,0 +1,84 @@
+"""From a question to its answer: build, shard and run the model on fake ranks, few layers deep where that is enough."""
+
+import time
+from dataclasses import replace
+
+import torch
+
+from cordee.errors import InputError
+from cordee.train.trace_memory.answer import WORKSPACE_BYTES, Traced
+from cordee.train.trace_memory.events import Event
+from cordee.train.trace_memory.question import Question
+from cordee.train.trace_memory.sharding import recompute, shard
+from cordee.train.trace_memory.step import Recorded, record
+from cordee.train.trace_memory.stretch import TRACED, IrregularError, original, stretch
+from cordee.train.trace_memory.subject import build, depth, uniform, with_depth
+from cordee.train.trace_memory.timeline import Known, classify, moments, reserved_bytes
+from cordee.train.trace_memory.world import dtype_of_weights, fake_world
+
+
+def trace(question: Question, *, whole: bool = False) -> Traced:
+    """Return what a step holds on rank 0 of the question's ranks; `whole` records every layer.
+
+    Raises:
+        ShapeError, ScriptError, MissingExtraError: there is no such model.
+        InputError: its code cannot run on fake tensors.
+    """
+    began = time.process_time()
+    layers = depth(question.config) if question.function is None else None
+    if not whole and layers is not None and layers > TRACED and uniform(question):
+        few, wide = _record(replace(question, config=with_depth(question.config, TRACED)))
+        try:
+            return _answer(few, wide, stretch(few.events, layers), layers, began)
+        except IrregularError:
+            pass  # recorded whole
+    found, wide = _record(question)
+    return _answer(found, wide, found.events, None, began)
+
+
+def _record(question: Question) -> tuple[Recorded, frozenset[int]]:
+    """Return a recorded step, and its tensors of logits."""
+    with fake_world(question) as mesh:
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(dtype_of_weights(question))
+        try:
+            subject = build(question)
+        finally:
+            torch.set_default_dtype(default)
+        subject = recompute(subject, question)
+        shard(subject, question, mesh)
+        trained = [each for each in subject.module.parameters() if each.requires_grad]
+        optimizer = torch.optim.AdamW(trained, fused=True)
+        try:
+            found = record(subject, question, optimizer)
+        except (RuntimeError, NotImplementedError) as error:
+            first = str(error).strip().splitlines()[0]
+            hint = "fake tensors have no values: code that reads one, or a kernel without a fake, cannot be traced"
+            raise InputError(f"the model does not run on fake tensors: {first}", hint=hint) from error
+    wide = subject.wide
+    rows = question.seq_tokens * question.micro_batch
+    sizes = found.elements.items()
+    return found, frozenset(
+        n for n, count in sizes if wide and count % wide == 0 and rows <= 2 * (count // wide) <= 3 * rows
+    )
+
+
+def _answer(found: Recorded, wide: frozenset[int], events: list[Event], layers: int | None, began: float) -> Traced:
+    def copies(numbers: frozenset[int]) -> frozenset[int]:
+        if layers is None:
+            return numbers
+        return frozenset(each.number for each in events if original(each.number, layers) in numbers)
+
+    known = Known(*(copies(each) for each in (found.weights, found.optimizer, found.gradients, found.sent, wide)))
+    recorded = found.layers
+    extra = 0 if layers is None else layers - recorded
+    return Traced(
+        moments=moments(events, classify(events, known), WORKSPACE_BYTES),
+        reserved_bytes=reserved_bytes(events, WORKSPACE_BYTES),
+        parameters=found.parameters + extra * found.layer_parameters,
+        trained_parameters=found.trained + extra * found.layer_trained,
+        layers=recorded if layers is None else layers,
+        layers_recorded=recorded,
+        events=len(events),
+        cpu_s=time.process_time() - began,
+    )
