@@ -12,11 +12,11 @@ import typer
 from cordee.cli import terminal
 from cordee.cli.calibrate_text import warned
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
+from cordee.cli.plan_trace import Tracing, known_shape
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES
 from cordee.hardware.load import load_catalogue
 from cordee.plan.ask import Answer, Request, ask, ask_curve
-from cordee.plan.curve import Curve
 from cordee.plan.document import curve_document, plan_document
 from cordee.plan.expect import DEFAULTS, Assumptions
 from cordee.plan.layout import RECOMPUTES
@@ -107,6 +107,14 @@ LauncherName = Annotated[
     str | None, typer.Option("--launch", help="Print the settings of a launcher: torchtitan, megatron, ...")
 ]
 All = Annotated[bool, typer.Option("--all", help="Show every layout.")]
+Trace = Annotated[
+    bool, typer.Option("--trace", help="Run the model's own code on fake ranks, without a GPU, and compare its memory.")
+]
+ModelCodeName = Annotated[
+    str | None,
+    typer.Option(help="Code to trace: hf (transformers) or torchtitan.", show_default="torchtitan for Llama"),
+]
+Autocast = Annotated[bool, typer.Option("--autocast", help="Trace fp32 weights under autocast, also with FSDP2.")]
 
 
 def plan(
@@ -145,6 +153,9 @@ def plan(
     launcher: LauncherName = None,
     html: terminal.Html = None,
     show_all: All = False,
+    trace: Trace = False,
+    model_code: ModelCodeName = None,
+    autocast: Autocast = False,
     models: terminal.Models = False,
     as_json: terminal.Json = False,
 ) -> None:
@@ -159,26 +170,24 @@ def plan(
         freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=_one_of("way to train", train, TRAINED),
         rank=rank, targets=targets, base_bits=base_bits,
     )  # fmt: skip
-    request = Request(
-        shape=load_shape(model),
-        gpu=warned(find_gpu(catalogue, gpus, last, kind)),
-        gpus=last,
-        settings=settings,
-        layout=_layout(layout, recompute, micro_batch),
-        search="everything" if exhaustive else "meshes",
-        assumed=_assumptions(storage, mtbi, reclaims, notice, stall),
-        prices=catalogue.prices,
-        capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError),
-        tokens=None if tokens is None else parse_tokens(tokens),
-        why=why,
-        contexts=max_seq,
-        launcher=launcher,
-    )
-    if first is not None:
-        _refuse_beside_a_range(request, buy)
-        _print_curve(request, ask_curve(request, first), html, as_json=as_json)
+    wanted, gpu = _layout(layout, recompute, micro_batch), warned(find_gpu(catalogue, gpus, last, kind))
+    tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json)
+    if trace and known_shape(model) is None:
+        tracing.compare(None)
         return
-    _print(ask(_with_ownership(request, buy)), html, model_path=model_path(model), show_all=show_all, as_json=as_json)
+    request = Request(
+        shape=load_shape(model), gpu=gpu, gpus=last, settings=settings, layout=wanted,
+        search="everything" if exhaustive else "meshes", assumed=_assumptions(storage, mtbi, reclaims, notice, stall),
+        prices=catalogue.prices, capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError),
+        tokens=None if tokens is None else parse_tokens(tokens), why=why, contexts=max_seq, launcher=launcher,
+    )  # fmt: skip
+    if first is not None:
+        _print_curve(request, first, buy, html, as_json=as_json)
+    elif trace:
+        tracing.compare(request)
+    else:
+        answer = ask(_with_ownership(request, buy))
+        _print(answer, html, model_path=model_path(model), show_all=show_all, as_json=as_json)
 
 
 def _layout(text: str | None, recompute: str, micro_batch: int | None) -> LayoutWanted:
@@ -256,8 +265,10 @@ def _refuse_beside_a_range(request: Request, buy: Path | None) -> None:
         raise SpecError(f"{given[0]} needs one number of GPUs, not a range", hint="write --gpus 64xH100")
 
 
-def _print_curve(request: Request, curve: Curve, html: Path | None, *, as_json: bool) -> None:
+def _print_curve(request: Request, first: int, buy: Path | None, html: Path | None, *, as_json: bool) -> None:
     """Print the scaling curve; exit with 21 if nothing fits on any size."""
+    _refuse_beside_a_range(request, buy)
+    curve = ask_curve(request, first)
     shape, gpu = request.shape, request.gpu
     if html is not None:
         write_page(html, curve_page(curve, shape, gpu))

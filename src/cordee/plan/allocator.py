@@ -20,6 +20,10 @@ MIN_OWN_SEGMENT_BYTES = 10 * MiB
 ROUND_SEGMENT_BYTES = 2 * MiB
 
 
+class OutOfMemoryError(Exception):
+    """The driver has no more, even after all free segments went back."""
+
+
 @dataclass(slots=True)
 class _Block:
     pool: tuple[bool, int]
@@ -52,7 +56,11 @@ class CachingAllocator:
     _next_address: int = 0
 
     def allocate(self, number: int, size_bytes: int, stream: int = 0) -> None:
-        """Allocate so many bytes under this number."""
+        """Allocate so many bytes under this number.
+
+        Raises:
+            OutOfMemoryError: the limit does not hold it.
+        """
         size = max(ROUND_BYTES, -(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
         pool = (size <= SMALL_BYTES, stream)
         block = self._take(pool, size) or self._reserve(pool, size)
@@ -100,17 +108,21 @@ class CachingAllocator:
         else:
             segment = -(-size // ROUND_SEGMENT_BYTES) * ROUND_SEGMENT_BYTES
         if self.limit_bytes is not None and self.reserved_bytes + segment > self.limit_bytes:
-            self._return_segments()
+            self.return_segments()
+            if self.reserved_bytes + segment > self.limit_bytes:
+                raise OutOfMemoryError
         self.reserved_bytes += segment
         self.reserved_bytes_peak = max(self.reserved_bytes_peak, self.reserved_bytes)
         self._next_address += segment
         return _Block(pool, segment, self._next_address - segment)
 
-    def _return_segments(self) -> None:
+    def return_segments(self) -> int:
+        """Give the segments back that are wholly free, as `torch.cuda.empty_cache` does; return their bytes."""
         whole = [block for block in self._blocks.values() if block.before is None and block.after is None]
         for block in whole:
             self._withdraw(block)
             self.reserved_bytes -= block.size_bytes
+        return sum(block.size_bytes for block in whole)
 
     def _give(self, block: _Block) -> None:
         block.free = True

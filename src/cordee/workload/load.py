@@ -35,11 +35,31 @@ def load_shape(model: str) -> ModelShape:
         if "quantization_config" not in config and quantised.is_file():  # ModelOpt writes a file of its own
             config = {**config, "quantization_config": _read_json(quantised)}
         return shape_from_config(config, name=path.parent.name or path.stem)
+    raise _unknown(model)
+
+
+def load_config(model: str) -> dict[str, Any]:
+    """Return the config.json that `load_shape` reads, whether or not its family is known here.
+
+    Raises:
+        CatalogueError: neither a known name nor a path that exists.
+        ShapeError: the file cannot be read.
+    """
+    entry = _catalogue().get(model.lower())
+    if entry is not None:
+        return {key: value for key, value in entry.items() if key not in ("source", "as_of")}
+    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+    if not path.is_file():
+        raise _unknown(model)
+    return _read_json(path)
+
+
+def _unknown(model: str) -> CatalogueError:
     first, *others = difflib.get_close_matches(model.lower(), _catalogue(), n=NEAR, cutoff=0.5) or [""]
     near = f"did you mean {first}? " if first else ""
     near += f"also near: {', '.join(others)}; " if others else ""
     hint = "give a path to a config.json, or a name that `cordee plan --models` lists"
-    raise CatalogueError(f"unknown model {model!r}", hint=near + hint)
+    return CatalogueError(f"unknown model {model!r}", hint=near + hint)
 
 
 def model_path(model: str) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cordee.train.trace_memory.timeline import CLASSES, TracedMoment
+from cordee.train.trace_memory.timeline import CLASSES, Reserve, TracedMoment
 
 # cuBLAS allocates a workspace from torch's allocator at the first product: 32 MiB since Hopper. A CPU has none.
 WORKSPACE_BYTES = 32 * 2**20
@@ -18,7 +18,7 @@ class Traced:
     """
 
     moments: tuple[TracedMoment, ...]
-    reserved_bytes: int
+    reserve: Reserve
     parameters: int
     trained_parameters: int
     layers: int
@@ -45,7 +45,7 @@ class Traced:
         """Return the answer of a document."""
         fields = {key: value for key, value in document.items() if key not in ("allocated_bytes", "peak")}
         moments = tuple(TracedMoment(each["phase"], _parts(each["parts"])) for each in fields["moments"])
-        return cls(**fields | {"moments": moments})
+        return cls(**fields | {"moments": moments, "reserve": Reserve(**fields["reserve"])})
 
 
 def _parts(parts: Mapping[str, int]) -> dict[str, int]:

@@ -94,7 +94,7 @@ def _attention_backward(
     with torch.enable_grad():
         leaves = [each.detach().requires_grad_() for each in (q, k, v)]
         out = F.scaled_dot_product_attention(
-            *leaves, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            leaves[0], leaves[1], leaves[2], mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         dq, dk, dv = torch.autograd.grad(out, leaves, grad)
     return dq.clone(), dk.clone(), dv.clone()

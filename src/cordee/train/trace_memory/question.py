@@ -23,7 +23,8 @@ class Question:
 
     `config` is a Hugging Face config.json; `function`, a `module:function`, is asked instead of it where it is given.
     `fsdp` ranks share one copy of the state, `replicas` such groups have the same (HSDP); `tp` cuts each layer.
-    `weights`: fp32 ones that FSDP2 gathers in 16 bits (mixed), fp32 ones under autocast, 16-bit ones alone, fp32 alone.
+    `weights`: fp32 ones that FSDP2 gathers in 16 bits (mixed; on one rank under autocast), fp32 ones under autocast,
+    16-bit ones alone, fp32 alone.
     `micro_batches` is 1 or 2: with the second one there are gradients when the loss is.
     """
 

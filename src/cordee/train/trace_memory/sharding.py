@@ -1,4 +1,4 @@
-"""FSDP2, HSDP and recomputation put onto a model as its trainer does it: torchtitan's, or accelerate's for transformers.
+"""FSDP2, HSDP and recomputation, put onto a model as torchtitan does it, or accelerate for transformers.
 
 Both give each layer, the embedding, and the norm with the head a group of their own; the last one stays gathered after
 the forward pass (torchtitan `parallelize_llama.apply_fsdp`, accelerate 1.15 `fsdp2_prepare_model`).

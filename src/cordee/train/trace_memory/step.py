@@ -13,7 +13,7 @@ from cordee.train.trace_memory.kernels import gpu_kernels
 from cordee.train.trace_memory.question import Question
 from cordee.train.trace_memory.sharding import owners
 from cordee.train.trace_memory.stretch import MIDDLE
-from cordee.train.trace_memory.subject import Subject
+from cordee.train.trace_memory.subject import Subject, one_document_a_sequence
 from cordee.train.trace_memory.tracker import Tracker, tracking
 
 
@@ -49,7 +49,7 @@ def record(subject: Subject, question: Question, optimizer: torch.optim.Optimize
     marks = _Marks(tracker, len(subject.layers))
     removers = [remove for index, layer in enumerate(subject.layers) for remove in marks.put(index, layer)]
     gradients: set[int] = set()
-    with tracking(tracker), gpu_kernels() if gpu else contextlib.nullcontext():
+    with tracking(tracker), one_document_a_sequence(), gpu_kernels() if gpu else contextlib.nullcontext():
         for micro_batch in range(question.micro_batches):
             marks.start(micro_batch)
             with _autocast(question):
@@ -105,9 +105,10 @@ def _see_states(
 
 
 def _autocast(question: Question) -> Any:
-    if question.weights != "autocast":
-        return contextlib.nullcontext()
-    return torch.autocast("cpu", torch.bfloat16)
+    alone = question.fsdp * question.replicas == 1
+    if question.weights == "autocast" or (question.weights == "mixed" and alone):
+        return torch.autocast("cpu", torch.bfloat16)
+    return contextlib.nullcontext()
 
 
 class _Marks:

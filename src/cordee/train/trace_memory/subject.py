@@ -3,7 +3,8 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,3 +209,25 @@ def _given(question: Question, name: str) -> Subject:
     model, loss = function(**{key: value for key, value in offered.items() if key in known})
     layers = _layers(model)
     return Subject(model, layers, None, (), loss, 0)
+
+
+@contextmanager
+def one_document_a_sequence() -> Iterator[None]:
+    """Tell transformers that sequences are not packed, which it reads from values that fake tensors do not have.
+
+    Otherwise it makes a mask of sequence x sequence and, for it, copies of keys and values for all heads.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    if masks is None:
+        yield
+        return
+    original = masks.find_packed_sequence_indices
+
+    def found(position_ids: torch.Tensor) -> None:
+        original(position_ids)  # it allocates all the same
+
+    masks.find_packed_sequence_indices = found
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = original

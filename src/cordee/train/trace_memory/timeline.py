@@ -6,10 +6,12 @@ No torch: what comes in are numbers.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cordee.plan.allocator import ROUND_BYTES, CachingAllocator
-from cordee.train.trace_memory.events import PHASES, Birth, Death, Event, Phase
+from cordee.plan.allocator import ROUND_BYTES, CachingAllocator, OutOfMemoryError
+from cordee.train.trace_memory.events import PHASES, Birth, Event, Phase
+from cordee.units import MiB
 
 CLASSES = ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "temporaries")
+NEEDED_WITHIN_BYTES = 64 * MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ def moments(events: Iterable[Event], classes: Mapping[int, str], standing_bytes:
     fullest: dict[Phase, tuple[int, dict[str, int]]] = {}
     total = standing_bytes
     for event in events:
+        if event.segment.phase == "step" and "step" not in fullest:
+            fullest["step"] = (
+                total,
+                dict(now),
+            )  # the optimizer finds all gradients, and the first thing is to free one
         if isinstance(event, Birth):
             sizes[event.number] = rounded(event.size_bytes)
             total += sizes[event.number]
@@ -98,32 +105,63 @@ def moments(events: Iterable[Event], classes: Mapping[int, str], standing_bytes:
     return tuple(TracedMoment(phase, fullest[phase][1]) for phase in PHASES if phase in fullest)
 
 
-def reserved_bytes(events: Iterable[Event], standing_bytes: int = 0, steps: int = 2) -> int:
-    """Return what torch's allocator reserves for so many steps like this one, beside a buffer that stands.
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Segments that torch's allocator takes from the driver: as many as it likes to, and as few as will do."""
 
-    The first step starts from what it finds; later ones find its segments.
+    reserved_bytes: int
+    needed_bytes: int
+
+
+def reserve(events: Iterable[Event], standing_bytes: int = 0) -> Reserve:
+    """Return what torch's allocator reserves for steps like this one, beside a buffer that stands.
+
+    Where the driver has less, free segments go back to it before an allocation fails: the least with which a step goes
+    through is found by halving the difference to what is allocated.
     """
-    events = list(events)
-    allocator = CachingAllocator()
-    if standing_bytes:
-        allocator.allocate(0, standing_bytes)
-    births = {event.number: event for event in events if isinstance(event, Birth)}
-    standing = [number for number, birth in births.items() if birth.segment.phase == "states"]
-    lasting = set(standing)
-    for number in standing:
-        allocator.allocate(number, births[number].size_bytes)
-    left: set[int] = set()
-    for _ in range(steps):
-        for number in left:
-            allocator.free(number)
-        left = set()
-        for event in events:
-            if event.number in lasting:
-                continue
-            if isinstance(event, Birth):
-                allocator.allocate(event.number, event.size_bytes, event.stream)
-                left.add(event.number)
-            elif isinstance(event, Death) and event.number in left:
-                allocator.free(event.number)
-                left.discard(event.number)
-    return allocator.reserved_bytes_peak
+    replay = _Replay(list(events), standing_bytes)
+    free = replay.run(None)
+    low, high = free.allocated_bytes_peak, free.reserved_bytes_peak
+    while high - low > NEEDED_WITHIN_BYTES:
+        middle = (low + high) // 2
+        try:
+            replay.run(middle)
+        except OutOfMemoryError:
+            low = middle
+        else:
+            high = middle
+    return Reserve(free.reserved_bytes_peak, high)
+
+
+class _Replay:
+    """The states once, then the same step twice: the second one finds the segments of the first."""
+
+    def __init__(self, events: list[Event], standing_bytes: int) -> None:
+        births = {event.number: event for event in events if isinstance(event, Birth)}
+        states = {number for number, birth in births.items() if birth.segment.phase == "states"}
+        self.states = [births[number].size_bytes for number in births if number in states]
+        self.states += [standing_bytes] if standing_bytes else []
+        self.step = [event for event in events if event.number not in states]
+
+    def run(self, limit_bytes: int | None) -> CachingAllocator:
+        """Return the allocator after two steps.
+
+        Raises:
+            OutOfMemoryError: the limit does not hold them.
+        """
+        allocator = CachingAllocator(limit_bytes)
+        for index, size in enumerate(self.states):
+            allocator.allocate(-1 - index - 2**62, size)
+        left: set[int] = set()
+        for _ in range(2):
+            for number in left:
+                allocator.free(number)
+            left = set()
+            for event in self.step:
+                if isinstance(event, Birth):
+                    allocator.allocate(event.number, event.size_bytes, event.stream)
+                    left.add(event.number)
+                elif event.number in left:
+                    allocator.free(event.number)
+                    left.discard(event.number)
+        return allocator

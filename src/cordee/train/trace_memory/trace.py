@@ -13,7 +13,7 @@ from cordee.train.trace_memory.sharding import recompute, shard
 from cordee.train.trace_memory.step import Recorded, record
 from cordee.train.trace_memory.stretch import TRACED, IrregularError, original, stretch
 from cordee.train.trace_memory.subject import build, depth, uniform, with_depth
-from cordee.train.trace_memory.timeline import Known, classify, moments, reserved_bytes
+from cordee.train.trace_memory.timeline import Known, classify, moments, reserve
 from cordee.train.trace_memory.world import dtype_of_weights, fake_world
 
 
@@ -55,12 +55,16 @@ def _record(question: Question) -> tuple[Recorded, frozenset[int]]:
             first = str(error).strip().splitlines()[0]
             hint = "fake tensors have no values: code that reads one, or a kernel without a fake, cannot be traced"
             raise InputError(f"the model does not run on fake tensors: {first}", hint=hint) from error
-    wide = subject.wide
-    rows = question.seq_tokens * question.micro_batch
-    sizes = found.elements.items()
     return found, frozenset(
-        n for n, count in sizes if wide and count % wide == 0 and rows <= 2 * (count // wide) <= 3 * rows
+        number for number, count in found.elements.items() if _is_logits(count, subject.wide, question)
     )
+
+
+def _is_logits(elements: int, wide: int, question: Question) -> bool:
+    """Return whether so many elements are the logits of a micro-batch, or those of it whose next token is known."""
+    rows, rest = divmod(elements, wide) if wide else (0, 1)
+    tokens = question.seq_tokens * question.micro_batch
+    return rest == 0 and tokens - question.micro_batch <= rows <= tokens
 
 
 def _answer(found: Recorded, wide: frozenset[int], events: list[Event], layers: int | None, began: float) -> Traced:
@@ -74,7 +78,7 @@ def _answer(found: Recorded, wide: frozenset[int], events: list[Event], layers: 
     extra = 0 if layers is None else layers - recorded
     return Traced(
         moments=moments(events, classify(events, known), WORKSPACE_BYTES),
-        reserved_bytes=reserved_bytes(events, WORKSPACE_BYTES),
+        reserve=reserve(events, WORKSPACE_BYTES),
         parameters=found.parameters + extra * found.layer_parameters,
         trained_parameters=found.trained + extra * found.layer_trained,
         layers=recorded if layers is None else layers,

@@ -1,0 +1,230 @@
+"""`cordee plan --trace`: the memory of the model's own code on fake ranks, beside the plan of the same layout."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import typer
+
+from cordee.cli import terminal
+from cordee.cli.plan_trace_text import print_comparison
+from cordee.errors import (
+    CatalogueError,
+    DoesNotFitError,
+    InputError,
+    LayoutError,
+    MissingExtraError,
+    ScriptError,
+    ShapeError,
+)
+from cordee.hardware.catalog import Gpu
+from cordee.plan.ask import Request, ask
+from cordee.plan.buffers import context_bytes
+from cordee.plan.layout import Layout
+from cordee.plan.memory import RankMemory, rank_memory
+from cordee.plan.settings import Settings
+from cordee.plan.training import PURE_BF16, Training, find_optimizer
+from cordee.plan.wanted import LayoutWanted
+from cordee.train.trace_memory.answer import Traced
+from cordee.train.trace_memory.question import MODEL_CODES, ModelCode, Question, Weights
+from cordee.workload.load import load_config, load_shape
+from cordee.workload.model import ModelShape
+
+# Families whose code is written out here as torchtitan writes it.
+_TITAN = ("llama", "mistral", "qwen2", "qwen3")
+UNPLANNED_SEQ_TOKENS = 2048
+_ERRORS = {each.exit_code: each for each in (InputError, ShapeError, LayoutError, ScriptError, MissingExtraError)}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A traced rank, and the plan of the same layout where the planner knows the model."""
+
+    model: str
+    gpu: Gpu
+    gpus: int
+    layout: Layout
+    question: Question
+    traced: Traced
+    planned: RankMemory | None
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes without which the step does not go through, with the context that torch does not count."""
+        return self.traced.reserve.needed_bytes + round(float(context_bytes(self.layout)))
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the GPU has them."""
+        return self.needed_bytes <= self.gpu.memory_bytes
+
+
+def known_shape(model: str) -> ModelShape | None:
+    """Return the model's shape; None where the planner has no formulas for it, but its code may be traced."""
+    if ":" in model:
+        return None
+    try:
+        return load_shape(model)
+    except ShapeError:
+        load_config(model)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """What the flags say of a trace; `code` None takes torchtitan's for the families that are written out so."""
+
+    model: str
+    gpu: Gpu
+    gpus: int
+    code: str | None
+    autocast: bool
+    wanted: LayoutWanted
+    settings: Settings
+    as_json: bool
+
+    def compare(self, request: Request | None) -> None:
+        """Trace a layout, and print it beside its plan; None: the planner does not know the model.
+
+        Raises:
+            CordeeError: the model, the layout or the settings cannot be traced.
+            typer.Exit: it does not fit; with 21.
+        """
+        code = _code(self.model, self.code)
+        layout, training = _unplanned(self.wanted, self.settings, self.gpus) if request is None else _planned(request)
+        question = _question(self.model, code, layout, training, autocast=self.autocast)
+        planned = None if request is None else rank_memory(request.shape, layout, training)
+        found = Comparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), planned)
+        if self.as_json:
+            terminal.print_json(document(found))
+        else:
+            print_comparison(found)
+        if not found.fits:
+            raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def document(found: Comparison) -> dict[str, object]:
+    """Return a comparison as JSON."""
+    planned = None
+    if found.planned is not None:
+        moments = found.planned.worst_timeline
+        planned = {
+            "allocated_bytes": found.planned.worst.allocated_bytes,
+            "reserved_bytes": found.planned.worst.held_bytes,
+            "needed_bytes": found.planned.worst.reserved_bytes,
+            "peak": found.planned.peak_event,
+            "moments": {moment.event: round(float(moment.allocated_bytes)) for moment in moments},
+            "parts": found.planned.worst.parts(),
+        }
+    return {
+        "model": found.model,
+        "gpu": found.gpu.name,
+        "gpus": found.gpus,
+        "layout": str(found.layout),
+        "question": found.question.document(),
+        "traced": found.traced.document(),
+        "planned": planned,
+        "needed_bytes": found.needed_bytes,
+        "fits": found.fits,
+    }
+
+
+def _code(model: str, code: str | None) -> ModelCode:
+    if code == "megatron":
+        raise InputError(
+            "Megatron-LM's code cannot be traced: Transformer Engine's kernels run on a GPU alone",
+            hint="cordee plan --framework megatron counts its tensors; its measured peaks are met to 0.2 %",
+        )
+    if code is None:
+        family = None if ":" in model else load_config(model).get("model_type")
+        return "torchtitan" if family in _TITAN else "hf"
+    for known in MODEL_CODES:
+        if code == known:
+            return known
+    raise InputError(f"unknown model code {code!r}", hint=f"use one of: {', '.join(MODEL_CODES)}")
+
+
+def _planned(request: Request) -> tuple[Layout, Training]:
+    """Return the best layout of a plan that can be traced, the nearest to fitting where none fits."""
+    answer = ask(request)
+    ranked = [each.layout for each in (*answer.fitting, *answer.rejected)]
+    found = next((layout for layout in ranked if _traceable(layout)), None)
+    if found is None:
+        refused = f"no layout of this plan can be traced, such as {ranked[0]}"
+        hint = "rank 0 of FSDP2 and HSDP is traced, or one GPU: --layout fsdp=8"
+        raise LayoutError(refused, hint=hint)
+    return found, answer.training
+
+
+def _unplanned(wanted: LayoutWanted, settings: Settings, gpus: int) -> tuple[Layout, Training]:
+    """Return the layout and training of a model that the planner has no formulas for: FSDP2 over all GPUs."""
+    plainest = wanted.plainest(gpus)
+    layout = replace(plainest, dp=wanted.dp or gpus, zero=3 if gpus > 1 else 0)
+    if layout.gpus != gpus or not _traceable(layout):
+        raise LayoutError(f"{layout} on {gpus} GPUs cannot be traced", hint="leave --layout out, or give fsdp=N")
+    batch = settings.global_batch or layout.dp * layout.micro_batch
+    optimizer = find_optimizer(settings.optimizer, settings.precision)
+    return layout, Training(settings.seq_tokens or UNPLANNED_SEQ_TOKENS, batch, optimizer, settings.precision)
+
+
+def _traceable(layout: Layout) -> bool:
+    plain = layout.pp == layout.cp == layout.tp == layout.ep == 1 and layout.offload == "none"
+    return plain and layout.recompute_layers is None and (layout.zero == 3 or layout.gpus == 1)
+
+
+def _question(model: str, code: ModelCode, layout: Layout, training: Training, *, autocast: bool) -> Question:
+    """Return the question of a layout.
+
+    Raises:
+        InputError: the settings have no code that could be run.
+    """
+    if training.precision not in ("bf16", "fp16", "fp32") or training.adapters or training.tuning.frozen:
+        what = "adapters" if training.adapters else "frozen parts" if training.tuning.frozen else training.precision
+        raise InputError(
+            f"{what} cannot be traced yet", hint="trace the full training in bf16; the plan knows the rest"
+        )
+    if not training.optimizer.name.startswith("adamw") or training.optimizer.name not in ("adamw", PURE_BF16):
+        hint = f"trace it with adamw or {PURE_BF16}"
+        raise InputError(f"{training.optimizer.name} is no optimizer of torch's own", hint=hint)
+    recompute: Literal["none", "selective", "full"] = layout.recompute
+    return Question(
+        config={} if ":" in model else load_config(model),
+        function=model if ":" in model else None,
+        code=code,
+        seq_tokens=training.seq_tokens,
+        micro_batch=layout.micro_batch,
+        micro_batches=min(2, layout.micro_batches(training.global_batch)),
+        fsdp=layout.shard_ranks if layout.zero == 3 else 1,
+        replicas=layout.data_ranks // layout.shard_ranks if layout.zero == 3 else 1,
+        weights=_weights(training, layout, autocast=autocast),
+        recompute=recompute,
+    )
+
+
+def _weights(training: Training, layout: Layout, *, autocast: bool) -> Weights:
+    if training.precision == "fp32":
+        return "fp32"
+    if training.optimizer.name == PURE_BF16:
+        return "bf16"
+    return "autocast" if autocast or layout.gpus == 1 else "mixed"
+
+
+def _ask(question: Question) -> Traced:
+    """Return the answer of a process of its own: torch is not imported here.
+
+    Raises:
+        CordeeError: as the process says.
+    """
+    argv = [sys.executable, "-m", "cordee.train.trace_memory"]
+    with terminal.waiting("tracing the model's code"):
+        done = subprocess.run(argv, input=json.dumps(question.document()), capture_output=True, text=True, check=False)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
+        raise InputError(f"the model's code failed: {last}", hint=f"exit code {done.returncode}") from None
+    if "error" in found:
+        raise _ERRORS.get(found["exit_code"], CatalogueError)(found["error"], hint=found["hint"])
+    return Traced.read(found)

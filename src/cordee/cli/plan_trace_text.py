@@ -1,0 +1,133 @@
+"""A traced rank in a terminal: class by class and moment by moment, with the plan's numbers beside them."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cordee.cli.plan_text import console, indented, title
+from cordee.units import format_bytes, format_gb, plural
+
+if TYPE_CHECKING:
+    from cordee.cli.plan_trace import Comparison
+
+_CODES = {"hf": "transformers' model code", "torchtitan": "torchtitan's model code", "megatron": ""}
+_WEIGHTS = {
+    "mixed": "fp32 weights, gathered in bf16",
+    "autocast": "fp32 weights under autocast",
+    "bf16": "weights, gradients and moments in bf16",
+    "fp32": "everything in fp32",
+}
+# The plan counts tensors that live for a moment among its buffers.
+_ROWS = (
+    ("weights", ("weights",)),
+    ("gradients", ("gradients",)),
+    ("optimizer", ("optimizer",)),
+    ("activations", ("activations",)),
+    ("loss", ("loss",)),
+    ("buffers, temporaries", ("buffers", "temporaries")),
+)
+
+
+def print_comparison(found: "Comparison") -> None:
+    """Print both peaks by class, every moment, and what follows for the GPU."""
+    out = console()
+    question, traced = found.question, found.traced
+    code = "the function's model" if question.function is not None else _CODES[question.code]
+    out.print(
+        Text.assemble(
+            (found.model, "bold"), " on ", (f"{found.gpus} x {found.gpu.name}", "bold"),
+            f" of {format_bytes(found.gpu.memory_bytes)}, rank 0 of ", (str(found.layout), "bold"),
+        )
+    )  # fmt: skip
+    micro = f", micro-batches of {question.micro_batch}" if question.micro_batch > 1 else ""
+    out.print(f"{code}, {_WEIGHTS[question.weights]}, sequences of {question.seq_tokens:,} tokens{micro}", style="dim")
+    ran = plural(traced.layers_recorded, "layer") + (f" of {traced.layers}" if traced.layers else "")
+    repeated = ", one of them repeated" if traced.layers_recorded < traced.layers else ""
+    seconds = f"{traced.cpu_s:.1f} s of one CPU"
+    out.print(f"{traced.parameters:,} parameters; {ran} ran on fake tensors{repeated}: {seconds}", style="dim")
+    _classes(out, found)
+    _moments(out, found)
+    out.print()
+    _verdict(out, found)
+
+
+def _classes(out: Console, found: "Comparison") -> None:
+    traced = found.traced
+    title(out, "Fullest moment", f"traced at {traced.peak.phase}" + _planned_at(found))
+    table = _table(found, "")
+    planned = None if found.planned is None else found.planned.worst.parts()
+    for name, parts in _ROWS:
+        of_plan = None if planned is None else sum(planned.get(part, 0) for part in parts)
+        _row(table, name, of_plan, sum(traced.peak.parts[part] for part in parts))
+    table.add_section()
+    sums: tuple[int, ...] | None = None
+    if found.planned is not None:
+        worst = found.planned.worst
+        sums = (worst.allocated_bytes, worst.reserved_bytes, worst.held_bytes)
+    of_trace = (traced.allocated_bytes, traced.reserve.needed_bytes, traced.reserve.reserved_bytes)
+    for index, name in enumerate(("allocated", "reserved, at least", "reserved, with room")):
+        _row(table, name, None if sums is None else sums[index], of_trace[index], style="" if index else "bold")
+    out.print(table)
+
+
+def _planned_at(found: "Comparison") -> str:
+    return "" if found.planned is None else f", planned at {found.planned.peak_event}"
+
+
+def _moments(out: Console, found: "Comparison") -> None:
+    title(out, "Moments of the step", "allocated at the fullest of each")
+    table = _table(found, "")
+    planned = {} if found.planned is None else {each.event: each for each in found.planned.worst_timeline}
+    for moment in found.traced.moments:
+        of_plan = planned.get(moment.phase)
+        size = None if of_plan is None else round(float(of_plan.allocated_bytes))
+        _row(table, moment.phase, size, moment.allocated_bytes)
+    out.print(table)
+
+
+def _table(found: "Comparison", first: str) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column("  " + first, no_wrap=True, min_width=24)
+    if found.planned is not None:
+        table.add_column("plan", justify="right", no_wrap=True)
+    table.add_column("trace", justify="right", no_wrap=True)
+    if found.planned is not None:
+        table.add_column("plan is off by", justify="right", no_wrap=True)
+    return table
+
+
+def _row(table: Table, name: str, planned: float | None, traced: float, *, style: str = "") -> None:
+    cells = ["  " + name]
+    if len(table.columns) == 2:
+        table.add_row(*cells, format_gb(traced), style=style)
+        return
+    off = "" if planned is None else _off(planned, traced)
+    table.add_row(*cells, "" if planned is None else format_gb(planned), format_gb(traced), off, style=style)
+
+
+def _off(planned: float, traced: float) -> str:
+    """Return the plan's error in the trace's per cent; bytes where there is nothing to compare with.
+
+    >>> _off(110, 100), _off(2e9, 0)
+    ('+10.0 %', '+2.0 GB')
+    """
+    difference = planned - traced
+    if abs(difference) < 0.05e9 and traced < 0.05e9:
+        return ""
+    if not traced:
+        return f"+{format_gb(difference)}"
+    return f"{difference / traced:+.1%}".replace("%", " %")
+
+
+def _verdict(out: Console, found: "Comparison") -> None:
+    memory = found.gpu.memory_bytes
+    needed, kept = (
+        found.needed_bytes,
+        found.needed_bytes + (found.traced.reserve.reserved_bytes - found.traced.reserve.needed_bytes),
+    )
+    left = f"{format_gb(memory - needed)} free" if found.fits else f"{format_gb(needed - memory)} too much"
+    room = f" Where there is room it keeps {format_gb(kept)}." if kept - needed > 0.05e9 else ""
+    text = f"It needs {format_gb(needed)} of {format_bytes(memory)} with the CUDA context: {left}.{room}"
+    indented(out, text, style="" if found.fits else "red")

@@ -1,0 +1,71 @@
+"""`cordee plan --trace`: a small model's memory beside its plan, in a terminal and as JSON, and its refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cordee.cli.main import main
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 768, "vocab_size": 4096, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+def _run(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(list(words))
+    return left.value.code
+
+
+def test_a_trace_stands_beside_the_plan(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", model, "--gpus", "8xH100", "--layout", "fsdp=8", "--recompute", "none", "--seq", "1024")
+    assert not _run(*words, "--batch", "8", "--trace", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {
+        "model", "gpu", "gpus", "layout", "question", "traced", "planned", "needed_bytes", "fits"
+    }  # fmt: skip
+    assert (found["layout"], found["question"]["fsdp"], found["question"]["code"]) == ("fsdp8", 8, "torchtitan")
+    traced, planned = found["traced"], found["planned"]
+    assert [moment["phase"] for moment in traced["moments"]] == list(planned["moments"])
+    assert traced["allocated_bytes"] == max(sum(moment["parts"].values()) for moment in traced["moments"])
+    assert found["fits"] and traced["allocated_bytes"] <= traced["reserve"]["needed_bytes"] < found["needed_bytes"]
+    assert traced["parameters"] == 2 * (256 * 512 + 256 * 256 + 3 * 256 * 768 + 512) + 2 * 4096 * 256 + 256
+
+
+@pytest.mark.soak
+def test_a_model_without_formulas_is_traced_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    config = {
+        "model_type": "gpt_neox", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 512, "max_position_embeddings": 512,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not _run("plan", str(tmp_path), "--gpus", "4xH100", "--seq", "256", "--trace")
+    said = capsys.readouterr().out
+    assert "transformers' model code" in said and "rank 0 of fsdp4" in said
+    assert "plan" not in said.replace("plan is off", "") and "It needs" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--model-code", "megatron"), "Megatron-LM's code cannot be traced"),
+        (("--model-code", "jax"), "unknown model code 'jax'"),
+        (("--optimizer", "muon"), "muon is no optimizer of torch's own"),
+        (("--precision", "fp8"), "fp8 cannot be traced"),
+        (("--layout", "tp=2,pp=2,dp=2"), "can be traced"),
+    ],
+)
+def test_a_refusal_says_why(model: str, words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("plan", model, "--gpus", "8xH100", "--seq", "256", "--batch", "8", "--trace", *words)
+    assert says in capsys.readouterr().err
