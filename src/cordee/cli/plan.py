@@ -173,8 +173,7 @@ def plan(
     wanted, gpu = _layout(layout, recompute, micro_batch), warned(find_gpu(catalogue, gpus, last, kind))
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json)
     if trace and known_shape(model) is None:
-        tracing.compare(None)
-        return
+        return tracing.compare(None)
     request = Request(
         shape=load_shape(model), gpu=gpu, gpus=last, settings=settings, layout=wanted,
         search="everything" if exhaustive else "meshes", assumed=_assumptions(storage, mtbi, reclaims, notice, stall),
@@ -186,8 +185,8 @@ def plan(
     elif trace:
         tracing.compare(request)
     else:
-        answer = ask(_with_ownership(request, buy))
-        _print(answer, html, model_path=model_path(model), show_all=show_all, as_json=as_json)
+        answer, path = ask(_with_ownership(request, buy)), model_path(model)
+        _print(answer, html, model_path=path, show_all=show_all, as_json=as_json)
 
 
 def _layout(text: str | None, recompute: str, micro_batch: int | None) -> LayoutWanted:

@@ -74,7 +74,7 @@ def known_shape(model: str) -> ModelShape | None:
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """What the flags say of a trace; `code` None takes torchtitan's for the families that are written out so."""
+    """The flags of a trace; `code` None takes torchtitan's for the families that are written out so."""
 
     model: str
     gpu: Gpu

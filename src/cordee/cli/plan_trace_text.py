@@ -66,9 +66,9 @@ def _classes(out: Console, found: "Comparison") -> None:
     if found.planned is not None:
         worst = found.planned.worst
         sums = (worst.allocated_bytes, worst.reserved_bytes, worst.held_bytes)
-    of_trace = (traced.allocated_bytes, traced.reserve.needed_bytes, traced.reserve.reserved_bytes)
+    traced_sums = (traced.allocated_bytes, traced.reserve.needed_bytes, traced.reserve.reserved_bytes)
     for index, name in enumerate(("allocated", "reserved, at least", "reserved, with room")):
-        _row(table, name, None if sums is None else sums[index], of_trace[index], style="" if index else "bold")
+        _row(table, name, None if sums is None else sums[index], traced_sums[index], style="" if index else "bold")
     out.print(table)
 
 
@@ -110,7 +110,7 @@ def _row(table: Table, name: str, planned: float | None, traced: float, *, style
 def _off(planned: float, traced: float) -> str:
     """Return the plan's error in the trace's per cent; bytes where there is nothing to compare with.
 
-    >>> _off(110, 100), _off(2e9, 0)
+    >>> _off(11e9, 10e9), _off(2e9, 0)
     ('+10.0 %', '+2.0 GB')
     """
     difference = planned - traced

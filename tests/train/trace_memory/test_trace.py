@@ -46,9 +46,7 @@ def test_the_reserved_peak_that_torchtitan_published_is_met(ranks: int, publishe
     [
         {"fsdp": 8},
         pytest.param({"code": "hf", "fsdp": 8, "recompute": "full"}, marks=pytest.mark.soak),
-        pytest.param(
-            {"fsdp": 4, "replicas": 2, "recompute": "selective", "micro_batches": 2}, marks=pytest.mark.soak
-        ),
+        pytest.param({"fsdp": 4, "replicas": 2, "recompute": "selective", "micro_batches": 2}, marks=pytest.mark.soak),
         pytest.param({"fsdp": 2, "recompute": "full"}, marks=pytest.mark.soak),
         pytest.param({"weights": "autocast"}, marks=pytest.mark.soak),
         pytest.param({"code": "hf", "weights": "bf16"}, marks=pytest.mark.soak),

@@ -1,4 +1,4 @@
-"""What a trace consists of: births and deaths of storages, each in a segment of the step. No torch."""
+"""Events of a trace: births and deaths of storages, each in a segment of the step. No torch."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""What is traced, as plain values that travel to a process of their own. No torch."""
+"""Questions to a trace, as plain values that travel to a process of their own. No torch."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal

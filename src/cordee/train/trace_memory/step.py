@@ -14,7 +14,7 @@ from cordee.train.trace_memory.question import Question
 from cordee.train.trace_memory.sharding import owners
 from cordee.train.trace_memory.stretch import MIDDLE
 from cordee.train.trace_memory.subject import Subject, one_document_a_sequence
-from cordee.train.trace_memory.tracker import Tracker, tracking
+from cordee.train.trace_memory.tracker import StorageTracker, tracking
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def record(subject: Subject, question: Question, optimizer: torch.optim.Optimize
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    tracker = Tracker(Segment("states"))
+    tracker = StorageTracker(Segment("states"))
     weights, moments = _see_states(subject, optimizer, tracker)
     marks = _Marks(tracker, len(subject.layers))
     removers = [remove for index, layer in enumerate(subject.layers) for remove in marks.put(index, layer)]
@@ -78,13 +78,13 @@ def _middle(subject: Subject) -> tuple[int, int]:
     return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
 
 
-def _number(tracker: Tracker, tensor: torch.Tensor) -> int:
+def _number(tracker: StorageTracker, tensor: torch.Tensor) -> int:
     found = tracker.number(tensor)
     return -1 if found is None else found
 
 
 def _see_states(
-    subject: Subject, optimizer: torch.optim.Optimizer, tracker: Tracker
+    subject: Subject, optimizer: torch.optim.Optimizer, tracker: StorageTracker
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Note weights, buffers and moments, layer by layer."""
     owner, weights, moments = owners(subject), set(), set()
@@ -114,7 +114,7 @@ def _autocast(question: Question) -> Any:
 class _Marks:
     """Moves the tracker's segment along the step, by hooks on the layers and on what they return."""
 
-    def __init__(self, tracker: Tracker, layers: int) -> None:
+    def __init__(self, tracker: StorageTracker, layers: int) -> None:
         self.tracker, self.layers = tracker, layers
         self.micro_batch, self.is_backward = 0, False
 

@@ -31,7 +31,7 @@ class _Alive:
 
 
 @dataclass(slots=True)
-class Tracker:
+class StorageTracker:
     """Collects events. `segment` is where the step stands; `sent` are the storages that went into a collective."""
 
     segment: Segment
@@ -96,7 +96,7 @@ class Tracker:
 class TrackingMode(TorchDispatchMode):
     """Hands each operator's results to a tracker."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: StorageTracker) -> None:
         super().__init__()
         self.tracker = tracker
 
@@ -113,7 +113,7 @@ class TrackingMode(TorchDispatchMode):
 
 
 @contextmanager
-def tracking(tracker: Tracker) -> Iterator[None]:
+def tracking(tracker: StorageTracker) -> Iterator[None]:
     """Track all that is allocated inside."""
     resize = torch.UntypedStorage.resize_
 
