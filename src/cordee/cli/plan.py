@@ -12,7 +12,7 @@ import typer
 from cordee.cli import terminal
 from cordee.cli.calibrate_text import warned
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
-from cordee.cli.plan_trace import Tracing, known_shape
+from cordee.cli.plan_trace import Tracing
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES
 from cordee.hardware.load import load_catalogue
@@ -172,8 +172,8 @@ def plan(
     )  # fmt: skip
     wanted, gpu = _layout(layout, recompute, micro_batch), warned(find_gpu(catalogue, gpus, last, kind))
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json)
-    if trace and known_shape(model) is None:
-        return tracing.compare(None)
+    if trace and tracing.compared_alone():
+        return
     request = Request(
         shape=load_shape(model), gpu=gpu, gpus=last, settings=settings, layout=wanted,
         search="everything" if exhaustive else "meshes", assumed=_assumptions(storage, mtbi, reclaims, notice, stall),

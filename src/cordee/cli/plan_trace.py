@@ -30,7 +30,6 @@ from cordee.plan.wanted import LayoutWanted
 from cordee.train.trace_memory.answer import Traced
 from cordee.train.trace_memory.question import MODEL_CODES, ModelCode, Question, Weights
 from cordee.workload.load import load_config, load_shape
-from cordee.workload.model import ModelShape
 
 # Families whose code is written out here as torchtitan writes it.
 _TITAN = ("llama", "mistral", "qwen2", "qwen3")
@@ -61,17 +60,6 @@ class Comparison:
         return self.needed_bytes <= self.gpu.memory_bytes
 
 
-def known_shape(model: str) -> ModelShape | None:
-    """Return the model's shape; None where the planner has no formulas for it, but its code may be traced."""
-    if ":" in model:
-        return None
-    try:
-        return load_shape(model)
-    except ShapeError:
-        load_config(model)
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class Tracing:
     """The flags of a trace; `code` None takes torchtitan's for the families that are written out so."""
@@ -84,6 +72,13 @@ class Tracing:
     wanted: LayoutWanted
     settings: Settings
     as_json: bool
+
+    def compared_alone(self) -> bool:
+        """Trace a model that the planner does not know, without a plan beside it; return whether it was one."""
+        if _is_planned(self.model):
+            return False
+        self.compare(None)
+        return True
 
     def compare(self, request: Request | None) -> None:
         """Trace a layout, and print it beside its plan; None: the planner does not know the model.
@@ -129,6 +124,18 @@ def document(found: Comparison) -> dict[str, object]:
         "needed_bytes": found.needed_bytes,
         "fits": found.fits,
     }
+
+
+def _is_planned(model: str) -> bool:
+    """Return whether the planner has formulas for a model; one without them may still have code."""
+    if ":" in model:
+        return False
+    try:
+        load_shape(model)
+    except ShapeError:
+        load_config(model)
+        return False
+    return True
 
 
 def _code(model: str, code: str | None) -> ModelCode:
