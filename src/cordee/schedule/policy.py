@@ -11,7 +11,8 @@ from typing import Literal
 from cordee.units import US_PER_HOUR, US_PER_S
 
 Order = Literal["service", "fifo", "sjf", "srsf", "las"]
-"""Orders in a tier and a queue: least service in a few levels (ours), arrival, SJF, shortest remaining, 2D-LAS."""
+"""Orders in a tier and a queue: levels of service with a bound on waiting (ours), arrival, SJF, shortest remaining,
+2D-LAS."""
 
 Backfill = Literal["easy", "fit", "none"]
 """Backfill around a reservation for the first gang that waits (`service`: that is overdue); around nothing; never."""
@@ -51,10 +52,10 @@ class Policy:
             jobs often end by then.
         time_slice_us: the time that an attempt runs, unless it is the job's first, before its own tier may preempt it
             or it may be moved.
-        patience_us: a job that has not run for this long in total goes first in its tier, may preempt any level of
-            that tier, and is not preempted by it any more; the order `service` only.
-        patience_fraction: the fraction of all GPUs that such jobs may hold. With all of them, an overloaded cluster
-            becomes a queue in the order of arrival, and short jobs wait behind long ones.
+        patience_us: a job that has not run for this long in total is overdue: it goes first in its tier, may preempt
+            any level of that tier, and is not preempted by it any more; the order `service` only.
+        patience_fraction: the fraction of all GPUs that overdue jobs may hold where no job waits. The more GPUs are
+            asked for, the fewer they may hold (`state.overdue`).
         weights: of victims, beside what they lose.
         move_fraction: running jobs of up to this fraction of a waiting job's size move elsewhere to make room for it.
         awaits_checkpoint: a job that cannot save within its grace and whose time slice is over keeps its place until

@@ -11,7 +11,6 @@ Assumed and reserved GPUs are *claimed* from the nodes (`Nodes.claim`): no index
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from cordee.events import Event, Job, Lease
 from cordee.ids import JobId
@@ -21,7 +20,7 @@ from cordee.schedule.preemption.preempt import Preemption
 from cordee.schedule.quota.held import Held
 from cordee.schedule.quota.quotas import Vacated
 from cordee.schedule.state.failed_searches import FailedSearches
-from cordee.schedule.state.overdue import gpus_left, overdue
+from cordee.schedule.state.overdue import overdue
 from cordee.schedule.state.state import State
 from cordee.schedule.state.transitions import apply
 from cordee.schedule.state.waiting import LineKey, Shape
@@ -112,8 +111,7 @@ Step = Callable[[State, Draft, JobId], bool]
 
 def new_draft(state: State, now_us: int) -> Draft:
     """Return a draft in which nothing is decided yet."""
-    left_gpus = partial(gpus_left, state.policy, state.running, state.quotas)
-    first = overdue(state.waiting, state.jobs, left_gpus, now_us)
+    first = overdue(state.waiting, state.shares(), now_us) if state.policy.guards else frozenset[JobId]()
     return Draft(now_us, Turns(first), Preemption(state, now_us, first))
 
 

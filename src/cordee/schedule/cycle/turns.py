@@ -4,6 +4,7 @@ from bisect import bisect_right
 from operator import itemgetter
 
 from cordee.schedule.state.order import counts_service
+from cordee.schedule.state.overdue import due_in
 from cordee.schedule.state.records import NEVER
 from cordee.schedule.state.state import State
 from cordee.units import US_PER_S
@@ -18,10 +19,10 @@ def next_turn_us(state: State, now_us: int) -> int | None:
     if not waiting.count or policy.victims == "none":
         return None
     times: list[int] = []
-    for line in waiting.lines.values():
-        later = 0 if line.ages[0][0] > now_us else bisect_right(line.ages, now_us, key=itemgetter(0))
-        if later < len(line.ages) and line.ages[later][0] < NEVER:
-            times.append(line.ages[later][0])
+    if policy.guards:
+        shares = state.shares()
+        nexts = (due_in(line, shares, now_us).next_us for line in waiting.lines.values())
+        times += [next_us for next_us in nexts if next_us < NEVER]
     min_run_us = state.running.next_us("min_run_ends_us", now_us)
     times += [] if min_run_us is None else [min_run_us]
     if policy.takes_turns or policy.move_fraction:

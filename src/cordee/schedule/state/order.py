@@ -17,7 +17,7 @@ TIERS = (Tier.PRODUCTION, Tier.STANDARD, Tier.PREEMPTIBLE)
 _LEVEL = {tier: level for level, tier in enumerate(TIERS)}
 
 LEVEL_BITS = 59
-"""The bits of a standing that hold GPU time, below its level: 160 million GPU-hours."""
+"""The bits below the level in a standing; those of snapshots of earlier versions hold GPU time."""
 
 UNKNOWN = 2**60
 """The standing of a job without a known run time, in orders by run time."""
@@ -56,13 +56,14 @@ def pace(policy: Policy, gpus: int, served_gpu_us: int, left_us: int | None) -> 
 def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
     """Return the standing of a waiting job; the smaller, the sooner its turn.
 
-    In orders by GPU time received it is a level and, in ours, the time within the level; in the others it is the run
-    time or GPU time that is left.
+    In orders by GPU time received it is a level: jobs of one level have their turns in the order of arrival, so that
+    jobs of one length end one after another instead of all at the end. In the others it is the run time or GPU time
+    that is left.
     """
     value, _ = pace(policy, record.job.gpus, record.served_gpu_us, left_us)
     if not counts_service(policy):
         return value
-    return (bisect_right(policy.levels_gpu_us, value) << LEVEL_BITS) + (value if policy.order == "service" else 0)
+    return bisect_right(policy.levels_gpu_us, value) << LEVEL_BITS
 
 
 def compared_standing(policy: Policy, standing_: int) -> int:

@@ -1,48 +1,87 @@
 """Overdue jobs: they have waited too long, go first in their tier, and may preempt any level of it.
 
-Once they run, their own tier does not preempt them. They get a fraction of the GPUs this way
-(`Policy.patience_fraction`), in the order of their waits: without this bound an overloaded cluster would become a queue
-in the order of arrival.
+Once they run, their own tier does not preempt them. They get a share of the GPUs this way, in the order of their waits:
+
+    share = patience_fraction x GPUs x GPUs / (GPUs + GPUs that waiting jobs ask for)
+
+Where little waits, that is nearly `patience_fraction` of all GPUs, and `patience_us` bounds every wait. Where a cluster
+is overloaded, nearly every job waits that long; with a fixed fraction it would become a queue in the order of arrival,
+in which short jobs wait behind long ones. A gang that is larger than the share is overdue after a wait that is longer
+by as much, so that it does not hold a small cluster for most of the time (docs/decisions/0032).
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
 from operator import itemgetter
+from typing import NamedTuple
 
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.quotas import Quotas
-from cordee.schedule.state.records import Attempt, JobRecord
+from cordee.schedule.state.order import level
+from cordee.schedule.state.records import NEVER, Attempt, JobRecord
 from cordee.schedule.state.running import Running
-from cordee.schedule.state.waiting import Waiting
+from cordee.schedule.state.waiting import Line, Waiting
 
 
-def overdue(
-    waiting: Waiting, jobs: Mapping[JobId, JobRecord], gpus: Callable[[], float], now_us: int
-) -> frozenset[JobId]:
-    """Return the overdue jobs that go first: those that have waited longest, up to a number of GPUs together."""
-    ages = (line.ages for line in waiting.lines.values() if line.ages[0][0] <= now_us)
-    found = [each for due in ages for each in due[: bisect_right(due, now_us, key=itemgetter(0))]]
-    if not found:
-        return frozenset()
-    first, left_gpus = set[JobId](), gpus()
-    for _, job_id in sorted(found):
-        if left_gpus <= 0:
-            break
-        left_gpus -= jobs[job_id].job.gpus
-        first.add(job_id)
+class Shares:
+    """The shares of overdue jobs now: one for each tier, since the demand of lower tiers does not count."""
+
+    def __init__(self, policy: Policy, running: Running, waiting: Waiting, quotas: Quotas) -> None:
+        self._policy, self._waiting = policy, waiting
+        self._gpus = quotas.offered.gpu_milli / 1000
+        rows = running.rows
+        self.held_gpus = int(rows.ints["gpus"][rows.flags["overdue"]].sum())
+
+    def gpus(self, tier: int) -> float:
+        """Return the number of GPUs that overdue jobs of a tier may hold."""
+        if self._gpus <= 0:
+            return 0.0
+        return self._policy.patience_fraction * self._gpus**2 / (self._gpus + self._waiting.asked_gpus(tier))
+
+    def extra_us(self, tier: int, gpus: int) -> int:
+        """Return how much longer than `patience_us` a job of this size has to wait; NEVER: it is never overdue."""
+        share, patience_us = self.gpus(tier), self._policy.patience_us
+        if patience_us is None or share <= 0:
+            return NEVER
+        return max(0, int(patience_us * (gpus / share - 1)))
+
+
+class Due(NamedTuple):
+    """Overdue jobs of one line: how many they are, and when the next one will be."""
+
+    count: int
+    next_us: int
+
+
+def due_in(line: Line, shares: Shares, now_us: int) -> Due:
+    """Return how many jobs of a line are overdue now; all jobs of a line ask for the same number of GPUs."""
+    if line.ages[0][0] > now_us:
+        return Due(0, line.ages[0][0])
+    extra_us = shares.extra_us(line.tier, line.gpus)
+    count = 0 if extra_us == NEVER else bisect_right(line.ages, now_us - extra_us, key=itemgetter(0))
+    later = count < len(line.ages) and extra_us != NEVER and line.ages[count][0] != NEVER
+    return Due(count, line.ages[count][0] + extra_us if later else NEVER)
+
+
+def overdue(waiting: Waiting, shares: Shares, now_us: int) -> frozenset[JobId]:
+    """Return the overdue jobs that go first: those that have waited longest, until their share is used up."""
+    found = [
+        (due_us, job_id, line.tier, line.gpus)
+        for line in waiting.lines.values()
+        for due_us, job_id in line.ages[: due_in(line, shares, now_us).count]
+    ]
+    first, held_gpus = set[JobId](), shares.held_gpus
+    for _, job_id, tier, gpus in sorted(found):
+        if held_gpus < shares.gpus(tier):
+            held_gpus += gpus
+            first.add(job_id)
     return frozenset(first)
 
 
-def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt) -> bool:
-    """Return whether the job of an attempt was overdue when it was placed."""
+def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt, shares: Shares) -> bool:
+    """Return whether the job of an attempt is overdue when it is placed, and the share is not used up."""
     if not policy.guards or policy.patience_us is None:
         return False
-    return attempt.placed_us - record.submitted_us - record.used_us >= policy.patience_us
-
-
-def gpus_left(policy: Policy, running: Running, quotas: Quotas) -> float:
-    """Return the number of GPUs that overdue jobs may still get."""
-    rows = running.rows
-    held = int(rows.ints["gpus"][rows.flags["overdue"]].sum())
-    return policy.patience_fraction * quotas.offered.gpu_milli / 1000 - held
+    tier, waited_us = level(attempt.job.tier), attempt.placed_us - record.submitted_us - record.used_us
+    extra_us = shares.extra_us(tier, attempt.gpus) if waited_us >= policy.patience_us else NEVER
+    return extra_us != NEVER and waited_us >= policy.patience_us + extra_us and shares.held_gpus < shares.gpus(tier)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cordee.events import Job
 from cordee.ids import JobId
 from cordee.schedule.state.journal import Journal
-from cordee.schedule.state.order import level
+from cordee.schedule.state.order import TIERS, level
 from cordee.schedule.state.records import NEVER, JobRecord
 
 
@@ -55,7 +55,7 @@ class Line:
 
     Attributes:
         places: those of all its jobs, ascending.
-        ages: (time from which it is overdue, job), ascending.
+        ages: (time at which its patience ends, job), ascending; from then on it can be overdue.
         lengths: (longest run time as far as it is known, job), ascending.
     """
 
@@ -64,6 +64,7 @@ class Line:
     queue: str
     owner: str
     shape: Shape
+    gpus: int
     places: list[Place] = field(default_factory=list)
     ages: list[tuple[int, JobId]] = field(default_factory=list)
     lengths: list[tuple[int, JobId]] = field(default_factory=list)
@@ -97,6 +98,7 @@ class Waiting:
         self.lines: dict[LineKey, Line] = {}
         self.count = 0
         self.since: list[tuple[int, JobId]] = []
+        self._asked_gpus = [0] * len(TIERS)
         self._entries: dict[JobId, _Entry] = {}
         self._journal = journal
 
@@ -128,8 +130,12 @@ class Waiting:
         return self._entries[job_id].length_us
 
     def due_us(self, job_id: JobId) -> int:
-        """Return the time from which a waiting job is overdue; NEVER if no job ever is."""
+        """Return the time at which a waiting job's patience ends; NEVER if no job is ever overdue."""
         return self._entries[job_id].due_us
+
+    def asked_gpus(self, tier: int) -> int:
+        """Return the number of GPUs that the waiting jobs of a tier and of those above it ask for."""
+        return sum(self._asked_gpus[: tier + 1])
 
     def add(
         self,
@@ -148,7 +154,7 @@ class Waiting:
             record: the job's record.
             standing: its standing in the line.
             length_us: its longest run time; NEVER if it is not known.
-            patience_us: the total wait after which it is overdue; None if it never is.
+            patience_us: the total wait after which it can be overdue; None if it never is.
             queue: the queue that counts it.
             owner: its owner if the GPUs of one user are limited there, else empty.
             reserved: for whom nodes are reserved, of those reservations that are for the job.
@@ -158,7 +164,7 @@ class Waiting:
         key = (level(job.tier), -record.priority, queue, owner, (*shape, reserved) if reserved else shape)
         line = self.lines.get(key)
         if line is None:
-            line = Line(level(job.tier), record.priority, queue, owner, key[-1])
+            line = Line(level(job.tier), record.priority, queue, owner, key[-1], job.gpus)
             journal.put(self.lines, key, line)
         due_us = NEVER if patience_us is None else record.waits_since_us + patience_us - record.waited_us
         place = place_of(record, standing)
@@ -167,7 +173,7 @@ class Waiting:
         journal.insert(line.lengths, (length_us, job.job_id))
         journal.insert(self.since, (record.waits_since_us, job.job_id))
         journal.put(self._entries, job.job_id, _Entry(key, place, standing, due_us, length_us))
-        self._count(+1)
+        self._count(line, +1)
 
     def remove(self, record: JobRecord) -> None:
         """Take out a job that was placed, or has ended."""
@@ -181,12 +187,14 @@ class Waiting:
         journal.drop(self._entries, job_id)
         if not line.places:
             journal.drop(self.lines, entry.key)
-        self._count(-1)
+        self._count(line, -1)
 
     def value(self) -> object:
         """Return a deep copy, to compare."""
         return {key: (tuple(line.places), tuple(line.ages)) for key, line in self.lines.items()}
 
-    def _count(self, change: int) -> None:
+    def _count(self, line: Line, change: int) -> None:
         self._journal.note(setattr, self, "count", self.count)
+        self._journal.note(self._asked_gpus.__setitem__, line.tier, self._asked_gpus[line.tier])
         self.count += change
+        self._asked_gpus[line.tier] += change * line.gpus
