@@ -49,7 +49,7 @@ class Shares:
 class Due(NamedTuple):
     """Overdue jobs of one line: how many they are, and when the next one will be."""
 
-    count: int
+    jobs: int
     next_us: int
 
 
@@ -68,7 +68,7 @@ def overdue(waiting: Waiting, shares: Shares, now_us: int) -> frozenset[JobId]:
     found = [
         (due_us, job_id, line.tier, line.gpus)
         for line in waiting.lines.values()
-        for due_us, job_id in line.ages[: due_in(line, shares, now_us).count]
+        for due_us, job_id in line.ages[: due_in(line, shares, now_us).jobs]
     ]
     first, held_gpus = set[JobId](), shares.held_gpus
     for _, job_id, tier, gpus in sorted(found):
