@@ -156,7 +156,7 @@ def test_a_job_that_did_not_run_for_too_long_goes_first_preempts_any_level_and_i
     world.later(*(job(name, 5, at_us=each * 90 * S) for each, name in enumerate(names)))
     world.play(until_s=8000)
     waited = [record.waits_since_us - record.submitted_us - record.used_us for record in world.state.jobs.values()]
-    assert max(waited) < 6000 * S  # 8 of 8 GPUs are more than its share of the cluster: patience lasts longer for it
+    assert max(waited) < 6000 * S  # 8 of 8 GPUs are more than its allowance: patience lasts longer for it
 
 
 def test_in_an_overloaded_cluster_those_that_waited_too_long_get_their_part_of_it():
@@ -175,26 +175,26 @@ def test_in_an_overloaded_cluster_those_that_waited_too_long_get_their_part_of_i
     assert world.state.jobs[JobId("short")].ended  # though thirty others have waited longer than they should
 
 
-def test_the_share_of_overdue_jobs_falls_with_the_demand_of_their_tier_and_above():
+def test_the_allowance_of_overdue_jobs_falls_with_the_demand_of_their_tier_and_above():
     policy = Policy(patience_us=1000 * S, patience_fraction=0.5)
     world = World(node("n1"), job("runs", 8, "production"), policy=policy, work={"runs": 10**6})
     world.play(until_s=10)
     production, _, preemptible = range(3)
-    assert [world.state.shares().gpus(tier) for tier in range(3)] == [4, 4, 4]
+    assert [world.state.allowances().gpus(tier) for tier in range(3)] == [4, 4, 4]
     world.later(job("p", 8, "production", at_us=20 * S), job("s", 8, at_us=20 * S)).play(until_s=30)
-    shares = world.state.shares()
-    assert [shares.gpus(tier) for tier in range(3)] == [0.5 * 8 * 8 / 16, 0.5 * 8 * 8 / 24, 0.5 * 8 * 8 / 24]
-    assert shares.extra_us(production, 2) == 0  # as many GPUs as the share: after the patience itself
-    assert shares.extra_us(production, 8) == 3 * 1000 * S  # four times the share: after four times the patience
-    assert shares.extra_us(preemptible, 0) == 0
+    allowances = world.state.allowances()
+    assert [allowances.gpus(tier) for tier in range(3)] == [0.5 * 8 * 8 / 16, 0.5 * 8 * 8 / 24, 0.5 * 8 * 8 / 24]
+    assert allowances.extra_us(production, 2) == 0  # as many GPUs as the allowance: after the patience itself
+    assert allowances.extra_us(production, 8) == 3 * 1000 * S  # four times the allowance: after four times the patience
+    assert allowances.extra_us(preemptible, 0) == 0
 
 
-def test_a_gang_larger_than_its_share_is_overdue_after_a_longer_wait_and_the_cycle_wakes_for_it():
+def test_a_gang_larger_than_its_allowance_is_overdue_after_a_longer_wait_and_the_cycle_wakes_for_it():
     policy = Policy(patience_us=1000 * S, patience_fraction=0.5, levels_gpu_us=())
     world = World(node("n1"), job("runs", 8), policy=policy, work={"runs": 10**6})
     world.play(until_s=100)
     world.later(job("gang", 8, at_us=200 * S)).play(until_s=300)
-    assert decide(world.at(1300).state, world.now_us).wake_at_us == 4200 * S  # share 2 of 8 GPUs: four times as long
+    assert decide(world.at(1300).state, world.now_us).wake_at_us == 4200 * S  # 2 of 8 GPUs: four times as long
     assert brief(world.at(4199).cycle()) == []
     assert brief(world.at(4200).cycle()) == ["notice runs time-slice for gang"]
 

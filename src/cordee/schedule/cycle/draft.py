@@ -111,7 +111,7 @@ Step = Callable[[State, Draft, JobId], bool]
 
 def new_draft(state: State, now_us: int) -> Draft:
     """Return a draft in which nothing is decided yet."""
-    first = overdue(state.waiting, state.shares(), now_us) if state.policy.guards else frozenset[JobId]()
+    first = overdue(state.waiting, state.allowances(), now_us) if state.policy.guards else frozenset[JobId]()
     return Draft(now_us, Turns(first), Preemption(state, now_us, first))
 
 

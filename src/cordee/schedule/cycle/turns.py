@@ -20,8 +20,8 @@ def next_turn_us(state: State, now_us: int) -> int | None:
         return None
     times: list[int] = []
     if policy.guards:
-        shares = state.shares()
-        nexts = (due_in(line, shares, now_us).next_us for line in waiting.lines.values())
+        allowances = state.allowances()
+        nexts = (due_in(line, allowances, now_us).next_us for line in waiting.lines.values())
         times += [next_us for next_us in nexts if next_us < NEVER]
     min_run_us = state.running.next_us("min_run_ends_us", now_us)
     times += [] if min_run_us is None else [min_run_us]

@@ -1,12 +1,12 @@
 """Overdue jobs: they have waited too long, go first in their tier, and may preempt any level of it.
 
-Once they run, their own tier does not preempt them. They get a share of the GPUs this way, in the order of their waits:
+Once they run, their own tier does not preempt them. They get a allowance of the GPUs this way, in the order of their waits:
 
-    share = patience_fraction x GPUs x GPUs / (GPUs + GPUs that waiting jobs ask for)
+    allowance = patience_fraction x GPUs x GPUs / (GPUs + GPUs that waiting jobs ask for)
 
 Where little waits, that is nearly `patience_fraction` of all GPUs, and `patience_us` bounds every wait. Where a cluster
 is overloaded, nearly every job waits that long; with a fixed fraction it would become a queue in the order of arrival,
-in which short jobs wait behind long ones. A gang that is larger than the share is overdue after a wait that is longer
+in which short jobs wait behind long ones. A gang that is larger than the allowance is overdue after a wait that is longer
 by as much, so that it does not hold a small cluster for most of the time (docs/decisions/0032).
 """
 
@@ -23,8 +23,8 @@ from cordee.schedule.state.running import Running
 from cordee.schedule.state.waiting import Line, Waiting
 
 
-class Shares:
-    """The shares of overdue jobs now: one for each tier, since the demand of lower tiers does not count."""
+class Allowances:
+    """The allowances of overdue jobs now: one for each tier, since the demand of lower tiers does not count."""
 
     def __init__(self, policy: Policy, running: Running, waiting: Waiting, quotas: Quotas) -> None:
         self._policy, self._waiting = policy, waiting
@@ -40,10 +40,10 @@ class Shares:
 
     def extra_us(self, tier: int, gpus: int) -> int:
         """Return how much longer than `patience_us` a job of this size has to wait; NEVER: it is never overdue."""
-        share, patience_us = self.gpus(tier), self._policy.patience_us
-        if patience_us is None or share <= 0:
+        allowance, patience_us = self.gpus(tier), self._policy.patience_us
+        if patience_us is None or allowance <= 0:
             return NEVER
-        return max(0, int(patience_us * (gpus / share - 1)))
+        return max(0, int(patience_us * (gpus / allowance - 1)))
 
 
 class Due(NamedTuple):
@@ -53,35 +53,39 @@ class Due(NamedTuple):
     next_us: int
 
 
-def due_in(line: Line, shares: Shares, now_us: int) -> Due:
+def due_in(line: Line, allowances: Allowances, now_us: int) -> Due:
     """Return how many jobs of a line are overdue now; all jobs of a line ask for the same number of GPUs."""
     if line.ages[0][0] > now_us:
         return Due(0, line.ages[0][0])
-    extra_us = shares.extra_us(line.tier, line.gpus)
+    extra_us = allowances.extra_us(line.tier, line.gpus)
     count = 0 if extra_us == NEVER else bisect_right(line.ages, now_us - extra_us, key=itemgetter(0))
     later = count < len(line.ages) and extra_us != NEVER and line.ages[count][0] != NEVER
     return Due(count, line.ages[count][0] + extra_us if later else NEVER)
 
 
-def overdue(waiting: Waiting, shares: Shares, now_us: int) -> frozenset[JobId]:
-    """Return the overdue jobs that go first: those that have waited longest, until their share is used up."""
+def overdue(waiting: Waiting, allowances: Allowances, now_us: int) -> frozenset[JobId]:
+    """Return the overdue jobs that go first: those that have waited longest, until their allowance is used up."""
     found = [
         (due_us, job_id, line.tier, line.gpus)
         for line in waiting.lines.values()
-        for due_us, job_id in line.ages[: due_in(line, shares, now_us).jobs]
+        for due_us, job_id in line.ages[: due_in(line, allowances, now_us).jobs]
     ]
-    first, held_gpus = set[JobId](), shares.held_gpus
+    first, held_gpus = set[JobId](), allowances.held_gpus
     for _, job_id, tier, gpus in sorted(found):
-        if held_gpus < shares.gpus(tier):
+        if held_gpus < allowances.gpus(tier):
             held_gpus += gpus
             first.add(job_id)
     return frozenset(first)
 
 
-def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt, shares: Shares) -> bool:
-    """Return whether the job of an attempt is overdue when it is placed, and the share is not used up."""
+def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt, allowances: Allowances) -> bool:
+    """Return whether the job of an attempt is overdue when it is placed, and the allowance is not used up."""
     if not policy.guards or policy.patience_us is None:
         return False
     tier, waited_us = level(attempt.job.tier), attempt.placed_us - record.submitted_us - record.used_us
-    extra_us = shares.extra_us(tier, attempt.gpus) if waited_us >= policy.patience_us else NEVER
-    return extra_us != NEVER and waited_us >= policy.patience_us + extra_us and shares.held_gpus < shares.gpus(tier)
+    extra_us = allowances.extra_us(tier, attempt.gpus) if waited_us >= policy.patience_us else NEVER
+    return (
+        extra_us != NEVER
+        and waited_us >= policy.patience_us + extra_us
+        and allowances.held_gpus < allowances.gpus(tier)
+    )

@@ -19,7 +19,7 @@ from cordee.schedule.state.history import History
 from cordee.schedule.state.journal import Journal
 from cordee.schedule.state.nodes import Nodes
 from cordee.schedule.state.order import counts_service, standing
-from cordee.schedule.state.overdue import Shares, is_overdue
+from cordee.schedule.state.overdue import Allowances, is_overdue
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
 from cordee.schedule.state.running import Running, row_values
 from cordee.schedule.state.waiting import Waiting
@@ -117,9 +117,9 @@ class State:
             "changes": self.changes.total,
         }
 
-    def shares(self) -> Shares:
-        """Return the shares of overdue jobs now."""
-        return Shares(self.policy, self.running, self.waiting, self.quotas)
+    def allowances(self) -> Allowances:
+        """Return the allowances of overdue jobs now."""
+        return Allowances(self.policy, self.running, self.waiting, self.quotas)
 
     def left_us(self, record: JobRecord, percent: int = 50) -> int | None:
         """Return the run time that a job has left: by its estimate, or else by the jobs that ended before it."""
@@ -159,7 +159,7 @@ class State:
         """Index an attempt among the attempts that could be preempted, unless it leaves already."""
         if attempt.leaving or attempt.ended:
             return
-        overdue = is_overdue(self.policy, record, attempt, self.shares())
+        overdue = is_overdue(self.policy, record, attempt, self.allowances())
         values = row_values(self.policy, record, attempt, self.left_us(record), overdue=overdue)
         self.running.add(attempt.job.job_id, attempt.leases, attempt.job.queue, values)
 
