@@ -1,13 +1,14 @@
 """Overdue jobs: they have waited too long, go first in their tier, and may preempt any level of it.
 
-Once they run, their own tier does not preempt them. They get a allowance of the GPUs this way, in the order of their waits:
+Once they run, their own tier does not preempt them. They get an allowance of GPUs this way, in the order of their
+waits:
 
     allowance = patience_fraction x GPUs x GPUs / (GPUs + GPUs that waiting jobs ask for)
 
 Where little waits, that is nearly `patience_fraction` of all GPUs, and `patience_us` bounds every wait. Where a cluster
 is overloaded, nearly every job waits that long; with a fixed fraction it would become a queue in the order of arrival,
-in which short jobs wait behind long ones. A gang that is larger than the allowance is overdue after a wait that is longer
-by as much, so that it does not hold a small cluster for most of the time (docs/decisions/0032).
+in which short jobs wait behind long ones. A gang that is larger than the allowance is overdue after a wait that is
+longer by as much, so that it does not hold a small cluster for most of the time (docs/decisions/0032).
 """
 
 from bisect import bisect_right
