@@ -317,10 +317,10 @@ def _one_of(what: str, text: str, known: tuple[T, ...]) -> T:
     raise SpecError(f"unknown {what} {text!r}", hint=f"use one of: {', '.join(known)}")
 
 
-def gpus_here(text: str, catalogue: Catalogue) -> str:
+def gpus_here(text: str, catalogue: Catalogue, *, cpu: bool = False) -> str:
     """Return `here` and `2xhere` as the calibrated device of this host: `8xH100`; anything else as it is.
 
-    Without a number it is all of them. A GPU comes before the CPU.
+    Without a number it is all of them. A GPU comes before the CPU, unless `cpu` is asked for.
 
     Raises:
         CatalogueError: nothing on this host was calibrated.
@@ -330,6 +330,7 @@ def gpus_here(text: str, catalogue: Catalogue) -> str:
         return text
     host = socket.gethostname()
     own = [gpu for gpu in catalogue.gpus if gpu.measured is not None and gpu.measured.fingerprint.get("host") == host]
+    own = [gpu for gpu in own if gpu.is_synchronous or not cpu]
     if not own:
         raise CatalogueError(
             f"--gpus {text.strip()}: nothing on {host} is calibrated", hint="run cordee calibrate first"

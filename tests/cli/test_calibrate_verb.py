@@ -91,3 +91,37 @@ def test_what_cannot_be_measured_is_refused(
 def test_an_uncalibrated_machine_is_told_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "plan", "llama-3.2-1b", "--gpus", "here")
     assert code == 14 and "hint: run cordee calibrate first" in err
+
+
+def test_a_check_puts_real_steps_beside_the_plan(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(capsys, "calibrate", "--cpu", "--alone", "--json")[0] == 0
+    asked: list[str] = []
+
+    def steps(work: str, *options: str) -> Iterator[dict[str, float]]:
+        asked.extend((work, *options))
+        for update_s in (0.2, 0.1, 0.3):
+            yield {"forward_s": 1.0, "backward_s": 2.0, "update_s": update_s}
+
+    monkeypatch.setattr("cordee.agent.calibration.check.records", steps)
+    config = home / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    words = ("calibrate", "--check", str(config), "--seq", "512", "--layers", "2", "--steps", "3")
+    code, out, err = run(capsys, *words, "--json")
+    assert code == 0, err
+    checked = json.loads(out)
+    assert asked[0] == "step" and {"--seq=512", "--layers=2", "--steps=3", "--dtype=fp32"} <= set(asked)
+    parts = {each["part"]: each for each in checked["parts"]}
+    assert [parts[name]["measured_s"] for name in ("forward", "backward", "update", "step")] == [1.0, 2.0, 0.2, 3.2]
+    sums = [parts[name]["planned_s"] for name in ("forward", "backward", "update")]
+    assert checked["layers"] == 2 and parts["step"]["planned_s"] == pytest.approx(sum(sums), rel=0.01)
+    code, out, _ = run(capsys, *words)
+    assert code == 0 and "MEASURED" in out and "this one is not" in out
+
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "head_dim": 16,
+    "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10_000.0,
+}  # fmt: skip

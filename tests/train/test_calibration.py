@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,3 +99,22 @@ def test_a_gpu_is_measured_by_events_and_its_rates_are_below_its_nameplate() -> 
     some = [each for each in cases(device, "bf16") if each.table == "product bf16 forward" and each.at[0] == 4096]
     found = list(measure(some, device, 20.0))
     assert found and all(1e11 < each.work / each.seconds < 5e15 for each in found)
+
+
+def test_real_steps_run_a_few_layers_of_a_users_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny: Device
+) -> None:
+    pytest.importorskip("transformers")
+    config = {
+        "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 64,
+        "intermediate_size": 64, "max_position_embeddings": 64,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    main(["step", "--config", str(path), "--seq", "8", "--layers", "2", "--steps", "2"])
+    steps = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert len(steps) == 2 and all(min(each.values()) > 0 for each in steps)
+    path.write_text(json.dumps(config | {"model_type": "not-a-model"}))
+    with pytest.raises(SystemExit) as ended:
+        main(["step", "--config", str(path), "--seq", "8"])
+    assert ended.value.code == 10 and "not-a-model" in capsys.readouterr().err

@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 
 from cordee.agent.calibration import files
+from cordee.agent.calibration.check import check as compare
 from cordee.agent.calibration.session import LIMIT_GPU_S, LIMIT_S, Calibration, Wanted
 from cordee.agent.calibration.session import calibrate as measure
 from cordee.agent.gpus import discover
 from cordee.cli import terminal
-from cordee.cli.calibrate_text import print_calibration, print_kept
+from cordee.cli.calibrate_text import print_calibration, print_checked, print_kept
+from cordee.cli.stale import warned
 from cordee.errors import InputError, NotFoundError
 from cordee.hardware.load import load_home
+from cordee.planning import gpus_here
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -67,6 +70,14 @@ def calibrate(
         bool, typer.Option("--alone", help="Leave out the collectives among this machine's ranks.")
     ] = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Keep what is too noisy to plan with.")] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option(help="Run steps of this config.json (a few layers) beside the plan.", show_default="no"),
+    ] = None,
+    seq: Annotated[int, typer.Option(min=1, help="With --check: tokens in a sequence.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="With --check: sequences in a step.")] = 1,
+    layers: Annotated[int, typer.Option(min=0, help="With --check: layers of the model at most; 0: all.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="With --check: steps that are timed.")] = 10,
     show: Annotated[
         bool, typer.Option("--show", help="Show what is kept of this machine, and what has changed.")
     ] = False,
@@ -80,6 +91,9 @@ def calibrate(
     place = terminal.folder(home)
     if show:
         _show(place, as_json=as_json)
+        return
+    if check is not None:
+        _check(place, check, Steps(seq, batch, layers, steps), cpu=cpu, as_json=as_json)
         return
     devices = discover(None)
     on_gpu = devices.real and not cpu
@@ -103,6 +117,30 @@ def calibrate(
         terminal.print_json(_view(found))
     else:
         print_calibration(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of a check: tokens in a sequence, sequences, layers at most, and how many steps."""
+
+    seq_tokens: int
+    sequences: int
+    layers: int
+    steps: int
+
+
+def _check(place: Path, config: Path, wanted: Steps, *, cpu: bool, as_json: bool) -> None:
+    catalogue = load_home(place)
+    gpu = warned(catalogue.find_gpu(gpus_here("1xhere", catalogue, cpu=cpu).removeprefix("1x")))
+    with terminal.waiting(f"{wanted.steps} steps of {config}"):
+        found = compare(
+            gpu, config, seq_tokens=wanted.seq_tokens, sequences=wanted.sequences, layers=wanted.layers,
+            steps=wanted.steps,
+        )  # fmt: skip
+    if as_json:
+        terminal.print_json(found)
+    else:
+        print_checked(found, gpu)
 
 
 def _precision(text: str | None, *, on_gpu: bool) -> str:

@@ -1,19 +1,17 @@
 """Calibrations in a terminal: what was reached, by size, and what is kept."""
 
-import socket
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
+from cordee.agent.calibration.check import Checked
 from cordee.agent.calibration.files import Kept
-from cordee.agent.calibration.fingerprint import same_device
 from cordee.agent.calibration.session import Calibration
 from cordee.cli import terminal
 from cordee.hardware.catalog import Gpu
-from cordee.hardware.measured import Sample, stale
-from cordee.units import format_bytes, plural
+from cordee.hardware.measured import Sample
+from cordee.units import format_bytes, format_latency, plural
 
 _SHOWN = (
     ("products", "product {} forward", "flop"),
@@ -99,13 +97,25 @@ def _numbers(found: Calibration) -> Iterator[tuple[str, str]]:
         yield "storage", f"{write} written and synced, {read} read"
 
 
-def warned(gpu: Gpu) -> Gpu:
-    """Return the GPU, after saying what has changed since it was calibrated, if that was on this host."""
-    marks = {} if gpu.measured is None else gpu.measured.fingerprint
-    if marks.get("host") == socket.gethostname() and (changed := stale(marks, same_device(marks))):
-        note = f"note: the calibration of {gpu.name} is stale: {', '.join(changed)}; run cordee calibrate"
-        print(note, file=sys.stderr)
-    return gpu
+def print_checked(found: Checked, gpu: Gpu) -> None:
+    """Print each part of a step as planned and as measured."""
+    out = terminal.stdout()
+    batch = f"{plural(found.sequences, 'sequence')} of {found.seq_tokens:,} tokens"
+    out.print(Text.assemble((found.model, "bold"), f", {plural(found.layers, 'layer')}, {batch}, on {gpu.name}"))
+    table = terminal.table(
+        "", "PLANNED", "MEASURED", "OFF BY", "SPREAD", right=("PLANNED", "MEASURED", "OFF BY", "SPREAD")
+    )
+    for each in found.parts:
+        style = "bold" if each is found.step else ""
+        times = (format_latency(each.planned_s), format_latency(each.measured_s))
+        table.add_row(each.part, *times, f"{each.off:+.1%}", f"{each.spread:.1%}", style=style)
+    out.print(table)
+    low, high = (format_latency(each) for each in (found.planned_from_s, found.planned_to_s))
+    inside = found.planned_from_s <= found.step.measured_s <= found.planned_to_s
+    said = f"the plan expects nine of ten steps between {low} and {high}: "
+    out.print(said + ("this one is" if inside else "this one is not"), highlight=False)
+    if not inside:
+        out.print("calibrate again on an idle machine, or see how the model differs from an eager Hugging Face one")
 
 
 def print_kept(kept: Sequence[Kept]) -> None:

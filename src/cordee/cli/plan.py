@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from cordee.cli import terminal
-from cordee.cli.calibrate_text import warned
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
 from cordee.cli.plan_trace import Tracing
+from cordee.cli.stale import warned
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES
 from cordee.hardware.load import load_catalogue

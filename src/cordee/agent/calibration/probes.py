@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cordee.errors import MissingExtraError, ScriptError
+from cordee.errors import InputError, MissingExtraError, ScriptError
 from cordee.hardware.measured import Sample
 
 MODULE = "cordee.train.calibration"
@@ -62,9 +62,10 @@ def records(work: str, *options: str, python: str = sys.executable) -> Iterator[
     last = said[-1].strip() if said else "without a word"
     if "No module named 'torch'" in last:
         raise MissingExtraError("a calibration runs torch", hint=f"install torch as your machine needs it for {python}")
-    if process.returncode == MissingExtraError.exit_code:
-        message, _, hint = last.partition(": ")
-        raise MissingExtraError(message, hint=hint or None)
+    for kind in (MissingExtraError, InputError):
+        if process.returncode == kind.exit_code:
+            message, _, hint = last.rpartition(": ")
+            raise kind(message, hint=hint or None)
     raise ScriptError(f"{work} failed with exit code {process.returncode}: {last[:200]}", hint=_shown(argv))
 
 

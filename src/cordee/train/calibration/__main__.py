@@ -1,13 +1,16 @@
-"""`python -m cordee.train.calibration device|collectives`: what was measured, one JSON object a line."""
+"""`python -m cordee.train.calibration device|collectives|step`: what was measured, one JSON object a line."""
 
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from cordee.errors import InputError, MissingExtraError
 from cordee.train.calibration.cases import DTYPES, cases
 from cordee.train.calibration.collectives import measure_collectives
 from cordee.train.calibration.memory import measure_memory, measure_sustained
+from cordee.train.calibration.real_step import Steps, real_steps
 from cordee.train.calibration.timing import CudaDevice, Device, measure
 from cordee.train.calibration.transfers import measure_copies
 
@@ -17,23 +20,42 @@ COPIES_S = 20.0
 def main(argv: Sequence[str] | None = None) -> None:
     """Do what is asked for, and print what was measured."""
     parser = argparse.ArgumentParser(prog="python -m cordee.train.calibration", description=__doc__)
-    parser.add_argument("work", choices=("device", "collectives"))
+    parser.add_argument("work", choices=("device", "collectives", "step"))
     parser.add_argument("--gpu", type=int, help="index; without it the CPU")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     parser.add_argument("--limit", type=float, default=40.0, help="seconds")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--config", type=Path, help="step: a config.json")
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=2, help="step: of the model; 0: all")
+    parser.add_argument("--steps", type=int, default=10)
     given = parser.parse_args(argv)
+    try:
+        _print(given)
+    except (MissingExtraError, InputError) as error:
+        parser.exit(error.exit_code, f"{error.message}: {error.hint}\n")
+
+
+def _print(given: argparse.Namespace) -> None:
     if given.work == "collectives":
         found = measure_collectives(given.ranks, on_gpu=given.gpu is not None)
+    elif given.work == "step":
+        wanted = Steps(given.seq, given.batch, given.layers, given.steps, given.dtype)
+        found = real_steps(given.config, wanted, _of(given))
     else:
         found = _device(given)
     for record in found:
         print(json.dumps(record), flush=True)
 
 
+def _of(given: argparse.Namespace) -> Device:
+    return Device(given.threads) if given.gpu is None else CudaDevice(given.gpu)
+
+
 def _device(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    device = Device(given.threads) if given.gpu is None else CudaDevice(given.gpu)
+    device = _of(given)
     yield from measure_memory(device)
     yield from measure_sustained(device)
     yield from (sample._asdict() for sample in measure(cases(device, given.dtype), device, given.limit))
