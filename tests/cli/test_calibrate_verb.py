@@ -115,13 +115,15 @@ def test_a_check_puts_real_steps_beside_the_plan(
     parts = {each["part"]: each for each in checked["parts"]}
     assert [parts[name]["measured_s"] for name in ("forward", "backward", "update", "step")] == [1.0, 2.0, 0.2, 3.2]
     sums = [parts[name]["planned_s"] for name in ("forward", "backward", "update")]
-    assert checked["layers"] == 2 and parts["step"]["planned_s"] == pytest.approx(sum(sums), rel=0.01)
+    assert checked["layers"] == 2 and sum(sums) <= parts["step"]["planned_s"] < 1.3 * sum(
+        sums
+    )  # the host is beside them
     code, out, _ = run(capsys, *words)
     assert code == 0 and "MEASURED" in out and "this one is not" in out
 
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "head_dim": 16,
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "head_dim": 16,
     "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10_000.0,
 }  # fmt: skip
