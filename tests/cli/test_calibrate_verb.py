@@ -123,7 +123,7 @@ def test_a_check_puts_real_steps_beside_the_plan(
 
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "head_dim": 16,
-    "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10_000.0,
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256,
+    "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+    "head_dim": 16, "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10_000.0,
 }  # fmt: skip
