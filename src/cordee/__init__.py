@@ -31,7 +31,7 @@ _LAZY = {
 
 def __dir__() -> list[str]:
     """List what is imported on first use too, so that a notebook completes it."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "import_module"})
 
 
 def __getattr__(name: str) -> Any:

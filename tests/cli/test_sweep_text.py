@@ -1,5 +1,6 @@
 """Sweeps as text and as a page, and their one line among the jobs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from rich.console import Console
 
 from cordee.answers import AttemptView, FailureView, JobView
 from cordee.cli.jobs import _with_sweeps, earlier_failures, print_list
+from cordee.cli.main import main
 from cordee.cli.run import _section
 from cordee.cli.sweep_text import page, print_sweep, summary
 from cordee.errors import InputError, SpecError
@@ -121,3 +123,14 @@ def test_flags_of_a_sweep_need_its_values() -> None:
         _section(None, max_running=4)
     with pytest.raises(SpecError, match="--sweep: lr has values twice"):
         _section(["lr=1..5", "lr=2"])
+
+
+def test_the_verb_sweep_begins_none_that_the_file_does_not_describe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text("name: one\nrun: python train.py\ngpus: 1\n")
+    with pytest.raises(SystemExit) as left:
+        main(["sweep", str(tmp_path / "job.yaml"), "--home", str(tmp_path / "home")])
+    said = capsys.readouterr().err
+    assert left.value.code == InputError.exit_code and "job.yaml has no section sweep" in said
+    assert not (tmp_path / "home").exists(), "no server was started"

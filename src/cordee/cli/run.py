@@ -66,7 +66,9 @@ Every = Annotated[
         help="Time between checkpoints: 30m, or auto; an interval in steps is set in the script.", show_default="auto"
     ),
 ]
-Grace = Annotated[str | None, typer.Option(help="Grace period before SIGKILL.", show_default="30s")]
+Grace = Annotated[
+    str | None, typer.Option(help="Grace period before SIGKILL.", show_default="1.5 saves as rehearsed, else 30s")
+]
 LimitTime = Annotated[str | None, typer.Option(help="Stop the job after this run time: 47h.")]
 LimitCost = Annotated[str | None, typer.Option(help="Stop the job after this cost: $500.")]
 Retries = Annotated[
