@@ -211,6 +211,8 @@ def _drawing(sweep: SweepDetailView, trials: Sequence[TrialView], names: Sequenc
     columns: list[tuple[str, list[Value], bool]] = [
         (name, [each.values[name] for each in trials], name in logs) for name in names
     ]
+    if sweep.rung_steps:  # a value of few steps is none of many
+        columns.append(("step", [each.metric_step or 1 for each in trials], True))
     columns.append((sweep.metric, [each.metric or 0.0 for each in trials], False))
     axes, places = [], []
     for name, values, log in columns:

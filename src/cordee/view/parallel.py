@@ -67,14 +67,14 @@ def _axis(axis: Coordinate, at: int, axes: int, upright: bool) -> str:
     made = [f'<path class="rule" d="M{num(x1)} {num(y1)}L{num(x2)} {num(y2)}"/>']
     if upright:
         made.append(
-            f'<text class="axis" x="{num(x2)}" y="{num(y2 - 16)}" text-anchor="middle">{text(axis.name)}</text>'
+            f'<text class="axis" x="{num(x2)}" y="{num(y2 - 24)}" text-anchor="middle">{text(axis.name)}</text>'
         )
     else:
         made.append(f'<text class="axis" x="{num(x1)}" y="{num(y1 - 12)}">{text(axis.name)}</text>')
     for fraction, name in axis.ticks:
         x, y = _place(at, axes, fraction, upright)
         anchor = "start" if upright or fraction < 0.25 else "end" if fraction > 0.75 else "middle"
-        shift = (7.0, 4.0) if upright else (0.0, 18.0)
+        shift = (6.0, -6.0) if upright else (0.0, 18.0)
         made.append(
             f'<text class="tick" x="{num(x + shift[0])}" y="{num(y + shift[1])}" text-anchor="{anchor}">'
             f"{text(name)}</text>"
