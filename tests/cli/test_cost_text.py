@@ -34,6 +34,13 @@ def usage(by: str, *rows: UsageRowView) -> UsageView:
     return UsageView(by=by, at_us=0, rows=list(rows), micro_usd=10**9, **training)
 
 
+def trained() -> CostView:
+    """Return the cost of jobs alone, with all classes."""
+    found = cost()
+    rows = [found.rows[0].model_copy(update={"key": key}) for key in ("three-u3rxf4", "job-rehearsal-hf7kze")]
+    return found.model_copy(update={"rows": rows, "gpu_us": split(TRAINING + TRAINING)})
+
+
 def cost() -> CostView:
     def of(key: str, held: Split) -> CostRowView:
         rest = {"lost_by_cause": [], "charged_gpu_us": 0, "charged_micro_usd": 0, "steps": 0, "steps_repeated": 0}
@@ -64,6 +71,7 @@ def test_tables_stay_inside_the_terminal_and_cut_no_number(
         "key": token_table(usage("key", row("key-0123456789ab", "research-and-development")), columns),
         "line": line_table([line()], columns),
         "cost": cost_table(cost(), columns),
+        "trained": cost_table(trained(), columns),
     }
     for name, table in tables.items():
         console = Console(file=io.StringIO(), width=columns if frames else 10_000)
@@ -71,7 +79,7 @@ def test_tables_stay_inside_the_terminal_and_cut_no_number(
         text = console.file.getvalue()  # type: ignore[attr-defined]
         assert "…" not in text, (name, text)
         assert not frames or max(map(len, text.splitlines())) <= columns
-        assert "12.3B" in text or name in ("class", "cost"), text
+        assert "12.3B" in text or name in ("class", "cost", "trained"), text
 
 
 def text_of(table: object) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from cordee.answers import CostRowView, CostView, SplitView
@@ -16,6 +18,7 @@ from cordee.view.money import gpu_time
 
 _NARROW = 110  # columns of a terminal below which some are left out
 _JOINED = (("useful", "serving"), ("restart", "loading"), ("stall", "idle_held"))
+_LESSER = ("checkpoint", "stall", "unreported")
 _OTHERS = ("checkpoint", "draining", "lost", "unreported")
 
 
@@ -47,21 +50,44 @@ def _columns(total: SplitView, width: int) -> tuple[list[_Column], bool]:
 
 
 def cost_table(found: CostView, width: int) -> Table:
-    """Return the costs by row; classes without any time are left out, so that 80 columns are enough."""
+    """Return the costs by row: GPU time of each class, or where that is too wide, its fraction of what was held.
+
+    Classes without any time are left out; on the narrowest terminals, some share a column.
+    """
     columns, is_joined = _columns(found.gpu_us, width)
-    heads = [column.head for column in columns]
     tokens = any(row.tokens for row in found.rows)
+    if is_joined:
+        return _cost_table(found, columns, fractions=True, tokens=tokens)
+    ways = [(columns, False, tokens), (columns, True, tokens), (columns, True, False), (_few(columns), True, False)]
+    tables = [_cost_table(found, each, fractions=fractions, tokens=more) for each, fractions, more in ways]
+    return next((each for each in tables if _width(each) <= width), tables[-1])
+
+
+def _cost_table(found: CostView, columns: Sequence[_Column], *, fractions: bool, tokens: bool) -> Table:
     ends = ["HELD", "COST", *(["$/1M TOKENS"] if tokens else [])]
-    table = _table(found.by.upper(), [*heads, *ends], folds=is_joined)
+    table = _table(found.by.upper(), [*(column.head for column in columns), *ends], folds=fractions)
     for row in found.rows:
         more = [_tokens(row)] if tokens else []
-        table.add_row(row.key, *_cells(columns, row.gpu_us, is_joined), format_micro_usd(row.micro_usd.held), *more)
+        table.add_row(row.key, *_cells(columns, row.gpu_us, fractions), format_micro_usd(row.micro_usd.held), *more)
     if len(found.rows) > 1:
         table.add_section()
         more = [""] if tokens else []
-        all_cells = _cells(columns, found.gpu_us, is_joined)
+        all_cells = _cells(columns, found.gpu_us, fractions)
         table.add_row("all", *all_cells, format_micro_usd(found.micro_usd.held), *more)
     return table
+
+
+def _few(columns: Sequence[_Column]) -> list[_Column]:
+    """Return the columns with those of lesser classes in one."""
+    lesser = [cls for column in columns for cls in column.classes if cls in _LESSER]
+    kept = [column for column in columns if column.classes[0] not in _LESSER]
+    return [*kept, *([_Column("OTHER", lesser)] if lesser else [])]
+
+
+def _width(table: Table) -> int:
+    """Return the columns of a terminal that the table takes if no cell is folded."""
+    console = Console(width=10_000)
+    return Measurement.get(console, console.options, table).maximum
 
 
 def class_table(found: UsageView, width: int) -> Table:
