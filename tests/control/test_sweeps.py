@@ -123,6 +123,8 @@ def test_a_grid_goes_through_all_trials_a_crash_ends_none_but_its_own_and_the_be
             world.turn()
             world.end(number, 10, Outcome.FINISHED)
     view = world.view()
+    with pytest.raises(NotFoundError, match=rf"'{view.name}' is a sweep, not a job\nhint: `cordee sweep show"):
+        world.api.client.why(view.name)
     assert world.states() == ["done", "failed", "done", "done"]
     assert (view.state, view.why) == ("ended", "all 4 trials are over")
     assert view.best is not None and (view.best.number, view.best.values) == (3, {"lr": 0.3})

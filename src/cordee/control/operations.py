@@ -377,6 +377,12 @@ class Operations:
         if rows:
             ids = ", ".join(row["job_id"] for row in rows[:5])
             raise NotFoundError(f"{len(rows)} jobs are named {ref!r}", hint=f"say which: {ids}")
+        with self.control.changed:
+            sweep = self.control.fold.sweeps.find(ref)
+        if sweep is not None:
+            raise NotFoundError(
+                f"{ref!r} is a sweep, not a job", hint=f"`cordee sweep show {ref}`; its trials are jobs"
+            )
         known = [row[key] for key in ("job_id", "name") for row in self.store.jobs()]
         near = difflib.get_close_matches(ref, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
