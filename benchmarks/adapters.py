@@ -17,7 +17,7 @@ from typing import Any
 
 from cordee.hardware.load import load_catalogue
 from cordee.plan.memory import rank_memory
-from cordee.plan.training import LINEARS, Adapters, Optimizer, Training, find_optimizer
+from cordee.plan.training import BASES, LINEARS, Adapters, Optimizer, Training, find_optimizer
 from published import Published, memory_bytes, read_published, usable_bytes
 
 # Metrics of memory, and the planner's total that each is held against.
@@ -73,12 +73,12 @@ def _training(run: Published, dtype: str, framework: str) -> Training:
     on = re.search(r" on ([\w/, ]+?)[;,]? (?:\d|samples|longest)|all linear", note)
     text = on[0] if on else ""
     names = LINEARS if not on or "all linear" in text else ("q", "v") if "q,v" in text else ("q", "k", "v")
+    double = "nf4-dq" in dtype or "torchtune" in framework
     four = re.search("nf4|int4", dtype) or "QLoRA nf4" in note
     adapters = Adapters(
         rank=int(rank[1]) if rank else 8,
         targets=tuple(name for name in names if name != "gate" or run.shape.gated),
-        base_bits=4 if four else 8 if "int8" in dtype else 16,
-        double_quant="nf4-dq" in dtype or "torchtune" in framework,
+        base=BASES[("nf4-double" if double else "nf4") if four else "int8" if "int8" in dtype else "bf16"],
     )
     optimizer = Optimizer("adamw in 16 bits", 2, 2, 0, 4) if pure else find_optimizer("adamw", "fp32")
     return replace(

@@ -397,6 +397,7 @@ class LostView(View):
     cause: str
     gpu_us: int
     micro_usd: int
+    energy_mj: int
 
 
 class CostRowView(View):
@@ -418,10 +419,25 @@ class CostRowView(View):
     micro_usd_per_million_tokens: int | None
     price_sources: list[str]
     measured: list[ComparisonView]
+    energy_mj: SplitView
+
+
+class ElectricityView(View):
+    """What turns joules of GPUs into a building's kilowatt-hours and emissions (None: no grid is known), with sources.
+
+    Hosts are not in it: drivers count GPUs alone.
+    """
+
+    building_factor: float
+    g_co2e_per_kwh: float | None
+    sources: list[str]
 
 
 class CostView(View):
-    """The cost until `at_us`, by row and of the whole cluster: capacity = held + idle."""
+    """The cost until `at_us`, by row and of the whole cluster: capacity = held + idle.
+
+    `energy_mj` is what drivers counted, `integrated_mj` the part of it and of idle energy that is power over time.
+    """
 
     by: str
     at_us: int
@@ -430,6 +446,10 @@ class CostView(View):
     micro_usd: SplitView
     idle_gpu_us: int
     idle_micro_usd: int
+    energy_mj: SplitView
+    idle_energy_mj: int
+    integrated_mj: int
+    electricity: ElectricityView | None
 
 
 class Submission(View):

@@ -1,6 +1,6 @@
 """Answers of the API about the metrics of jobs, as pydantic models."""
 
-from cordee.answers import CostRowView, View
+from cordee.answers import CostRowView, ElectricityView, View
 
 
 class CurveView(View):
@@ -96,3 +96,4 @@ class JobCostView(View):
     row: CostRowView
     epochs: list[EpochCostView]
     energy_j: float | None
+    electricity: ElectricityView

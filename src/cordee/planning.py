@@ -11,10 +11,11 @@ from typing import TypedDict, TypeVar, Unpack
 
 from cordee.errors import CatalogueError, SpecError, TraceError
 from cordee.hardware.catalog import PRICED, Capacity, Catalogue, Gpu
-from cordee.hardware.load import load_catalogue, load_speedups, own_gpu_files
-from cordee.plan.ask import Answer, Request, ask
+from cordee.hardware.load import load_catalogue, load_electricity, load_speedups, own_gpu_files
+from cordee.plan.ask import Answer, Request
 from cordee.plan.expect import Assumptions
 from cordee.plan.layout import Recompute
+from cordee.plan.rollouts import ask_stages
 from cordee.plan.serving.ask import ServingAnswer, ServingRequest
 from cordee.plan.serving.ask import ask as ask_serving
 from cordee.plan.serving.disaggregation import parse_phases
@@ -51,7 +52,7 @@ class SettingsGiven(TypedDict, total=False):
     train: Trained
     rank: int
     targets: str
-    base_bits: int
+    base_bits: int | str
 
 
 def plan(
@@ -65,6 +66,7 @@ def plan(
     prices: Path | None = None,
     assumed: Assumptions | None = None,
     tokens: str | None = None,
+    stage: str | None = None,
     **settings: Unpack[SettingsGiven],
 ) -> Answer:
     """Plan a model of the catalogue, a config.json or a folder with one, on GPUs such as `64xH100`.
@@ -79,6 +81,7 @@ def plan(
         prices: a `prices.toml` over the catalogue's; None takes the one in Cordee's home, if there is one.
         assumed: storage and interruptions.
         tokens: how many to train on, for time and cost: `300B`, `1.4T`.
+        stage: a stage with a reference: `dpo`, `grpo,group=8,rollouts=apart`.
         **settings: the fields of `Settings`: `seq_tokens`, `global_batch`, `optimizer`, `train`, ...
 
     Raises:
@@ -87,17 +90,18 @@ def plan(
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
     gpus = gpus_here(gpus, catalogue)
     count, kind = parse_gpus(gpus)
-    return ask(
+    return ask_stages(
         Request(
             shape=load_shape(str(model)),
             gpu=find_gpu(catalogue, gpus, count, kind),
             gpus=count,
             settings=Settings(**settings),  # type: ignore[arg-type]
             layout=layout_wanted(layout, recompute, micro_batch),
-            assumed=assumed or Assumptions(),
+            assumed=assumed or Assumptions(electricity=load_electricity(prices or home_prices())),
             prices=catalogue.prices,
             capacity=capacity,
             tokens=None if tokens is None else parse_tokens(tokens),
+            stage=stage,
         )
     )
 

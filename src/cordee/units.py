@@ -229,6 +229,17 @@ def format_gb(n_bytes: float) -> str:
     return f"{n_bytes / GB:.1f} GB"
 
 
+def format_kg(kg: float) -> str:
+    """Format kilograms, as tonnes from 10,000 on.
+
+    >>> format_kg(0.2031), format_kg(812.4), format_kg(53_400)
+    ('0.203 kg', '812 kg', '53.4 t')
+    """
+    if kg >= 10_000:
+        return f"{kg / 1000:,.1f} t"
+    return f"{kg:,.0f} kg" if kg >= 100 else f"{kg:.3g} kg"
+
+
 def format_whole_usd(usd: float) -> str:
     """Format dollars, without cents from 100 on, for a column of comparable amounts.
 

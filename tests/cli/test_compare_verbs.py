@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cordee.answers import AttemptView, CostRowView, FilesView, JobDetailView, SplitView
+from cordee.answers import AttemptView, CostRowView, ElectricityView, FilesView, JobDetailView, SplitView
 from cordee.cli import compare_text, terminal
 from cordee.cli.compare import compare
 from cordee.cli.compare_text import comparison_page, outcome_rows, print_comparison
@@ -31,6 +31,9 @@ def curve(name: str, *values: float | None) -> CurveView:
     return CurveView(name=name, steps=list(range(len(values))), at_us=[0] * len(values), values=list(values))
 
 
+GRID = ElectricityView(building_factor=1.5, g_co2e_per_kwh=400, sources=[])
+
+
 def run_of(name: str, *words: str, curves: tuple[CurveView, ...] = (), **spec: Any) -> ComparedRun:
     attempt = {"epoch": 1, "state": "ended", "leases": {"n": [0]}, "placed_us": 5 * S, "ended_us": 65 * S}
     job = JobDetailView(
@@ -44,10 +47,12 @@ def run_of(name: str, *words: str, curves: tuple[CurveView, ...] = (), **spec: A
     row = CostRowView(
         key=job.job_id, attempts=1, gpu_us=NO_TIME, micro_usd=held, lost_by_cause=[], charged_gpu_us=0,
         charged_micro_usd=0, steps=9, steps_repeated=0, tokens=10**6, micro_usd_per_million_tokens=3_500_000,
-        price_sources=[], measured=[],
+        price_sources=[], measured=[], energy_mj=NO_TIME,
     )  # fmt: skip
     metrics = MetricsView(job_id=job.job_id, step=9, curves=list(curves), energy_j=None)
-    return ComparedRun(job, metrics, JobCostView(job_id=job.job_id, at_us=99 * S, row=row, epochs=[], energy_j=None))
+    return ComparedRun(
+        job, metrics, JobCostView(job_id=job.job_id, at_us=99 * S, row=row, epochs=[], energy_j=None, electricity=GRID)
+    )
 
 
 A = run_of(

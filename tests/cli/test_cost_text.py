@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from cordee.account import Split
-from cordee.answers import CostRowView, CostView, SplitView
-from cordee.cli.cost_text import class_table, cost_table, line_table, token_table
+from cordee.answers import CostRowView, CostView, ElectricityView, LostView, SplitView
+from cordee.cli.cost_text import class_table, cost_table, energy_lines, line_table, token_table
 from cordee.service_answers import CostLineView, TokenCostView, TokenCountsView, TokenPrices, UsageRowView, UsageView
 
 HOUR = 3_600_000_000
@@ -18,6 +18,9 @@ ALL = REPLICAS + TRAINING
 COUNTS = TokenCountsView(requests=1_234_567, failed=3, input=12_345_678_901, cached=3_456_789, output=1_234_567_890)
 COST = TokenCostView(total=230_000_000, computed=100_000_000, cached=10_000_000, output=110_000_000, unused=10_000_000)
 PRICES = TokenPrices(computed=8_123, cached=2_890_000, output=89_123, blended=16_000)
+
+
+GRID = ElectricityView(building_factor=1.5, g_co2e_per_kwh=400, sources=["a grid (2026)"])
 
 
 def split(of: Split) -> SplitView:
@@ -44,12 +47,13 @@ def trained() -> CostView:
 def cost() -> CostView:
     def of(key: str, held: Split) -> CostRowView:
         rest = {"lost_by_cause": [], "charged_gpu_us": 0, "charged_micro_usd": 0, "steps": 0, "steps_repeated": 0}
-        rest |= {"price_sources": [], "measured": [], "attempts": 1, "tokens": 10**9}
+        rest |= {"price_sources": [], "measured": [], "attempts": 1, "tokens": 10**9, "energy_mj": split(Split())}
         rest |= {"micro_usd_per_million_tokens": 12_345}
         return CostRowView(key=key, gpu_us=split(held), micro_usd=split(held), **rest)
 
     rows = [of("a-training-job-with-a-name-abcdef", TRAINING), of("chat-1-abcdef", REPLICAS)]
     whole = {"gpu_us": split(ALL), "micro_usd": split(ALL), "idle_gpu_us": 0, "idle_micro_usd": 0}
+    whole |= {"energy_mj": split(Split()), "idle_energy_mj": 0, "integrated_mj": 0, "electricity": GRID}
     return CostView(by="job", at_us=0, rows=rows, **whole)
 
 
@@ -92,3 +96,19 @@ def test_jobs_and_replicas_share_columns() -> None:
     text = text_of(class_table(usage("service", row("chat")), 200))
     assert re.search(r"USEFUL/SERVING +RESTART/LOADING +STALL/IDLE HELD +CHECKPOINT +DRAINING +LOST +UNREPORTED", text)
     assert re.search(r"chat +66 % +0.1 % +33 % +– +0.5 % +0.4 % +– +91.93 GPU-h", text)
+
+
+def test_energy_is_told_by_class_and_cause_with_the_building_and_what_its_grid_emits() -> None:
+    kwh = 3_600_000_000  # millijoules
+    lost = [LostView(cause="failure", gpu_us=HOUR, micro_usd=1, energy_mj=2 * kwh)]
+    row = cost().rows[0].model_copy(update={"lost_by_cause": lost})
+    whole = {"energy_mj": split(Split(useful=7 * kwh, lost=2 * kwh)), "idle_energy_mj": kwh, "integrated_mj": kwh}
+    found = cost().model_copy(update={"rows": [row], **whole})
+    lines = energy_lines(found)
+    assert lines[0] == "energy of GPUs: 10.000 kWh (70 % useful, 20 % lost, 10 % idle)"
+    assert lines[1] == f"{row.key} lost 2.000 kWh by failure"
+    assert lines[2] == "with the building 15.000 kWh, 6 kg CO2e; hosts are not counted"
+    assert lines[3] == "10 % of it is power over time, where no counter was" and lines[4] == "a grid (2026)"
+    unknown = found.model_copy(update={"electricity": GRID.model_copy(update={"g_co2e_per_kwh": None})})
+    assert energy_lines(unknown)[2] == "with the building 15.000 kWh; hosts are not counted"
+    assert energy_lines(cost()) == []  # no driver counted anything

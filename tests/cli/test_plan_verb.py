@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from verbs import run
 
 from cordee.cli.main import main
+from cordee.plan.cards_document import CardsDocument
 from cordee.plan.document import CurveDocument, PlanDocument
 from cordee.plan.published import Figure
 from cordee.units import format_duration
@@ -30,8 +31,9 @@ staff_usd_per_year = 150_000
 
 
 def test_the_schemas_are_those_of_the_documents() -> None:
-    """After a change that is meant: write `{"plan": ..., "curve": ...}` of these two calls to plan_schemas.json."""
-    assert {"plan": _schema(PlanDocument), "curve": _schema(CurveDocument)} == SCHEMAS
+    """After a change that is meant: write the schemas of these calls to plan_schemas.json."""
+    documents = {"plan": PlanDocument, "curve": CurveDocument, "cards": CardsDocument}
+    assert {name: _schema(document) for name, document in documents.items()} == SCHEMAS
 
 
 def _schema(document: type[BaseModel]) -> object:
@@ -390,6 +392,43 @@ def test_figures_that_contradict_themselves_are_marked(capsys: pytest.CaptureFix
     schema = json.loads((Path(__file__).parent / "figures_schema.json").read_text())
     assert TypeAdapter(list[Figure]).json_schema(mode="serialization") == schema
     jsonschema.validate(found, schema)
+
+
+@pytest.mark.usefixtures("wide")
+def test_without_gpus_the_cards_that_hold_it_are_named_the_cheapest_first(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["llama-3-8b", "--train", "qlora", "--seq", "4096"]
+    code, out, err = run(capsys, "plan", *words)
+    assert code == 0 and not err and "1 x RTX-4090" in out
+    assert out.splitlines()[-1].startswith("smallest: 1 x RTX-")
+    code, out, _ = run(capsys, "plan", *words, "--json")
+    answer = json.loads(out)
+    jsonschema.validate(answer, SCHEMAS["cards"])
+    assert CardsDocument.model_validate_json(out).model_dump(mode="json") == answer
+    paid = [card["usd_per_hour"] for card in answer["cards"] if card["fits"] and card["usd_per_hour"] is not None]
+    assert code == 0 and paid == sorted(paid) and answer["training"]["adapters"]["base"] == "nf4"
+    code, out, _ = run(capsys, "plan", "llama-3-405b", "--seq", "8192")
+    assert code == 21 and "no node of any known GPU holds it" in out
+    for beside in (["--why", "tp=8"], ["--max-seq"], ["--html", "page.html"]):
+        code, _, err = run(capsys, "plan", *words, *beside)
+        assert code == 12 and "needs the GPUs" in err
+
+
+@pytest.mark.usefixtures("wide")
+def test_stages_are_planned_by_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["llama-3-8b", "--gpus", "8xH100", "--seq", "4096", "--batch", "64"]
+    code, out, _ = run(capsys, "plan", *words, "--stage", "dpo")
+    assert code == 0 and "and a frozen copy as the reference 16.1 GB" in out
+    assert "128 in a step" in out and "DPO over pairs" in " ".join(out.split())
+    code, out, _ = run(capsys, "plan", *words, "--stage", "grpo,reference=model")
+    assert code == 0 and "One iteration of GRPO  64 completions" in out and "log probabilities" in out
+    code, out, _ = run(capsys, "plan", *words, "--stage", "grpo,reference=model", "--json")
+    answer = json.loads(out)
+    jsonschema.validate(answer, SCHEMAS["plan"])
+    made, step = answer["rollouts"], answer["layouts"][0]["step_parts_s"]
+    assert made["reference_s"] == pytest.approx(step["reference_s"])
+    parts = ("generate_s", "weights_s", "reference_s", "update_s")
+    assert made["iteration_s"] == pytest.approx(sum(made[part] for part in parts))
+    assert run(capsys, "plan", *words, "--stage", "rlhf")[0] == 15
 
 
 def test_adapters_are_planned_by_the_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,6 +227,48 @@ def test_a_plan_is_admitted_as_it_was_planned(tmp_path: Path, capsys: pytest.Cap
         assert estimate.step_us == pytest.approx(found["step_s"] * 1e6, abs=1)
 
 
+TUNED = {"name": "llama-3-8b", "seq": 2048, "global_batch": 16}
+
+
+def test_what_is_tuned_is_what_admission_plans(tmp_path: Path) -> None:
+    """8B in full needs more than a 24 GB card, with adapters over 4 bits it does not; both say the same as the plan."""
+    card = replace(A10, gpus=1)
+    with pytest.raises(DoesNotFitError, match="does not fit 1 x A10"):
+        admitted(spec(tmp_path, gpus=1, model=TUNED), card)
+    for stage in (None, "dpo"):
+        tune = {"train": "qlora", "rank": 8, "targets": "q,v"} | ({"stage": stage} if stage else {})
+        [estimate] = admitted(spec(tmp_path, gpus=1, model=TUNED | {"tune": tune}), card).estimates
+        answer = plan(
+            "llama-3-8b", "1xA10", seq_tokens=2048, global_batch=16, train="qlora", rank=8, targets="q,v", stage=stage
+        )
+        assert answer.best is not None and answer.best.step_s is not None
+        assert (estimate.layout, estimate.peak_bytes) == (str(answer.best.layout), answer.best.peak_bytes)
+        assert estimate.step_us == pytest.approx(answer.best.step_s * 1e6, abs=1)
+        assert estimate.flop_per_token == pytest.approx(answer.estimate().flop_per_token)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--train", "dora", "--rank", "8", "--targets", "q,v", "--base-bits", "fp8", "--packed", "512"],
+        ["--freeze", "embeddings,0..15", "--optimizer", "adamw-8bit", "--optimizer-in-backward", "--batch", "1"],
+        ["--train", "qlora", "--stage", "dpo,reference=model"],
+        ["--train", "lora", "--stage", "grpo,group=4,prompt=256,updates=2"],
+    ],
+)
+def test_a_plan_of_fine_tuning_is_admitted_as_it_was_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "llama-3-8b", "--gpus", "1xH100", "--seq", "2048", "--batch", "16", *words, "--json"])
+    text = capsys.readouterr().out
+    wanted = JobSpec.from_flags(run="true", gpus=None, plan=read_plan(text, source="plan.json"))
+    [estimate] = admitted(wanted.model_copy(update={"cwd": str(tmp_path)}), replace(H100, gpus=1)).estimates
+    best = json.loads(text)["layouts"][0]
+    assert (estimate.layout, estimate.peak_bytes) == (best["layout"], best["peak_bytes"])
+    assert estimate.step_us == pytest.approx(best["step_s"] * 1e6, abs=1)
+
+
 def test_slots_have_no_memory_limit(tmp_path: Path) -> None:
     made = admit(
         spec(tmp_path, model={"name": "llama-3-70b"}),

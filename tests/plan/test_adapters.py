@@ -13,7 +13,7 @@ from cordee.plan.memory import RankMemory, rank_memory, state_bytes
 from cordee.plan.states import adapter_parameters, flop_per_token
 from cordee.plan.step import step_time
 from cordee.plan.survive import checkpoint_bytes
-from cordee.plan.training import Adapters
+from cordee.plan.training import BASES, Adapters
 from cordee.plan.wanted import parse_layout
 from cordee.workload.load import load_shape
 
@@ -41,7 +41,7 @@ def test_the_adapters_of_an_8b_model_are_counted_by_hand() -> None:
     ("settings", "element", "each"),
     [
         ({"train": "lora"}, 2, 16),
-        ({"train": "lora", "base_bits": 8}, 1, 16),
+        ({"train": "lora", "base_bits": "fp8"}, 1 + 4 / 128**2, 16),
         ({"train": "qlora"}, 0.5 + 4 / 64, 16),
         ({"train": "qlora", "optimizer": "adamw-8bit"}, 0.5 + 4 / 64, 10 + 8 / 256),
     ],
@@ -59,7 +59,7 @@ def test_states_are_a_frozen_base_and_adapters(settings: dict[str, object], elem
 def test_double_quantisation_is_smaller() -> None:
     training = _training(train="qlora")
     assert training.adapters is not None
-    double = replace(training, adapters=replace(training.adapters, double_quant=True))
+    double = replace(training, adapters=replace(training.adapters, base=BASES["nf4-double"]))
     saved = state_bytes(LLAMA, training) - state_bytes(LLAMA, double)
     assert saved == pytest.approx(MATRICES * (4 / 64 - 1 / 64 - 4 / (64 * 256)), abs=1)
 
@@ -130,7 +130,8 @@ def test_the_answer_fits_a_small_gpu_and_says_what_would_help() -> None:
         ("llama-3-8b", {"train": "lora", "rank": 0}, "rank 0"),
         ("llama-3-8b", {"train": "qlora", "base_bits": 16}, "base of 16 bits"),
         ("llama-3-8b", {"base_bits": 4}, "cannot be trained in full"),
-        ("llama-3-8b", {"train": "dora"}, "unknown way to train"),
+        ("llama-3-8b", {"train": "mora"}, "unknown way to train"),
+        ("llama-3-8b", {"train": "dora", "base_bits": "int3"}, "base of int3"),
         ("llama-3-8b", {"train": "lora", "framework": "megatron"}, "with torch in 16 bits"),
         ("llama-3-8b", {"train": "lora", "precision": "fp8"}, "with torch in 16 bits"),
         ("mixtral-8x7b", {"train": "lora"}, "mixture of experts"),
@@ -139,6 +140,44 @@ def test_the_answer_fits_a_small_gpu_and_says_what_would_help() -> None:
 def test_what_is_not_planned_is_refused(model: str, settings: dict[str, object], says: str) -> None:
     with pytest.raises(LayoutError, match=says):
         Settings(**settings).training(load_shape(model), 1)  # type: ignore[arg-type]
+
+
+def test_an_int8_base_has_a_constant_for_each_row_and_keeps_the_inputs_of_its_products() -> None:
+    rows = 32 * (4096 + 1024 + 1024 + 4096 + 14336 + 14336 + 4096)
+    training = _training(train="lora", base_bits=8)
+    assert state_bytes(LLAMA, training) == MATRICES + 4 * rows + OUTER * 2 + 16 * ADAPTERS
+
+    def kept(base: str) -> float:
+        timeline = _memory(Layout(recompute="none"), train="lora", targets="q", base_bits=base).worst_timeline
+        return float(next(moment for moment in timeline if moment.event == "forward").activations_bytes)
+
+    # `q` reads the first norm's output in any case; the second norm's and down's input are kept for int8 alone.
+    assert kept("int8") - kept("fp8") == 32 * 2048 * 2 * (4096 + 14336)
+
+
+def test_dora_adds_lengths_two_outputs_and_a_16_bit_matrix_of_a_quantised_base() -> None:
+    outputs = 4096 + 1024 + 1024 + 4096 + 14336 + 14336 + 4096
+    assert adapter_parameters(LLAMA, Adapters(16, magnitudes=True)) * 32 == ADAPTERS + 32 * outputs
+
+    def kept(**settings: object) -> float:
+        timeline = _memory(Layout(recompute="none"), **settings).worst_timeline
+        return float(next(moment for moment in timeline if moment.event == "forward").activations_bytes)
+
+    more = 32 * 2048 * 2 * 2 * outputs
+    assert kept(train="dora") - kept(train="lora") == more
+    assert kept(train="dora", base_bits=4) - kept(train="qlora") == more + 2 * MATRICES
+    gpu = load_catalogue().find_gpu("H100")
+    lora, dora = (step_time(LLAMA, gpu, Layout(), _training(train=train)).compute_s for train in ("lora", "dora"))
+    assert 1.4 < float(dora / lora) < 2
+
+
+def test_activations_of_adapters_may_wait_on_the_host() -> None:
+    gpu = load_catalogue().find_gpu("RTX-4090")
+    wanted = {"train": "lora", "seq_tokens": 2048, "global_batch": 8, "recompute": "full"}
+    here = planned(LLAMA, gpu, 1, layout="dp1 mb1", **wanted)
+    away = planned(LLAMA, gpu, 1, layout="dp1 mb1 offload=activations", **wanted)
+    assert away.fits and away.nearest.peak_bytes < here.nearest.peak_bytes
+    assert away.nearest.step is not None and away.nearest.step.offload_s > 0
 
 
 def test_adapters_stay_on_data_parallel_ranks() -> None:

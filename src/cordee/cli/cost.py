@@ -133,6 +133,10 @@ def _show_job(job: str, home: Path | None, *, as_json: bool) -> None:
         micro_usd=found.row.micro_usd,
         idle_gpu_us=0,
         idle_micro_usd=0,
+        energy_mj=found.row.energy_mj,
+        idle_energy_mj=0,
+        integrated_mj=0,
+        electricity=found.electricity,
     )
     console.print(cost_table(view, console.width))
     if found.epochs:

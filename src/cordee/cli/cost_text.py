@@ -12,7 +12,7 @@ from cordee.answers import CostRowView, CostView, SplitView
 from cordee.cli import terminal
 from cordee.metric_answers import JobCostView
 from cordee.service_answers import CostLineView, TokenCountsView, TokenPrices, UsageRowView, UsageView
-from cordee.units import US_PER_S, format_count, format_micro_usd
+from cordee.units import US_PER_S, format_count, format_kg, format_micro_usd
 from cordee.view.markup import CLASSES, SERVING_CLASSES, class_label
 from cordee.view.money import gpu_time
 
@@ -159,8 +159,6 @@ def job_remarks(found: JobCostView) -> list[str]:
         lines.append(
             f"{row.steps:,} steps{repeated}, {format_micro_usd(row.micro_usd.held * 1000 // row.steps)} a thousand"
         )
-    if found.energy_j is not None:
-        lines.append(f"energy of its GPUs: {found.energy_j / 3.6e6:,.3f} kWh")
     return lines
 
 
@@ -176,8 +174,34 @@ def remarks(found: CostView) -> list[str]:
             lines.append(f"{row.key} made others lose {amount}")
     if found.idle_gpu_us:
         lines.append(f"idle: {gpu_time(found.idle_gpu_us)} ({format_micro_usd(found.idle_micro_usd)})")
+    lines += energy_lines(found)
     sources = sorted({source for row in found.rows for source in row.price_sources})
     return lines + [f"price: {source}" for source in sources]
+
+
+def energy_lines(found: CostView) -> list[str]:
+    """Return what GPUs drew by class, with idle ones, and what that emits; nothing where no driver counted any."""
+    held, at = found.energy_mj, found.electricity
+    whole_mj = held.held + found.idle_energy_mj
+    if not whole_mj or at is None:
+        return []
+    classes = {class_label(cls): getattr(held, cls) for cls in CLASSES} | {"idle": found.idle_energy_mj}
+    parts = [f"{_percent(mj, whole_mj)} {label}" for label, mj in classes.items() if mj]
+    lines = [f"energy of GPUs: {_kwh(whole_mj):,.3f} kWh ({', '.join(parts)})"]
+    for row in found.rows:
+        causes = [f"{_kwh(lost.energy_mj):,.3f} kWh by {lost.cause}" for lost in row.lost_by_cause if lost.energy_mj]
+        if causes:
+            lines.append(f"{row.key} lost {', '.join(causes)}")
+    building = _kwh(whole_mj) * at.building_factor
+    emitted = "" if at.g_co2e_per_kwh is None else f", {format_kg(building * at.g_co2e_per_kwh / 1000)} CO2e"
+    lines.append(f"with the building {building:,.3f} kWh{emitted}; hosts are not counted")
+    if found.integrated_mj:
+        lines.append(f"{_percent(found.integrated_mj, whole_mj)} of it is power over time, where no counter was")
+    return lines + list(at.sources)
+
+
+def _kwh(energy_mj: int) -> float:
+    return energy_mj / 3.6e9
 
 
 def _table(first: str, heads: Sequence[str], *, folds: bool) -> Table:

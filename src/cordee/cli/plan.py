@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -10,18 +10,23 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from cordee.cli import terminal
+from cordee.cli.plan_cards import print_cards
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
 from cordee.cli.plan_trace import Tracing
 from cordee.cli.stale import warned
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
-from cordee.hardware.catalog import CAPACITIES
-from cordee.hardware.load import load_catalogue
-from cordee.plan.ask import Answer, Request, ask, ask_curve
+from cordee.hardware.catalog import CAPACITIES, Gpu
+from cordee.hardware.load import load_catalogue, load_electricity
+from cordee.plan.ask import Answer, Request, ask_curve
+from cordee.plan.cards import Cards, ask_cards
+from cordee.plan.cards_document import cards_document
+from cordee.plan.curve import Curve
 from cordee.plan.document import curve_document, plan_document
 from cordee.plan.expect import DEFAULTS, Assumptions
 from cordee.plan.layout import RECOMPUTES
 from cordee.plan.page import curve_page
 from cordee.plan.rent_or_buy import Ownership, ownership_from
+from cordee.plan.rollouts import ask_stages
 from cordee.plan.settings import TRAINED, Settings
 from cordee.plan.training import FRAMEWORKS, LOSSES, PRECISIONS
 from cordee.plan.wanted import LayoutWanted, layout_wanted
@@ -38,9 +43,10 @@ T = TypeVar("T", bound=str)
 
 Model = Annotated[str, typer.Argument(help="Name of a catalogued model, a config.json, or a folder with one.")]
 Gpus = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="GPUs of the job: 64xH100, H100:64, or here (calibrated); a range, 8..512xH100, draws the scaling curve."
+        help="GPUs of the job: 64xH100, H100:64, or here (calibrated); a range, 8..512xH100, draws the scaling curve.",
+        show_default="every kind of GPU: which hold it",
     ),
 ]
 Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="the model's, at most 8192")]
@@ -70,11 +76,21 @@ ExpertLoads = Annotated[
     typer.Option(help="Tokens of each expert (columns) in each layer (rows), measured: CSV or JSON.",
                  show_default="equal loads"),
 ]  # fmt: skip
-Train = Annotated[str, typer.Option(help="Train full, lora or qlora (adapters over 16-bit or 4-bit frozen weights).")]
+Train = Annotated[
+    str, typer.Option(help="Train full, lora or qlora (adapters over 16-bit or 4-bit frozen weights), or dora.")
+]
+StageText = Annotated[
+    str | None,
+    typer.Option(help="A stage with a reference: dpo, dpo,reference=computed, grpo,group=8,prompt=512,rollouts=apart."),
+]
 Rank = Annotated[int, typer.Option(help="Rank of the adapters.")]
 Targets = Annotated[str, typer.Option(help="Matrices with an adapter: all, attention, or names: q,v.")]
 BaseBits = Annotated[
-    int | None, typer.Option(help="Bits of the frozen matrices: 4, 8 or 16.", show_default="16 with lora, 4 with qlora")
+    str | None,
+    typer.Option(
+        help="Bits of the frozen matrices: 4, 8, 16, or nf4, nf4-double, int8, fp8.",
+        show_default="16, with qlora 4",
+    ),
 ]
 LayoutText = Annotated[str | None, typer.Option(help="Evaluate only layouts with these axes: tp=8,pp=2 (dp follows).")]
 WhyText = Annotated[str | None, typer.Option(help="Explain why this layout is not the answer: tp=8,pp=3.")]
@@ -120,7 +136,7 @@ Autocast = Annotated[bool, typer.Option("--autocast", help="Trace fp32 weights u
 def plan(
     model: Model,
     *,
-    gpus: Gpus,
+    gpus: Gpus = None,
     seq: Seq = None,
     batch: Batch = None,
     micro_batch: MicroBatch = None,
@@ -137,6 +153,7 @@ def plan(
     rank: Rank = 16,
     targets: Targets = "all",
     base_bits: BaseBits = None,
+    stage: StageText = None,
     layout: LayoutText = None,
     why: WhyText = None,
     exhaustive: Exhaustive = False,
@@ -161,31 +178,47 @@ def plan(
 ) -> None:
     """Plan a training run: the layouts that fit, their speed and price, and the cost of a preemption.
 
+    Without --gpus: which kinds of GPU hold it, the cheapest first, with the longest sequence and the largest batch.
     Exits with 21 if no layout fits; the answer then shows by how many bytes, and what would fit.
     """
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
-    first, last, kind = _gpus(gpus_here(gpus, catalogue))
+    first, last, kind = (None, 1, catalogue.gpus[0].name) if gpus is None else _gpus(gpus_here(gpus, catalogue))
     settings = _settings(
         seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads, packed_tokens=packed,
         freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=_one_of("way to train", train, TRAINED),
         rank=rank, targets=targets, base_bits=base_bits,
     )  # fmt: skip
-    wanted, gpu = _layout(layout, recompute, micro_batch), warned(find_gpu(catalogue, gpus, last, kind))
+    wanted, gpu = _layout(layout, recompute, micro_batch), warned(find_gpu(catalogue, gpus or "", last, kind))
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json)
     if trace and tracing.compared_alone():
         return
+    assumed = _assumptions(storage, mtbi, reclaims, notice, stall, prices)
     request = Request(
-        shape=load_shape(model), gpu=gpu, gpus=last, settings=settings, layout=wanted,
-        search="everything" if exhaustive else "meshes", assumed=_assumptions(storage, mtbi, reclaims, notice, stall),
-        prices=catalogue.prices, capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError),
-        tokens=None if tokens is None else parse_tokens(tokens), why=why, contexts=max_seq, launcher=launcher,
+        shape=load_shape(model), gpu=gpu, gpus=last, settings=settings, layout=wanted, assumed=assumed, stage=stage,
+        search="everything" if exhaustive else "meshes", prices=catalogue.prices, why=why, contexts=max_seq,
+        capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError), launcher=launcher,
+        tokens=None if tokens is None else parse_tokens(tokens),
     )  # fmt: skip
-    if first is not None:
-        _print_curve(request, first, buy, html, as_json=as_json)
-    elif trace:
+    kinds = catalogue.gpus if gpus is None else ()
+    followed = tracing if trace else None
+    _show(request, kinds, first, buy, html, followed, path=model_path(model), show_all=show_all, as_json=as_json)
+
+
+def _show(
+    request: Request, kinds: Sequence[Gpu], first: int | None, buy: Path | None, html: Path | None,
+    tracing: Tracing | None, *, path: str | None, show_all: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Answer for each kind of GPU, for a range of sizes from the first, or for the request's GPUs, traced or not."""
+    if kinds:
+        _refuse_beside(request, buy, "the GPUs", html)
+        _print_cards(ask_cards(request, kinds), show_all=show_all, as_json=as_json)
+    elif first is not None:
+        _refuse_beside(request, buy, "one number of GPUs, not a range")
+        _print_curve(request, ask_curve(request, first), html, as_json=as_json)
+    elif tracing is not None:
         tracing.compare(request)
     else:
-        answer, path = ask(_with_ownership(request, buy)), model_path(model)
+        answer = ask_stages(_with_ownership(request, buy))
         _print(answer, html, model_path=path, show_all=show_all, as_json=as_json)
 
 
@@ -219,14 +252,17 @@ def _settings(
     )
 
 
-def _assumptions(storage: str, mtbi: str | None, reclaims: str, notice: str, stall: str | None) -> Assumptions:
-    """Return what the flags say of storage and interruptions."""
+def _assumptions(
+    storage: str, mtbi: str | None, reclaims: str, notice: str, stall: str | None, prices: Path | None
+) -> Assumptions:
+    """Return what the flags say of storage and interruptions, and the price list of electricity."""
     return Assumptions(
         storage_bytes_per_s=parse_bytes_per_s(storage),
         mtbi_s=None if mtbi is None else parse_duration_s(mtbi),
         reclaim_mtbi_s=parse_duration_s(reclaims),
         notice_s=parse_duration_s(notice),
         stall_s=None if stall is None else parse_duration_s(stall),
+        electricity=load_electricity(prices or home_prices()),
     )
 
 
@@ -254,20 +290,29 @@ def _with_ownership(request: Request, buy: Path | None) -> Request:
     return request if buy is None else replace(request, ownership=_ownership(request, buy))
 
 
-def _refuse_beside_a_range(request: Request, buy: Path | None) -> None:
+def _print_cards(found: Cards, *, show_all: bool, as_json: bool) -> None:
+    """Print every kind of GPU; exit with 21 if none holds it."""
+    if as_json:
+        terminal.print_json(cards_document(found))
+    else:
+        print_cards(found, show_all=show_all)
+    if not found.fitting:
+        raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def _refuse_beside(request: Request, buy: Path | None, what: str, html: Path | None = None) -> None:
+    """Refuse options that need what is not given."""
     flags: dict[str, object] = {
         "--why": request.why, "--max-seq": request.contexts, "--tokens": request.tokens, "--buy": buy,
-        "--launch": request.launcher,
+        "--launch": request.launcher, "--html": html,
     }  # fmt: skip
     given = [flag for flag, value in flags.items() if value]
     if given:
-        raise SpecError(f"{given[0]} needs one number of GPUs, not a range", hint="write --gpus 64xH100")
+        raise SpecError(f"{given[0]} needs {what}", hint="write --gpus 64xH100")
 
 
-def _print_curve(request: Request, first: int, buy: Path | None, html: Path | None, *, as_json: bool) -> None:
+def _print_curve(request: Request, curve: Curve, html: Path | None, *, as_json: bool) -> None:
     """Print the scaling curve; exit with 21 if nothing fits on any size."""
-    _refuse_beside_a_range(request, buy)
-    curve = ask_curve(request, first)
     shape, gpu = request.shape, request.gpu
     if html is not None:
         write_page(html, curve_page(curve, shape, gpu))

@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.cli.plan_text import console, indented, print_plan, print_sources, title
+from cordee.cli.plan_text import console, indented, print_energy, print_plan, print_sources, title
 from cordee.errors import DestinationError
-from cordee.hardware.catalog import Gpu
+from cordee.hardware.catalog import Gpu, Price
 from cordee.plan.ask import Answer
-from cordee.plan.cost import TrainingRun, storage_usd_per_month
+from cordee.plan.cost import TrainingRun, hold_usd, storage_usd_per_month
 from cordee.plan.curve import WORTH, Curve
+from cordee.plan.iteration import RolloutPlan
 from cordee.plan.launch import Launch
 from cordee.plan.longest import LongestContext
 from cordee.plan.rent_or_buy import Comparison
@@ -29,15 +30,46 @@ def print_plan_and_more(answer: Answer, *, show_all: bool) -> None:
         _why(out, answer.why)
         return
     print_plan(out, answer, show_all=show_all)
+    if answer.rollouts is not None:
+        _rollouts(out, answer.rollouts, answer.request.price)
     if answer.longest_contexts:
         _longest(out, answer.longest_contexts)
     if answer.run is not None:
         _run(out, answer.run, answer)
+    print_energy(out, answer)
     if answer.rent_or_buy is not None:
         _own(out, answer.rent_or_buy)
     print_sources(out, answer)
     out.print()
     out.print(answer.summary, style="bold")
+
+
+def _rollouts(out: Console, made: RolloutPlan, price: Price | None) -> None:
+    """Print one iteration of GRPO: its parts in their order, and what limits the completions at once."""
+    title(out, "One iteration of GRPO", f"{made.completions:,} completions")
+    where = f"on {made.gpus} of {plural(made.all_gpus, 'GPU')}" if made.apart else "on the same GPUs"
+    engines = f"{plural(made.replicas, 'engine')} of {made.engine} {where}, {made.concurrent:,} at once in each"
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold", style="dim")
+    parts = [("completions", made.generate_s, engines)]
+    if made.reference_s:
+        parts.append(("log probabilities", made.reference_s, "passes without gradients: the reference, the old policy"))
+    parts += [
+        ("updates", made.update_s, plural(made.trainers, "GPU")),
+        ("weights", made.weights_s, "to the engine, in 16 bits"),
+    ]
+    whole = "the longer side and the weights" if made.overlap else "all of them, one after another"
+    if price is not None:
+        usd = 1000 * hold_usd(made.all_gpus, made.iteration_s, price.usd_per_gpu_hour)
+        whole += f"; {format_whole_usd(usd)} a thousand"
+    for name, seconds, note in [*parts, ("iteration", made.iteration_s, whole)]:
+        table.add_row(f"  {name}", f"{seconds:,.1f} s", note)
+    out.print(table)
+    cache = f"The cache of an engine holds {made.kv_tokens:,} tokens; a GPU has {format_gb(made.engine_bytes)} in use."
+    idle = f" GPUs wait {made.idle_fraction:.0%} of the time for the other side." if made.apart else ""
+    indented(out, cache + idle)
 
 
 def print_launch(launch: Launch, plan: Answer) -> None:

@@ -12,16 +12,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cordee.hardware.power import EnergyUse
 from cordee.plan.ask import Answer
 from cordee.plan.candidates import Candidate
 from cordee.plan.cost import egress_usd, storage_usd_per_month
 from cordee.plan.layout import Layout
 from cordee.plan.memory import outer_parameters
-from cordee.plan.states import adapter_parameters, trained_parameters
+from cordee.plan.stages import stage_in_words
+from cordee.plan.states import adapter_parameters, reference_bytes, trained_parameters
 from cordee.plan.step import step_interval_s
 from cordee.plan.survive import Survival
 from cordee.plan.training import Adapters, Frozen, Training
-from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd, plural
+from cordee.units import format_bytes, format_count, format_duration, format_gb, format_kg, format_whole_usd, plural
 from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
@@ -77,12 +79,16 @@ def print_header(out: Console, plan: Answer) -> None:
     where = f"{plan.request.gpus} x {gpu.name}"
     each = f" of {format_bytes(gpu.memory_bytes)}"
     out.print(Text.assemble((plan.request.shape.name, "bold"), " on ", (where, "bold"), each))
-    out.print(
+    out.print(settings_in_words(training), style="dim")
+
+
+def settings_in_words(training: Training) -> str:
+    """Return the sequences, the batch, and what is trained how."""
+    return (
         f"sequences of {training.seq_tokens:,} tokens, {training.global_batch:,} in a step "
         f"({format_count(training.tokens_per_step)} tokens), {training.precision}, {training.optimizer.name}"
         + _adapters_in_words(training)
-        + _tuning_in_words(training),
-        style="dim",
+        + _tuning_in_words(training)
     )
 
 
@@ -93,6 +99,9 @@ def _state(out: Console, plan: Answer) -> None:
         _trained_state(out, plan)
     else:
         _adapter_state(out, plan, plan.training.adapters)
+    copy = float(reference_bytes(plan.request.shape, Layout(), plan.training, 0))
+    if copy:
+        out.print(Text.assemble("  and a frozen copy as the reference ", (format_bytes(copy), "bold")))
     have = format_bytes(gpus * plan.request.gpu.memory_bytes)
     hold = plural(plan.fewest_gpus_to_hold, "GPU")
     if plan.request.gpu.whole is not None:  # a MIG instance, of which a job has one
@@ -107,7 +116,9 @@ def _adapters_in_words(training: Training) -> str:
     adapters = training.adapters
     if adapters is None:
         return ""
-    return f", adapters of rank {adapters.rank} on {', '.join(adapters.targets)} over a {adapters.base_bits}-bit base"
+    kind = "adapters with magnitudes (DoRA)" if adapters.magnitudes else "adapters"
+    base = f"{adapters.base_bits}-bit base" + ("" if adapters.base_bits in (4, 16) else f" ({adapters.base.name})")
+    return f", {kind} of rank {adapters.rank} on {', '.join(adapters.targets)} over a {base}"
 
 
 def _tuning_in_words(training: Training) -> str:
@@ -115,7 +126,9 @@ def _tuning_in_words(training: Training) -> str:
     parts = [] if frozen is None else _frozen_in_words(frozen)
     words = f", {', '.join(parts)} frozen" if parts else ""
     words += f", documents of {packed:,} tokens" if packed else ""
-    return words + (", updated in the backward pass" if training.optimizer.in_backward else "")
+    words += ", updated in the backward pass" if training.optimizer.in_backward else ""
+    stage = training.tuning.stage
+    return words if stage is None else f"{words}, {stage_in_words(stage, training.adapters)}"
 
 
 def _frozen_in_words(frozen: Frozen) -> list[str]:
@@ -416,6 +429,30 @@ def _losses(expected: Survival) -> list[str]:
     return ["no price" if size is None else format_whole_usd(size) for size in sizes]
 
 
+def print_energy(out: Console, plan: Answer) -> None:
+    """Print what a step and a billion tokens draw and emit, and the whole run if its tokens are known."""
+    step = plan.energy
+    if step is None:
+        return
+    title(out, "Energy", "at most: boards at their limits")
+    unit = "a step" if plan.rollouts is None else "an iteration"
+    parts = [f"{unit} {_drawn_in_words(step)}"]
+    each = plan.energy_of(1e9 / plan.training.tokens_per_step * step.seconds)
+    if plan.rollouts is None and each is not None:
+        parts.append(f"a billion tokens {_drawn_in_words(each)}")
+    whole = plan.run_energy
+    if whole is not None:
+        parts.append(f"the run {_drawn_in_words(whole)}")
+    indented(out, "; ".join(parts), style="")
+    draw, factor = step.draw, step.electricity.building_factor
+    indented(out, f"{step.gpus} x ({draw.watts:g} W + {draw.host.watts:g} W of its host) x {factor:g} of the building")
+
+
+def _drawn_in_words(use: EnergyUse) -> str:
+    kwh = f"{use.kwh:,.0f} kWh" if use.kwh >= 100 else f"{use.kwh:.3g} kWh"
+    return kwh if use.kg_co2e is None else f"{kwh} = {format_kg(use.kg_co2e)} CO2e"
+
+
 def print_sources(out: Console, answer: Answer) -> None:
     """Print the sources of prices, rates and speeds."""
     title(out, "Sources")
@@ -427,6 +464,9 @@ def print_sources(out: Console, answer: Answer) -> None:
     for on in answer.expectations:
         indented(out, f"{on.capacity} interruptions: {on.mtbi_source}")
     indented(out, f"{gpu.name}: {gpu.source}")
+    if answer.energy is not None:
+        for source in (str(answer.energy.draw), *answer.energy.electricity.sources):
+            indented(out, source)
     low, high = step_interval_s(1.0, gpu)
     indented(
         out,

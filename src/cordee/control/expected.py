@@ -88,6 +88,7 @@ def _answers(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus_
             layout=layout_wanted(model.layout, model.recompute, model.micro_batch),
             search="best",
             assumed=Assumptions(gpus_per_node=gpus_per_node),
+            stage=model.tune.stage,
         )
         try:
             answer = ask(request)
@@ -126,6 +127,7 @@ def _settings(model: ModelSpec) -> Settings:
         precision=model.precision,
         framework=model.framework,
         loss=model.loss,
+        **model.tune.model_dump(exclude={"stage"}),
     )
 
 

@@ -10,6 +10,7 @@ from cordee.account.ledger import Ledger
 from cordee.account.sums import CostRow, sum_rows
 from cordee.answers import JobView
 from cordee.control.dependencies import Asked, user_router
+from cordee.control.electricity import electricity_of
 from cordee.control.operations import Operations, cost_row_view
 from cordee.control.snapshot import decoded_curves, decoded_jobs
 from cordee.events import GpusSampled
@@ -100,6 +101,7 @@ def job_cost(operations: Operations, ref: str) -> JobCostView:
         row=cost_row_view(sum_rows(job_id, rows, ())),
         epochs=[EpochCostView.of(each) for each in epoch_costs(points, rows, now_us)],
         energy_j=energy_j,
+        electricity=electricity_of(operations.home),
     )
 
 

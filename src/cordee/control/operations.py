@@ -34,6 +34,7 @@ from cordee.answers import (
 )
 from cordee.control.admission import Admitted, admit, spec_for
 from cordee.control.dry_run import dry_run, forecast_of
+from cordee.control.electricity import electricity_of
 from cordee.control.files import JobFiles
 from cordee.control.fold import EndedJob
 from cordee.control.members import Members
@@ -528,7 +529,7 @@ class Operations:
             for each in found
         }
         views = [cost_row_view(row, compared.get(row.key, [])) for row in rows]
-        return CostView.of(totals, by=by, at_us=now_us, rows=views)
+        return CostView.of(totals, by=by, at_us=now_us, rows=views, electricity=electricity_of(self.home))
 
     def progress(self, job_id: str) -> tuple[int, bool, bool]:
         """Return a job's newest epoch, whether that attempt has ended, and whether the job has.

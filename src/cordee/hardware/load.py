@@ -14,6 +14,7 @@ from cordee.hardware.catalog import PRICED, Capacity, Catalogue, ChipEfficiency,
 from cordee.hardware.kernels import Grid, Kernels
 from cordee.hardware.measured import Measured, Table
 from cordee.hardware.mig import MigFacts, MigTable
+from cordee.hardware.power import MEAN_BUILDING, Electricity, PowerGrid
 from cordee.hardware.speedups import Speedups
 from cordee.units import parse_bytes, parse_bytes_per_s
 
@@ -38,6 +39,9 @@ def load_catalogue(prices_path: Path | None = None, gpu_files: Sequence[Path] = 
         return shipped
     table = _read_toml(prices_path)
     cpu = _cpu_price(table.pop("cpu"), str(prices_path)) if "cpu" in table else None
+    if "electricity" in table:
+        load_electricity(prices_path)  # raises if it cannot be read
+        del table["electricity"]
     own = _read_prices(table, shipped, str(prices_path))
     replaced = {(price.gpu, price.capacity) for price in own}
     kept = tuple(p for p in shipped.prices if (p.gpu, p.capacity) not in replaced)
@@ -273,6 +277,52 @@ def _cpu_price(facts: Any, where: str) -> CpuPrice:
     if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 <= usd < 10_000:
         raise CatalogueError(f"{where}: a CPU core costs {usd!r} dollars an hour", hint=f"write {example}")
     return CpuPrice(float(usd), source)
+
+
+def load_electricity(prices_path: Path | None = None) -> Electricity:
+    """Return what electricity costs and emits: the world's grid, or what the `[electricity]` of a prices.toml says.
+
+    Raises:
+        CatalogueError: the file is missing or is no TOML, or it names an unknown grid or a value that is none.
+    """
+    grids = {name: PowerGrid(name, float(row["g_co2e_per_kwh"]), _source(row)) for name, row in _grids().items()}
+    table = {} if prices_path is None else _read_toml(prices_path)
+    if "electricity" not in table:
+        return Electricity(grid=grids["world"])
+    where, facts = f"{prices_path}: electricity", table["electricity"]
+    if not isinstance(facts, dict) or (unknown := sorted(set(facts) - _ELECTRICITY)):
+        what = f"has unknown {', '.join(unknown)}" if isinstance(facts, dict) else f"is {facts!r}, not a table"
+        raise CatalogueError(f"{where} {what}", hint=_OWN_ELECTRICITY)
+    numbers = {key: value for key, value in facts.items() if key not in ("grid", "source", "as_of")}
+    for key, value in numbers.items():
+        least = 1 if key == "building_factor" else 0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 10_000:
+            raise CatalogueError(f"{where} has {key} = {value!r}", hint=_OWN_ELECTRICITY)
+    if numbers and not {"source", "as_of"} <= facts.keys():
+        raise CatalogueError(f"{where} lacks the source of its numbers, or its date", hint=_OWN_ELECTRICITY)
+    name = str(facts.get("grid", "world"))
+    grams = numbers.pop("g_co2e_per_kwh", None)
+    if grams is None and name not in grids:
+        near = difflib.get_close_matches(name, grids, n=1)
+        did_you_mean = f"did you mean {near[0]}? " if near else ""
+        raise CatalogueError(f"{where}: unknown grid {name!r}", hint=f"{did_you_mean}known are {', '.join(grids)}")
+    grid = (
+        grids[name] if grams is None else PowerGrid(str(facts.get("grid", "your grid")), float(grams), _source(facts))
+    )
+    building = _source(facts) if "building_factor" in numbers else MEAN_BUILDING
+    return Electricity(**numbers, building_source=building, grid=grid)
+
+
+_ELECTRICITY = {"grid", "g_co2e_per_kwh", "building_factor", "usd_per_kwh", "source", "as_of"}
+_OWN_ELECTRICITY = (
+    'write [electricity] grid = "France", or g_co2e_per_kwh = 21.7, building_factor = 1.1, '
+    'usd_per_kwh = 0.12, source = "our supplier", as_of = "2026-03"'
+)
+
+
+@cache
+def _grids() -> dict[str, Any]:
+    return _read_toml(_DATA / "grids.toml")
 
 
 def _example(gpu_name: str) -> str:

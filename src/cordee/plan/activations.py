@@ -108,21 +108,34 @@ def _adapted_layer_bytes(
     targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
     if adapters.dropout:
         per_token += (item + 1) * sum(linear.inputs for linear in targets)
-    else:
+    if not adapters.dropout or adapters.base.keeps_inputs:
         # The attention keeps its own output already.
-        distinct = {linear.reads: linear.inputs for linear in targets if linear.reads != "attention"}
+        readers = layer_linears(shape) if adapters.base.keeps_inputs else targets
+        distinct = {linear.reads: linear.inputs for linear in readers if linear.reads != "attention"}
         per_token += item * sum(distinct.values())
     per_token += item * adapters.rank * len(targets)
-    total = rank_tokens(layout, training) * per_token
+    weights = 0
+    if adapters.magnitudes:
+        # peft's `DoraLinearLayer`: the frozen product and the adapter's, and a matrix that is 16-bit for it alone.
+        per_token += 2 * item * sum(linear.outputs for linear in targets)
+        weights = (adapters.base_bits < 16) * item * sum(linear.inputs * linear.outputs for linear in targets)
+    total = rank_tokens(layout, training) * per_token + weights
     return total + score_bytes(shape, layout, training) if scores else total
 
 
 def dequantised_bytes(shape: ModelShape, training: Training) -> float:
-    """Return the bytes of the largest quantised matrix of a layer, 16-bit again while its product runs."""
-    if training.adapters is None or training.adapters.base_bits == 16:
+    """Return the bytes of the largest quantised matrix of a layer, 16-bit again while its product runs.
+
+    DoRA writes out the low-rank product of a target through an identity matrix, scales it and adds it to the weight.
+    """
+    adapters, linears = training.adapters, layer_linears(shape) if training.adapters else ()
+    if adapters is None:
         return 0.0
-    largest = max(linear.inputs * linear.outputs for linear in layer_linears(shape))
-    return float(training.activation_bytes * largest)
+    elements = [(adapters.base_bits < 16) * each.inputs * each.outputs for each in linears]
+    if adapters.magnitudes:
+        targets = [each for each in linears if each.name in adapters.targets]
+        elements += [((adapters.base_bits < 16) + 3) * each.inputs * each.outputs + each.inputs**2 for each in targets]
+    return float(training.activation_bytes * max(elements))
 
 
 def keeps_fp8(training: Training) -> bool:

@@ -9,9 +9,11 @@ from functools import cached_property
 
 from cordee.errors import DoesNotFitError
 from cordee.events import Estimate
+from cordee.hardware.power import EnergyUse, draw_of
 from cordee.plan.candidates import Candidate, Layouts, Remedy
 from cordee.plan.cost import TrainingRun, training_run
 from cordee.plan.expect import Expectation
+from cordee.plan.iteration import RolloutPlan
 from cordee.plan.launch import Launch, first_to_launch
 from cordee.plan.layout import Layout
 from cordee.plan.longest import LongestContext, longest_contexts
@@ -39,6 +41,7 @@ class Answer:
     layouts: Layouts
     expectations: tuple[Expectation, ...]
     rent_or_buy: Comparison | None
+    rollouts: RolloutPlan | None = None
 
     @property
     def expert_balance(self) -> str | None:
@@ -146,6 +149,24 @@ class Answer:
             goodput=self.survival.goodput,
             usd_per_gpu_hour=None if price is None else price.usd_per_gpu_hour,
         )
+
+    def energy_of(self, seconds: float) -> EnergyUse | None:
+        """Return the energy of all GPUs over so many seconds; None where electricity or a board's limit is unknown."""
+        at, draw = self.request.assumed.electricity, draw_of(self.request.gpu)
+        gpus = self.request.gpus if self.rollouts is None else self.rollouts.all_gpus
+        return None if at is None or draw is None else EnergyUse(gpus, seconds, draw, at)
+
+    @property
+    def energy(self) -> EnergyUse | None:
+        """The energy of a step of the best layout, or of an iteration with its roll-outs; None where it is unknown."""
+        if self.best is None or self.best.step_s is None:
+            return None
+        return self.energy_of(self.best.step_s if self.rollouts is None else self.rollouts.iteration_s)
+
+    @property
+    def run_energy(self) -> EnergyUse | None:
+        """The energy of training on the request's tokens, interruptions included."""
+        return None if self.run is None else self.energy_of(self.run.run_s)
 
     def why_not(self, layout: str) -> Why:
         """Return why the best layout is not this one.

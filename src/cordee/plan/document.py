@@ -19,7 +19,7 @@ from cordee.plan.launch import Launch
 from cordee.plan.layout import ContextKind, Layout, Offload, Recompute
 from cordee.plan.rent_or_buy import Ownership, Swing
 from cordee.plan.survive import LevelSave, Survival
-from cordee.plan.training import Adapters, Framework, Frozen, Loss, Precision
+from cordee.plan.training import Framework, Frozen, Loss, Precision, Stage
 from cordee.plan.why import Ground
 from cordee.workload.model import ModelShape, ParameterCount
 
@@ -54,6 +54,17 @@ class GpuRow(Row):
     source: Text
 
 
+class AdaptersRow(Row):
+    """Adapters over frozen weights."""
+
+    rank: int
+    targets: tuple[str, ...]
+    base: str = read_from("base", "name")
+    base_bits: int
+    dropout: bool
+    magnitudes: bool
+
+
 class TrainingRow(Row):
     """The training, every default filled in."""
 
@@ -67,10 +78,11 @@ class TrainingRow(Row):
     expert_imbalance_by_ep: Annotated[
         dict[int, float] | None, BeforeValidator(lambda pairs: dict(pairs or ()) or None)
     ] = read_from("imbalance_by_ep")
-    adapters: Adapters | None
+    adapters: AdaptersRow | None
     frozen: Frozen | None = read_from("tuning", "frozen")
     packed_tokens: int | None = read_from("tuning", "packed_tokens")
     optimizer_in_backward: bool = read_from("optimizer", "in_backward")
+    stage: Stage | None = read_from("tuning", "stage")
 
 
 class StateRow(Row):
@@ -119,6 +131,7 @@ class StepRow(Row):
     optimizer_s: float
     offload_s: float
     host_s: float
+    reference_s: float
 
 
 class LayoutRow(Row):
@@ -232,6 +245,41 @@ class RentOrBuyRow(Row):
     verdict: str
 
 
+class RolloutsRow(Row):
+    """One iteration of GRPO: completions, passes without gradients, updates and the weights' way to the engine."""
+
+    engine: str
+    gpus: int
+    trainers: int
+    apart: bool
+    overlap: bool
+    completions: int
+    replicas: int
+    concurrent: int
+    kv_tokens: int
+    engine_bytes: int
+    generate_s: float
+    weights_s: float
+    reference_s: float
+    update_s: float
+    iteration_s: float
+    idle_fraction: float
+
+
+class EnergyRow(Row):
+    """Energy of the whole building with boards at their limits, and what the grid emits for it."""
+
+    gpus: int
+    seconds: float
+    board_watts: float = read_from("draw", "watts")
+    host_watts: float = read_from("draw", "host", "watts")
+    building_factor: float = read_from("electricity", "building_factor")
+    kwh: float
+    kg_co2e: float | None
+    usd: float
+    sources: tuple[str, ...] = read_from("electricity", "sources")
+
+
 class PlanDocument(Row):
     """The whole answer."""
 
@@ -254,6 +302,9 @@ class PlanDocument(Row):
     capture_bytes_per_node: int
     why: WhyRow | None
     longest_contexts: tuple[ContextRow, ...]
+    rollouts: RolloutsRow | None
+    energy: EnergyRow | None
+    run_energy: EnergyRow | None
     run: TrainingRun | None
     rent_or_buy: RentOrBuyRow | None
     launch: Launch | None
@@ -302,6 +353,9 @@ def plan_document(answer: Answer, model_path: str | None = None) -> PlanDocument
             "capture_bytes_per_node": answer.capture_bytes_per_node(held=False),
             "why": answer.why,
             "longest_contexts": answer.longest_contexts,
+            "rollouts": answer.rollouts,
+            "energy": answer.energy,
+            "run_energy": answer.run_energy,
             "run": answer.run,
             "rent_or_buy": answer.rent_or_buy,
             "launch": answer.launch,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from cordee.errors import LayoutError
 from cordee.hardware.catalog import CAPACITIES, Capacity, Gpu, Price, price_of
+from cordee.hardware.power import Electricity
 from cordee.plan.optimum import Case
 from cordee.plan.survive import ASSUMED_START_S, Saving, Survival, survival
 from cordee.units import format_duration
@@ -19,7 +20,7 @@ class Assumptions:
     between failures (None: Llama 3's rate for so many GPUs), `reclaim_mtbi_s` that between reclaims of spot capacity,
     each with `notice_s` of notice. `stall_s` is how long an asynchronous save holds the ranks (None: it is
     synchronous). `start_s` passes between placement and the first step, besides reading the checkpoint. `gpus_per_node`
-    None is the catalogue's.
+    None is the catalogue's. `electricity` None: no energy is told.
     """
 
     storage_bytes_per_s: float = 2e9
@@ -29,6 +30,7 @@ class Assumptions:
     stall_s: float | None = None
     start_s: float = ASSUMED_START_S
     gpus_per_node: int | None = None
+    electricity: Electricity | None = None
 
     def __post_init__(self) -> None:
         if self.storage_bytes_per_s <= 0:

@@ -12,7 +12,7 @@ from cordee.hardware.catalog import Gpu
 from cordee.plan.kernels import fused_attention_s, move_s, product_s, stream_s, unfused_attention_s
 from cordee.plan.layout import Layout
 from cordee.plan.measured import attention_seconds, head_operations, layer_operations, product_seconds
-from cordee.plan.states import layer_linears
+from cordee.plan.states import Linear, layer_linears
 from cordee.plan.training import Adapters, Training
 from cordee.workload.model import LatentAttention, ModelShape
 
@@ -38,6 +38,8 @@ LOGIT_MOVED_BYTES = 24
 # An adapter's result is scaled and added to the frozen one forward: five words for each output. Backward its gradient
 # is scaled (two) and that of the input added (three for each input).
 ADAPTER_FORWARD_WORDS, ADAPTER_OUTPUT_WORDS, ADAPTER_INPUT_WORDS = 5, 2, 3
+# DoRA's two scaled terms and their sum are fp32: 16-bit results read (2), fp32 ones written and read (10), each way.
+MAGNITUDE_WORDS = 12
 # Rows of a grouped product are filled up to whole tiles, expert by expert.
 GROUP_TILE = 128
 
@@ -183,15 +185,29 @@ def _adapter_passes(shape: ModelShape, gpu: Gpu, training: Training, adapters: A
     total, item = Passes(0.0, 0.0, 0.0, 0.0), training.activation_bytes
     for linear in layer_linears(shape):
         if adapters.base_bits < 16:
-            read = move_s(gpu, (adapters.base_bytes + item) * linear.inputs * linear.outputs)
-            total += Passes(read, read, 0.0, 0.0)
+            moved = adapters.base.matrix_bytes(linear.inputs, linear.outputs) + item * linear.inputs * linear.outputs
+            total += Passes(move_s(gpu, moved), move_s(gpu, moved), 0.0, 0.0)
         if linear.name in adapters.targets:
             for size in ((adapters.rank, linear.inputs), (linear.outputs, adapters.rank)):
                 total += _product_passes(gpu, training, tokens, size, trained=True)
             added = item * tokens * ADAPTER_FORWARD_WORDS * linear.outputs
             back = item * tokens * (ADAPTER_OUTPUT_WORDS * linear.outputs + ADAPTER_INPUT_WORDS * linear.inputs)
             total += Passes(move_s(gpu, added), move_s(gpu, back), 0.0, 0.0)
+            if adapters.magnitudes:
+                total += _magnitude_passes(gpu, training, linear, tokens)
     return total
+
+
+def _magnitude_passes(gpu: Gpu, training: Training, linear: Linear, tokens: Real) -> Passes:
+    """Return the passes that DoRA adds to a target: the frozen product once more, and the lengths of the rows.
+
+    Source: peft's `DoraLinearLayer.forward`. The low-rank product is written out through an identity matrix and added
+    to the weight (six passes over the matrix); outputs are scaled in fp32.
+    """
+    frozen = _product_passes(gpu, training, tokens, (linear.outputs, linear.inputs))
+    item, scaled = training.activation_bytes, MAGNITUDE_WORDS * tokens * linear.outputs
+    lengths = stream_s(gpu, item * (6.0 * linear.inputs * linear.outputs + linear.inputs**2))
+    return frozen + Passes(stream_s(gpu, item * scaled) + lengths, stream_s(gpu, item * scaled), 0.0, 0.0)
 
 
 def _product_passes(

@@ -17,7 +17,7 @@ LONGEST_TOKENS = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class LongestContext:
-    """A layout and the longest sequence that it holds, with one sequence in a micro-batch; 0 if it holds none."""
+    """A layout and the longest sequence that it holds, with the fewest in a micro-batch; 0 if it holds none."""
 
     layout: Layout
     seq_tokens: int
@@ -33,7 +33,7 @@ def longest_contexts(layouts: Layouts, wanted: LayoutWanted, shown: int) -> tupl
     """
     tried: dict[Layout, LongestContext] = {}
     for candidate in (*layouts.fitting, *layouts.rejected)[:shown]:
-        for layout in _variants(candidate.layout):
+        for layout in variants(candidate.layout, layouts.case.training.sequences_together):
             tried[layout] = tried.get(layout) or longest_context(layouts.case, layout)
     longest = max(found.seq_tokens for found in tried.values())
     while longest and (better := _best_at(layouts.case, wanted, 2 * longest)) is not None and better not in tried:
@@ -50,11 +50,13 @@ def _best_at(case: Case, wanted: LayoutWanted, seq_tokens: int) -> Layout | None
     batch = default_batch(seq_tokens, case.gpus)
     longer = replace(case, training=replace(training, seq_tokens=seq_tokens, global_batch=batch))
     winner, _ = optimum(longer, wanted, default_choices(longer))
-    return None if winner is None or winner.seconds is None else replace(winner.layout, micro_batch=1)
+    fewest = training.sequences_together
+    return None if winner is None or winner.seconds is None else replace(winner.layout, micro_batch=fewest)
 
 
-def _variants(layout: Layout) -> tuple[Layout, ...]:
-    lean = replace(layout, micro_batch=1)
+def variants(layout: Layout, fewest: int) -> tuple[Layout, ...]:
+    """Return a layout with the fewest sequences in a micro-batch, as it is and with everything recomputed."""
+    lean = replace(layout, micro_batch=fewest)
     return (lean,) if lean.recompute == "full" else (lean, replace(lean, recompute="full"))
 
 
@@ -82,4 +84,5 @@ def _peak(case: Case, layout: Layout, seq_tokens: int) -> float:
 
 def _with_sequence(training: Training, layout: Layout, seq_tokens: int) -> Training:
     """Return no more micro-batches than fill the pipeline twice: a number that every schedule runs."""
-    return replace(training, seq_tokens=seq_tokens, global_batch=layout.dp * (2 * layout.pp if layout.pp > 1 else 1))
+    count = 2 * layout.pp if layout.pp > 1 else 1
+    return replace(training, seq_tokens=seq_tokens, global_batch=layout.dp * layout.micro_batch * count)

@@ -20,6 +20,7 @@ from cordee.plan.states import (
     holding,
     peak_ranks,
     rank_parameters,
+    reference_bytes,
     stage_parameters,
     trained_parameters,
 )
@@ -262,6 +263,11 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
         logits = act.loss_bytes(shape, layout, training)
         beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
         moments.append(at("loss", kept + between, logits, beside + gathered))
+        stage = training.tuning.stage
+        if stage is not None and stage.sequences_together > 1 and stage.free_passes:
+            # The reference passes while the policy's activations and logits wait for their loss.
+            both = logits if training.loss_kind == "chunked" else 2 * act.output_bytes(shape, layout, training)
+            moments.append(at("reference", kept + between, both, beside + gathered))
     moments.append(at("backward", kept + between, 0.0, backward))
     frozen = training.tuning.frozen
     if held.embeddings and training.adapters is None and not (frozen is not None and frozen.embeddings):
@@ -274,7 +280,8 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
 def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Real, Real, Real, Real]:
     """Return weights, gradients, what the optimizer keeps, and what its step needs for a moment."""
     parameters, optimizer, zero = trained_parameters(shape, layout, training, rank), training.optimizer, layout.zero
-    weights: Real = frozen_bytes(shape, layout, training, rank) / (1 + (zero >= 3) * (layout.shard_ranks - 1))
+    frozen = frozen_bytes(shape, layout, training, rank) + reference_bytes(shape, layout, training, rank)
+    weights: Real = frozen / (1 + (zero >= 3) * (layout.shard_ranks - 1))
     gradients: Real = 0.0
     kept: Real = 0.0
     moment: Real = 0.0

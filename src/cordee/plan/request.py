@@ -9,7 +9,8 @@ from cordee.plan.expect import Assumptions
 from cordee.plan.optimum import Case
 from cordee.plan.rent_or_buy import Ownership
 from cordee.plan.settings import Settings
-from cordee.plan.training import Framework
+from cordee.plan.stages import parse_stage, with_stage
+from cordee.plan.training import Framework, Stage
 from cordee.plan.wanted import ANY_LAYOUT, LayoutWanted
 from cordee.workload.model import ModelShape
 
@@ -32,6 +33,7 @@ class Request:
         why: a layout (`tp=8,pp=3`): explain why it was not chosen.
         contexts: also find the longest sequence of each layout.
         launcher: torchtitan, megatron, deepspeed or cordee: write the settings that start the best layout.
+        stage: a stage with a reference (`dpo`, `grpo,group=8`); None: plain or supervised training.
     """
 
     shape: ModelShape
@@ -48,11 +50,23 @@ class Request:
     why: str | None = None
     contexts: bool = False
     launcher: str | None = None
+    stage: str | None = None
 
     @property
     def price(self) -> Price | None:
         """The price of this GPU in this kind of capacity."""
         return price_of(self.prices, self.gpu, self.capacity)
+
+    def parsed_stage(self) -> Stage | None:
+        """Return the stage that is asked for; None for plain or supervised training.
+
+        Raises:
+            LayoutError: it cannot be read, or contradicts the settings.
+        """
+        if self.stage is None:
+            return None
+        seq_tokens = self.settings.sequence(self.shape)
+        return parse_stage(self.stage, seq_tokens=seq_tokens, adapters=self.settings.train != "full")
 
     def case(self, framework: Framework | None = None) -> Case:
         """Return what all candidates have in common; `framework` stands in where the settings name none.
@@ -69,7 +83,17 @@ class Request:
             raise LayoutError("adapters have no selective recomputation", hint="use --recompute full or none")
         if settings.train != "full" and self.launcher is not None:
             raise LayoutError(f"--launch {self.launcher} writes no adapters", hint="configure them in the script")
-        return Case(self.shape, self.gpu, self.gpus, settings.training(self.shape, self.gpus))
+        training = settings.training(self.shape, self.gpus)
+        if self.stage is None:
+            return Case(self.shape, self.gpu, self.gpus, training)
+        if self.launcher is not None:
+            raise LayoutError(f"--launch {self.launcher} writes no {self.stage}", hint="configure it in the script")
+        stage = self.parsed_stage()
+        assert stage is not None, "the text of a stage is read or refused"
+        training = with_stage(training, stage, asked_batch=settings.global_batch, gpus=self.gpus)
+        resident = 0.0 if stage.rollouts is None else stage.rollouts.resident
+        left = replace(self.gpu, memory_bytes=round(self.gpu.memory_bytes * (1 - resident))) if resident else self.gpu
+        return Case(self.shape, left, self.gpus, training)
 
 
 def refuse_serving_only(shape: ModelShape) -> None:

@@ -174,6 +174,17 @@ RULES: tuple[LayoutRule, ...] = (
         hint=lambda at: f"use a global batch that is a multiple of {at.layout.dp * at.layout.micro_batch}",
     ),
     LayoutRule(
+        "a micro-batch has whole pairs",
+        _axes("micro_batch"),
+        applies=lambda at: at.training.sequences_together > 1,
+        holds=lambda at: at.layout.micro_batch % at.training.sequences_together == 0,
+        message=lambda at: (
+            f"a micro-batch of {plural(at.layout.micro_batch, 'sequence')} has no whole pair "
+            "of a chosen and a rejected one"
+        ),
+        hint=lambda at: "use an even --micro-batch: 2 sequences are one pair",
+    ),
+    LayoutRule(
         "context parallelism divides the sequence",
         _axes("cp cp_kind"),
         applies=lambda at: at.layout.cp > 1,

@@ -15,7 +15,7 @@ from cordee.plan.rules import validate
 from cordee.plan.settings import default_batch
 from cordee.plan.space import Choices
 from cordee.plan.step import StepTime, doubt, model_flop_fraction, step_interval_s, step_time
-from cordee.plan.training import find_optimizer
+from cordee.plan.training import BASES, find_optimizer
 from cordee.plan.wanted import ANY_LAYOUT, LayoutWanted
 from cordee.units import format_bytes, plural
 
@@ -140,9 +140,10 @@ def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
     found.append(_if_fits(case, f"offload to the host {same}", _on_the_host, offload))
     adapters = training.adapters
     if adapters is not None and adapters.base_bits > 4:
-        small = replace(case, training=replace(training, adapters=replace(adapters, base_bits=4)))
+        small = replace(case, training=replace(training, adapters=replace(adapters, base=BASES["nf4"])))
         base = f"{format_bytes(state_bytes(case.shape, small.training))} of state instead of {format_bytes(state)}"
-        found.append(_if_fits(small, f"--train qlora {same}", lambda _case, _layout: base))
+        smaller_base = "--base-bits 4" if adapters.magnitudes else "--train qlora"
+        found.append(_if_fits(small, f"{smaller_base} {same}", lambda _case, _layout: base))
     smaller = find_optimizer("adamw-8bit", training.precision if adapters is None else "fp32")
     if training.optimizer.bytes_per_parameter > smaller.bytes_per_parameter:
         lean = replace(case, training=replace(training, optimizer=smaller))

@@ -8,6 +8,7 @@ from cordee.errors import LayoutError
 from cordee.plan.experts.imbalance import ImbalanceByEp, Loads, imbalance_by_ep
 from cordee.plan.states import layer_linears
 from cordee.plan.training import (
+    BASES,
     FRAMEWORKS,
     LINEARS,
     PURE_BF16,
@@ -24,8 +25,10 @@ from cordee.workload.model import ModelShape
 
 TARGET_TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192
-Trained = Literal["full", "lora", "qlora"]
-TRAINED: tuple[Trained, ...] = ("full", "lora", "qlora")
+Trained = Literal["full", "lora", "qlora", "dora"]
+TRAINED: tuple[Trained, ...] = ("full", "lora", "qlora", "dora")
+# What `base_bits` may say, and the format of the frozen matrices that it means.
+BASE_BITS = {"16": "bf16", "8": "int8", "4": "nf4"} | {name: name for name in BASES}
 TARGETS = {"all": LINEARS, "attention": ("q", "k", "v", "o")}
 
 
@@ -42,8 +45,8 @@ class Settings:
     embeddings, head, and layers: `embeddings,0..15`. `packed_tokens` is the length of the documents that sequences are
     packed with: attention does not go beyond one.
 
-    `train` lora or qlora trains adapters of this `rank` on `targets` (all, attention, or names: q,v) over frozen
-    weights of `base_bits`: None is 16 for lora and 4 for qlora.
+    `train` lora, qlora or dora trains adapters of this `rank` on `targets` (all, attention, or names: q,v) over frozen
+    weights of `base_bits` or in a format of `BASES`: None is 16 bits, and 4 for qlora.
     """
 
     seq_tokens: int | None = None
@@ -60,7 +63,7 @@ class Settings:
     train: Trained = "full"
     rank: int = 16
     targets: str = "all"
-    base_bits: int | None = None
+    base_bits: int | str | None = None
 
     def training(self, shape: ModelShape, gpus: int) -> Training:
         """Return the training of this model on so many GPUs, with every default filled in.
@@ -70,7 +73,7 @@ class Settings:
         """
         if gpus < 1:
             raise LayoutError(f"a job needs at least 1 GPU, not {gpus}", hint="write --gpus 64xH100")
-        seq = self.seq_tokens if self.seq_tokens is not None else min(shape.positions, LONGEST_DEFAULT_SEQUENCE)
+        seq = self.sequence(shape)
         if seq < 1 or (shape.learned_positions and seq > shape.learned_positions):
             limit = shape.learned_positions or shape.positions
             raise LayoutError(f"{shape.name} cannot train on sequences of {seq} tokens", hint=f"use 1 to {limit}")
@@ -90,6 +93,10 @@ class Settings:
             imbalance_by_ep=self._imbalance_by_ep(shape), adapters=adapters,
             tuning=Tuning(self._frozen(shape, seq), self._packed(seq)),
         )  # fmt: skip
+
+    def sequence(self, shape: ModelShape) -> int:
+        """Return the tokens of a sequence: as asked, or the model's own."""
+        return self.seq_tokens if self.seq_tokens is not None else min(shape.positions, LONGEST_DEFAULT_SEQUENCE)
 
     def _frozen(self, shape: ModelShape, seq: int) -> Frozen | None:
         """Return what is frozen; None where everything is trained, or all but adapters.
@@ -121,16 +128,15 @@ class Settings:
             LayoutError: settings that contradict each other, or a model whose adapters are not planned.
         """
         if self.train == "full":
-            if self.base_bits not in (None, 16):
-                raise LayoutError(
-                    f"a base of {self.base_bits} bits cannot be trained in full", hint="use --train qlora"
-                )
+            if self.base_bits is not None and BASE_BITS.get(str(self.base_bits)) != "bf16":
+                raise LayoutError(f"a base of {self._base_text} cannot be trained in full", hint="use --train qlora")
             return None
         if self.train not in TRAINED:
             raise LayoutError(f"unknown way to train {self.train!r}", hint="use " + ", ".join(TRAINED))
-        bits = self.base_bits or (4 if self.train == "qlora" else 16)
-        if bits not in (4, 8, 16) or (self.train == "qlora" and bits == 16):
-            raise LayoutError(f"{self.train} cannot have a base of {bits} bits", hint="use 4 or 8, or 16 with lora")
+        base = BASES.get(BASE_BITS.get(str(self.base_bits or (4 if self.train == "qlora" else 16)), ""))
+        if base is None or (self.train == "qlora" and base.bits == 16):
+            hint = "use 4 (nf4), 8 (int8), nf4-double or fp8, or 16 with lora and dora"
+            raise LayoutError(f"{self.train} cannot have a base of {self._base_text}", hint=hint)
         if shape.experts is not None or shape.latent is not None:
             what = "a mixture of experts" if shape.experts is not None else "latent attention"
             raise LayoutError(f"adapters of {shape.name} are not planned: it has {what}", hint="use a dense model")
@@ -141,7 +147,11 @@ class Settings:
             )
         if not 1 <= self.rank <= shape.hidden:
             raise LayoutError(f"rank {self.rank} is not that of an adapter", hint=f"use 1 to {shape.hidden}, say 16")
-        return Adapters(self.rank, _targets(self.targets, shape), bits)
+        return Adapters(self.rank, _targets(self.targets, shape), base, magnitudes=self.train == "dora")
+
+    @property
+    def _base_text(self) -> str:
+        return f"{self.base_bits} bits" if str(self.base_bits).isdecimal() else str(self.base_bits)
 
     def _imbalance_by_ep(self, shape: ModelShape) -> ImbalanceByEp:
         """Return the imbalance of the placement that `cordee experts` would choose, for each ep."""

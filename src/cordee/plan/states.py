@@ -163,14 +163,21 @@ def layer_linears(shape: ModelShape) -> tuple[Linear, ...]:
 
 
 def adapter_parameters(shape: ModelShape, adapters: Adapters) -> int:
-    """Return the parameters of one layer's adapters: rank x (inputs + outputs) of each target (arXiv:2106.09685)."""
+    """Return the parameters of one layer's adapters: rank x (inputs + outputs) of each target (arXiv:2106.09685).
+
+    With magnitudes one more for each output.
+    """
     targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
-    return adapters.rank * sum(linear.inputs + linear.outputs for linear in targets)
+    lengths = adapters.magnitudes * sum(linear.outputs for linear in targets)
+    return adapters.rank * sum(linear.inputs + linear.outputs for linear in targets) + lengths
 
 
 def quantised_saving_bytes(shape: ModelShape, adapters: Adapters, item: int) -> float:
     """Return the bytes by which one layer's frozen matrices are smaller than with `item` bytes an element."""
-    return (item - adapters.base_bytes) * sum(linear.inputs * linear.outputs for linear in layer_linears(shape))
+    return sum(
+        item * each.inputs * each.outputs - adapters.base.matrix_bytes(each.inputs, each.outputs)
+        for each in layer_linears(shape)
+    )
 
 
 class LayerKinds(NamedTuple):
@@ -216,6 +223,19 @@ def frozen_bytes(shape: ModelShape, layout: Layout, training: Training, rank: in
     whole = training.activation_bytes * rank_parameters(shape, layout, training, rank).total
     layers = holding(shape, layout, rank).layers
     return whole - layers * quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
+
+
+def reference_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
+    """Return the bytes of this rank's frozen copy of the model that a stage compares with, before ZeRO; 0 without one.
+
+    It is as the base under adapters is, or in 16 bits.
+    """
+    stage = training.tuning.stage
+    if stage is None or not stage.has_copy:
+        return 0.0
+    if training.adapters is not None:
+        return frozen_bytes(shape, layout, training, rank)
+    return training.activation_bytes * rank_parameters(shape, layout, training, rank).total
 
 
 def flop_per_token(shape: ModelShape, training: Training) -> float:

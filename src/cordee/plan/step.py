@@ -57,12 +57,14 @@ class StepTime:
     optimizer_s: Real
     offload_s: Real
     host_s: Real
+    reference_s: Real = 0.0
 
     @property
     def total_s(self) -> Real:
         """The whole step."""
         busy = self.compute_s + self.recompute_s + self.tensor_s + self.context_s + self.expert_s
-        return busy + self.pipeline_s + self.bubble_s + self.data_s + self.optimizer_s + self.offload_s + self.host_s
+        moved = self.pipeline_s + self.bubble_s + self.data_s + self.offload_s
+        return busy + moved + self.optimizer_s + self.host_s + self.reference_s
 
     @property
     def host_fraction(self) -> Real:
@@ -157,7 +159,12 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
         offload_s=_offload_s(shape, layout, training, parameters, layers=layers[0], count=count)
         + _paging_s(shape, gpu, layout, training),
         host_s=count * busy * (body - issued),
-    )
+        reference_s=_reference_s(
+            gpu, layout, training, parameters, layers=layers[0], count=count,
+            pass_s=busy * (layer.forward_s + (tensor + context + expert) / 3) * stretch
+            + np.where(ends_busy, head.forward_s, 0.0),
+        ),
+    )  # fmt: skip
 
 
 def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Real, Real], Real]:
@@ -290,6 +297,26 @@ def _data_s(
     often = np.where((layout.zero == 2) & (layout.pp == 1), twice, once)
     passing = np.where(stays_whole(layout, training), once, count * sharded)
     return together * np.where(layout.zero == 3, passing, often)
+
+
+def _reference_s(
+    gpu: Gpu, layout: Layout, training: Training, weights: _Weights, *, layers: Real, count: Real, pass_s: Real
+) -> Real:
+    """Return the seconds of passes without gradients: each micro-batch once forward, its weights gathered with ZeRO-3.
+
+    The reference's kernels are the model's own; a pipeline fills and drains once for all micro-batches.
+    """
+    stage = training.tuning.stage
+    if stage is None or not stage.free_passes:
+        return 0.0
+    moved = (weights.shared + weights.experts) * training.activation_bytes if training.adapters is None else 0.0
+    gathered = moved + weights.frozen_bytes
+    parts = data_messages(layout, training, gathered, element_bytes=training.activation_bytes, layers=layers)
+    sharded = (layout.zero == 3) & (layout.data_ranks > 1)
+    gather = np.where(sharded, shard_group(gpu, layout).gather_s(gathered, parts), 0.0)
+    least = np.maximum(gpu.efficiency.exposed_fraction, 1 / layers) if training.overlap else 1.0
+    shown = hidden_s(gather, pass_s, least)
+    return stage.free_passes * ((count + layout.pp - 1) * pass_s + count * shown)
 
 
 def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights) -> Real:

@@ -11,6 +11,10 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Framework = Literal["megatron", "torch", "deepspeed", "internevo"]
 Loss = Literal["fused", "chunked", "parallel", "compiled", "eager"]
 Attention = Literal["first", "second", "vendor"]
+StageName = Literal["dpo", "grpo"]
+Reference = Literal["model", "adapters-off", "computed", "none"]
+STAGES: tuple[StageName, ...] = ("dpo", "grpo")
+REFERENCES: tuple[Reference, ...] = ("model", "adapters-off", "computed", "none")
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internevo")
 LOSSES: tuple[Loss, ...] = ("fused", "chunked", "parallel", "compiled", "eager")
@@ -100,33 +104,63 @@ def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """A format of frozen matrices: bits of an element, and the bytes of the constants that it is scaled by.
+
+    `keeps_inputs`: its product keeps its input for the backward pass although the weight has no gradient.
+    """
+
+    name: str
+    bits: int
+    block_bytes: float = 0.0  # of constants, for each element
+    row_bytes: float = 0.0  # of constants, for each row
+    keeps_inputs: bool = False
+
+    def matrix_bytes(self, inputs: int, outputs: int) -> float:
+        """Return the bytes of one matrix.
+
+        >>> [BASES[name].matrix_bytes(4096, 1024) / (4096 * 1024) for name in ("nf4", "int8", "fp8")]
+        [0.5625, 1.0009765625, 1.000244140625]
+        """
+        return inputs * outputs * (self.bits / 8 + self.block_bytes) + outputs * self.row_bytes
+
+
+# NF4 has an fp32 constant for each block of 64; doubly quantised one byte, and an fp32 one for 256 blocks (QLoRA,
+# section 3). LLM.int8() (arXiv:2208.07339) has an fp32 constant for each row, and bitsandbytes' `MatMul8bitLt` keeps
+# its 16-bit input wherever that has a gradient. FP8 has an fp32 constant for each block of 128 x 128 (DeepSeek-V3,
+# arXiv:2412.19437, section 3.3.2).
+BASES: dict[str, Base] = {
+    base.name: base
+    for base in (
+        Base("bf16", 16),
+        Base("nf4", 4, 4 / 64),
+        Base("nf4-double", 4, 1 / 64 + 4 / (64 * 256)),
+        Base("int8", 8, row_bytes=4.0, keeps_inputs=True),
+        Base("fp8", 8, 4 / (128 * 128)),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Adapters:
     """Low-rank adapters over frozen weights: LoRA (arXiv:2106.09685), over quantised weights QLoRA (arXiv:2305.14314).
 
-    Each target, one of `LINEARS`, gets two matrices of this rank: rank x (inputs + outputs) parameters. `base_bits` are
-    those of the frozen matrices of the layers: 16, 8 or 4 (NF4). Embeddings, head and norms keep 16. `double_quant`
-    quantises NF4's constants as well. With `dropout` each target has its own copy of its input, and a mask.
+    Each target, one of `LINEARS`, gets two matrices of this rank: rank x (inputs + outputs) parameters. `base` is the
+    format of the frozen matrices of the layers, one of `BASES`; embeddings, head and norms keep 16 bits.
+    With `dropout` each target has its own copy of its input, and a mask. With `magnitudes` each target learns the
+    length of each of its weight's rows apart from its direction: DoRA (arXiv:2402.09353).
     """
 
     rank: int = 16
     targets: tuple[str, ...] = LINEARS
-    base_bits: int = 16
-    double_quant: bool = False
+    base: "Base" = BASES["bf16"]
     dropout: bool = False
+    magnitudes: bool = False
 
     @property
-    def base_bytes(self) -> float:
-        """Bytes of one element of a frozen matrix.
-
-        NF4 has an fp32 constant for each block of 64; doubly quantised one byte, and an fp32 one for 256 blocks
-        (QLoRA, section 3).
-
-        >>> Adapters(base_bits=4).base_bytes, round(Adapters(base_bits=4, double_quant=True).base_bytes, 4)
-        (0.5625, 0.5159)
-        """
-        if self.base_bits != 4:
-            return self.base_bits / 8
-        return 0.5 + (1 / 64 + 4 / (64 * 256) if self.double_quant else 4 / 64)
+    def base_bits(self) -> int:
+        """Bits of one element of a frozen matrix, without constants."""
+        return self.base.bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +183,75 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
-    """Changes that fine-tuners make to a step beside adapters: frozen parts, and documents packed into a sequence.
+class Rollouts:
+    """Completions that a stage of reinforcement learning generates, and the GPUs that do so.
 
-    `packed_tokens` is the length of a document that a sequence is packed with, as its tokens see it (the mean weighted
-    by length): attention does not go beyond it. None: each sequence is one document.
+    Attributes:
+        group: completions of each prompt.
+        prompt_tokens: tokens of a prompt.
+        completion_tokens: tokens of a completion, on average; the longest fills the sequence.
+        updates: optimizer steps on one batch of completions.
+        apart: they are generated on GPUs of their own, of which there are `gpus` (None: searched).
+        overlap: the next completions are generated while the model is updated with the last ones: one step stale.
+        resident: fraction of a GPU's memory that an engine on the same GPUs keeps during updates; 0: it sleeps.
+    """
+
+    group: int
+    prompt_tokens: int
+    completion_tokens: int
+    updates: int = 1
+    apart: bool = False
+    gpus: int | None = None
+    overlap: bool = False
+    resident: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of training after supervised fine-tuning, which compares the model with what it was: its reference.
+
+    DPO (arXiv:2305.18290) has pairs of sequences, which pass together; GRPO (arXiv:2402.03300) has roll-outs. The
+    reference is a frozen copy on the same GPUs (model), the model itself without its adapters (adapters-off), log
+    probabilities that were computed before the run (computed), or nothing (none).
+    """
+
+    name: StageName
+    reference: Reference
+    rollouts: Rollouts | None = None
+
+    @property
+    def sequences_together(self) -> int:
+        """Sequences that one loss compares, so that a micro-batch has a multiple of them."""
+        return 2 if self.name == "dpo" else 1
+
+    @property
+    def has_copy(self) -> bool:
+        """Return whether a second model lies beside the one that is trained."""
+        return self.reference == "model"
+
+    @property
+    def free_passes(self) -> int:
+        """Forward passes without gradients over each sequence of a step: the reference, and the model as it was.
+
+        With more than one update of a batch the policy's log probabilities must be those of the first (GRPO's old
+        policy); with one update they are those of the step itself.
+        """
+        old = self.rollouts is not None and self.rollouts.updates > 1
+        return (self.reference in ("model", "adapters-off")) + old
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Changes that fine-tuners make to a step beside adapters.
+
+    They are frozen parts, documents packed into a sequence, and stages with a reference. `packed_tokens` is the length
+    of a document that a sequence is packed with, as its tokens see it (the mean weighted by length): attention does not
+    go beyond it. None: each sequence is one document.
     """
 
     frozen: Frozen | None = None
     packed_tokens: int | None = None
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +297,11 @@ class Training:
     def tokens_per_step(self) -> int:
         """Tokens in one optimizer step."""
         return self.seq_tokens * self.global_batch
+
+    @property
+    def sequences_together(self) -> int:
+        """Sequences that one loss compares: a micro-batch has a multiple of them."""
+        return 1 if self.tuning.stage is None else self.tuning.stage.sequences_together
 
     @property
     def attended_tokens(self) -> int:

@@ -83,6 +83,8 @@ def read_plan(text: str, *, source: str, layout: str | None = None) -> PlannedJo
     chosen = fitting[0] if layout is None else _with_axes(fitting, layout, source)
     training, path = plan["training"], plan.get("model_path")
     where = {"config": path} if path else {"name": plan["model"]["name"]}
+    stage, tune = training.get("stage"), _tune(training)
+    pairs = 2 if stage and stage["name"] == "dpo" else 1
     return PlannedJob(
         source=source,
         gpus=plan["gpus"],
@@ -90,7 +92,7 @@ def read_plan(text: str, *, source: str, layout: str | None = None) -> PlannedJo
         model={
             **where,
             "seq": training["seq_tokens"],
-            "global_batch": training["global_batch"],
+            "global_batch": training["global_batch"] // pairs,
             "micro_batch": chosen["micro_batch"],
             "precision": training["precision"],
             "optimizer": training["optimizer"],
@@ -98,9 +100,44 @@ def read_plan(text: str, *, source: str, layout: str | None = None) -> PlannedJo
             "loss": training["loss"],
             "recompute": chosen["recompute"],
             "layout": _layout_text(chosen),
+            **({"tune": tune} if tune else {}),
         },
         every=_interval(plan),
     )
+
+
+def _tune(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a job's `model.tune` that differ from training in full on whole sequences."""
+    found: dict[str, Any] = {}
+    adapters, frozen, stage = (training.get(name) for name in ("adapters", "frozen", "stage"))
+    if adapters:
+        kind = "dora" if adapters["magnitudes"] else "qlora" if adapters["base_bits"] == 4 else "lora"
+        found |= {"train": kind, "rank": adapters["rank"], "targets": ",".join(adapters["targets"])}
+        found["base_bits"] = adapters["base"]
+    if frozen:
+        ends = [name for name in ("embeddings", "head") if frozen[name]]
+        found["freeze"] = ",".join([*ends, *map(str, frozen["layers"])])
+    if training.get("packed_tokens"):
+        found["packed_tokens"] = training["packed_tokens"]
+    if training.get("optimizer_in_backward"):
+        found["optimizer_in_backward"] = True
+    if stage:
+        found["stage"] = _stage_text(stage)
+    return found
+
+
+def _stage_text(stage: Mapping[str, Any]) -> str:
+    """Return a stage as `cordee plan --stage` reads it."""
+    made = stage["rollouts"]
+    if made is None:
+        return f"{stage['name']},reference={stage['reference']}"
+    words = {
+        "reference": stage["reference"], "group": made["group"], "prompt": made["prompt_tokens"],
+        "completion": made["completion_tokens"], "updates": made["updates"],
+        "rollouts": "apart" if made["apart"] else "colocated", "rollout-gpus": made["gpus"],
+        "overlap": "yes" if made["overlap"] else None, "resident": made["resident"] or None,
+    }  # fmt: skip
+    return ",".join([stage["name"], *(f"{key}={value}" for key, value in words.items() if value is not None)])
 
 
 def _load(text: str, source: str) -> dict[str, Any]:

@@ -138,6 +138,23 @@ class OnHang(_Section):
     restart_after_s: Annotated[float, Field(gt=0)] | None = None
 
 
+class TuneSpec(_Section):
+    """What a fine-tuner changes: adapters over a frozen base, frozen parts, packed documents, a stage with a reference.
+
+    The words are those of `cordee plan`: `--train`, `--rank`, `--targets`, `--base-bits`, `--freeze`, `--packed`,
+    `--optimizer-in-backward` and `--stage`.
+    """
+
+    train: Literal["full", "lora", "qlora", "dora"] = "full"
+    rank: Positive = 16
+    targets: str = "all"
+    base_bits: Positive | str | None = None
+    freeze: str | None = None
+    packed_tokens: Positive | None = None
+    optimizer_in_backward: bool = False
+    stage: str | None = None
+
+
 class ModelSpec(_Section):
     """The model that the job trains; admission checks that it fits. `global_batch` is in sequences."""
 
@@ -151,7 +168,8 @@ class ModelSpec(_Section):
     recompute: Literal["none", "selective", "full"] | None = None
     layout: str | None = None
     framework: Literal["torch", "megatron", "deepspeed", "internevo"] | None = None  # None: torch's or Megatron-LM's
-    loss: Literal["fused", "parallel", "compiled", "eager"] | None = None  # None: the framework's own
+    loss: Literal["fused", "chunked", "parallel", "compiled", "eager"] | None = None  # None: the framework's own
+    tune: TuneSpec = TuneSpec()
 
     @model_validator(mode="after")
     def _names_one_model(self) -> "ModelSpec":

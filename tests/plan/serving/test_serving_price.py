@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from cordee.errors import SpecError
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.price.energy import POWER, Electricity, energy_usd_per_mtok, gpu_watts
+from cordee.hardware.power import POWER, Electricity
+from cordee.plan.serving.price.energy import energy_usd_per_mtok, gpu_watts
 from cordee.plan.serving.price.hours import (
     Renting,
     ReplicaHours,

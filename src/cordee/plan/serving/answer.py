@@ -9,6 +9,7 @@ from functools import cached_property
 
 from cordee.errors import DoesNotFitError, LayoutError
 from cordee.hardware.catalog import Price
+from cordee.hardware.power import POWER, Electricity
 from cordee.plan.launch import Launch
 from cordee.plan.serving.curve import ServingCurve, serving_curve
 from cordee.plan.serving.disaggregation import PhasesPlan, PhasesWanted, plan_phases
@@ -20,7 +21,7 @@ from cordee.plan.serving.levers.quantise import borrowed_kernels
 from cordee.plan.serving.levers.renting import HourPrice, hour_prices
 from cordee.plan.serving.memory.memory import engine_log
 from cordee.plan.serving.page import serving_page
-from cordee.plan.serving.price.energy import POWER, Electricity, energy_usd_per_mtok
+from cordee.plan.serving.price.energy import energy_usd_per_mtok
 from cordee.plan.serving.price.hours import DAY_HOURS, Renting
 from cordee.plan.serving.price.own_or_api import BreakEven, OwnReplicas, break_even
 from cordee.plan.serving.remedies import ServiceRemedy, remedies

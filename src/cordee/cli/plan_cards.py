@@ -1,0 +1,96 @@
+"""Every kind of GPU in a terminal: which cards hold a training, how far they go, and what they cost."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cordee.cli.plan_text import console, indented, settings_in_words, title
+from cordee.plan.cards import Card, Cards
+from cordee.units import format_bytes, format_count, format_gb, format_whole_usd
+
+REJECTED_SHOWN = 5
+_WIDE = 96
+
+
+def print_cards(found: Cards, *, show_all: bool) -> None:
+    """Print the kinds that fit, those that do not, and the smallest and the cheapest in a sentence."""
+    out = console()
+    every = (*found.fitting, *found.rejected)
+    out.print(Text.assemble((found.request.shape.name, "bold"), " on which GPU?"))
+    out.print(settings_in_words(every[0].training), style="dim")
+    if found.fitting:
+        title(out, f"GPUs that hold it: {len(found.fitting)}", "the fewest of one node, cheapest first")
+        out.print(_fitting(out, found.fitting))
+        unpriced = [card.gpu.name for card in found.fitting if card.price is None]
+        if unpriced:
+            indented(out, f"no price is known of {', '.join(unpriced)}: give yours with --prices")
+        indented(
+            out,
+            "longest: tokens of the longest sequence; batch: sequences at once of the length above; both with "
+            "full recomputation where that holds more. "
+            "--gpus NxKIND shows the whole plan of one.",
+        )
+    if found.rejected:
+        shown = found.rejected if show_all else found.rejected[:REJECTED_SHOWN]
+        title(out, f"GPUs that do not: {len(found.rejected)}", "a whole node of them; nearest first")
+        out.print(_rejected(shown))
+        if len(found.rejected) > len(shown):
+            indented(out, f"and {len(found.rejected) - len(shown)} more (--all)")
+    for gpu, reason in found.unable if show_all else ():
+        indented(out, f"{gpu}: {reason}")
+    out.print()
+    out.print(_summary(found), style="bold")
+
+
+def _fitting(out: Console, cards: tuple[Card, ...]) -> Table:
+    wide = out.width >= _WIDE
+    table = _table("GPUs", "layout", "peak", "of", "longest", "batch", *(["tok/s"] if wide else []), "$/h", "$/1B tok")
+    for card in cards:
+        found, usd = card.candidate, card.usd_per_billion_tokens
+        assert found.tokens_per_s is not None, "what fits has a speed"
+        table.add_row(
+            f"  {card.gpus} x {card.gpu.name}",
+            str(found.layout),
+            format_gb(found.peak_bytes),
+            format_bytes(card.gpu.memory_bytes),
+            format_count(card.seq_tokens),
+            f"{card.micro_batch:,}",
+            *([format_count(found.tokens_per_s)] if wide else []),
+            "–" if card.usd_per_hour is None else f"${card.usd_per_hour:,.2f}",
+            "–" if usd is None else format_whole_usd(usd),
+        )
+    return table
+
+
+def _rejected(cards: tuple[Card, ...]) -> Table:
+    table = _table("GPUs", "layout", "peak", "of", "over by")
+    for card in cards:
+        found = card.candidate
+        over = Text(f"+{format_gb(found.shortfall_bytes)}", "red")
+        table.add_row(
+            f"  {card.gpus} x {card.gpu.name}", str(found.layout), format_gb(found.peak_bytes),
+            format_bytes(card.gpu.memory_bytes), over,
+        )  # fmt: skip
+    return table
+
+
+def _table(first: str, second: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column(f"  {first}", no_wrap=True)
+    table.add_column(second, overflow="fold", min_width=8)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _summary(found: Cards) -> str:
+    """Return the smallest single card and the cheapest ones in a sentence."""
+    small, cheap = found.smallest, found.cheapest
+    if not found.fitting:
+        return "no node of any known GPU holds it"
+    parts = []
+    if small is not None:
+        parts.append(f"smallest: 1 x {small.gpu.name} with {format_bytes(small.gpu.memory_bytes)}")
+    if cheap is not None:
+        parts.append(f"cheapest: {cheap.gpus} x {cheap.gpu.name} at ${cheap.usd_per_hour:,.2f} an hour")
+    return "; ".join(parts) or f"fewest: {found.fitting[0].gpus} x {found.fitting[0].gpu.name}"

@@ -1,0 +1,159 @@
+"""Watts of boards and their hosts, and what electricity costs and emits: facts with their sources, and one sum.
+
+What a GPU draws is at most its board's limit, which training comes near; a measured run has its joules from the driver.
+A building draws its factor (PUE) more than its machines, and a kilowatt-hour emits what its grid does.
+"""
+
+from dataclasses import dataclass
+
+from cordee.hardware.catalog import Gpu, Source
+
+J_PER_KWH = 3.6e6
+G_PER_KG = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class HostDraw:
+    """Watts of CPUs, memory, network and fans for one GPU: the server's limit less its boards, by their number."""
+
+    watts: float
+    source: str
+
+
+_DGX_A100 = HostDraw(412.5, "6.5 kW less 8 boards, NVIDIA DGX A100 datasheet")
+_DGX_H100 = HostDraw(575.0, "10.2 kW less 8 boards, NVIDIA DGX H100 and H200 datasheets")
+_DGX_B200 = HostDraw(787.5, "14.3 kW less 8 boards, NVIDIA DGX B200 datasheet")
+_NVL72 = HostDraw(467.0, "estimate: about 120 kW for 72 boards of a GB200 NVL72")
+_LIKE_H100 = HostDraw(575.0, "estimate: as for an H100")
+_LIKE_B200 = HostDraw(787.5, "estimate: as for a B200")
+_PLAIN = HostDraw(150.0, "estimate: 1.2 kW of a server with 8 cards")
+
+
+@dataclass(frozen=True, slots=True)
+class PowerDraw:
+    """The limit of a GPU's board in watts, which a loaded GPU comes near, and what its host draws for it."""
+
+    watts: float
+    source: Source
+    host: HostDraw = _PLAIN
+
+    def __str__(self) -> str:
+        return f"{self.watts:g} W a board: {self.source}; {self.host.watts:g} W of its host: {self.host.source}"
+
+
+_A100 = PowerDraw(400, Source("NVIDIA A100 Tensor Core GPU datasheet, SXM4", "2021-06"), _DGX_A100)
+_HOPPER = PowerDraw(700, Source("NVIDIA H100 and H200 Tensor Core GPU datasheets, SXM5", "2023-11"), _DGX_H100)
+POWER = {
+    "A100-40": _A100,
+    "A100-80": _A100,
+    "H100": _HOPPER,
+    "H800": PowerDraw(700, Source("as H100: the same chip and board", "2025-05"), _LIKE_H100),
+    "H200": _HOPPER,
+    "B200": PowerDraw(1000, Source("NVIDIA DGX B200 datasheet", "2025-03"), _DGX_B200),
+    "GB200": PowerDraw(1200, Source("NVIDIA GB200 NVL72 datasheet, configurable up to", "2025-03"), _NVL72),
+    "B300": PowerDraw(
+        1100, Source("aiconfigurator-core 0.12.0, systems/b300_sxm.yaml, configurable up to", "2026-08"), _LIKE_B200
+    ),
+    "GB300": PowerDraw(1400, Source("aiconfigurator-core 0.12.0, systems/gb300.yaml", "2026-08"), _NVL72),
+    "L40S": PowerDraw(350, Source("NVIDIA L40S datasheet", "2023-08")),
+    "A10": PowerDraw(150, Source("NVIDIA A10 datasheet", "2021-04")),
+    "RTX-4090": PowerDraw(450, Source("NVIDIA GeForce RTX 4090, total graphics power", "2022-10")),
+    "RTX-3090": PowerDraw(350, Source("NVIDIA GeForce RTX 3090, total graphics power", "2020-09")),
+    "RTX-5090": PowerDraw(575, Source("NVIDIA GeForce RTX 5090, total graphics power", "2025-01")),
+    "RTX-A6000": PowerDraw(300, Source("NVIDIA RTX A6000 datasheet", "2020-10")),
+    "MI300X": PowerDraw(750, Source("AMD Instinct MI300X datasheet", "2023-12"), _LIKE_H100),
+}
+"""Board limits and hosts, by the name of the GPU in gpus.toml."""
+
+
+MEAN_BUILDING = Source("the mean of the Uptime Institute's survey", "2024")
+
+
+@dataclass(frozen=True, slots=True)
+class PowerGrid:
+    """Grams of CO2 equivalents that a kilowatt-hour emits where it is made, over the life of its power stations."""
+
+    name: str
+    g_co2e_per_kwh: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Electricity:
+    """The price of electricity, what a building needs beside its machines, and what its grid emits.
+
+    Attributes:
+        building_factor: watts of the building for a watt of the machines (PUE).
+        idle_fraction: the fraction of its limit that a GPU draws while it waits with a model loaded (assumed).
+        grid: None: emissions are not told.
+    """
+
+    usd_per_kwh: float = 0.10
+    building_factor: float = 1.56
+    idle_fraction: float = 0.2
+    building_source: Source = MEAN_BUILDING
+    grid: PowerGrid | None = None
+
+    def kg_co2e(self, building_kwh: float) -> float | None:
+        """Return the emissions of a building's energy.
+
+        >>> Electricity(grid=PowerGrid("a grid", 500.0, Source("", ""))).kg_co2e(20)
+        10.0
+        """
+        return None if self.grid is None else building_kwh * self.grid.g_co2e_per_kwh / G_PER_KG
+
+    def building_kwh(self, machine_joules: float) -> float:
+        """Return the energy of a building for so many joules of its machines."""
+        return machine_joules / J_PER_KWH * self.building_factor
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The building's factor and the grid's emissions in words, each with its source."""
+        factor = f"{self.building_factor:g} W of the building for a watt of machines (PUE): {self.building_source}"
+        if self.grid is None:
+            return (factor,)
+        return factor, f"{self.grid.g_co2e_per_kwh:g} g CO2e a kWh, {self.grid.name}: {self.grid.source}"
+
+
+def draw_of(gpu: Gpu) -> PowerDraw | None:
+    """Return what the board and the host of a GPU draw; a MIG instance has its part of the whole. None: unknown."""
+    found = POWER.get(gpu.name) or (None if gpu.whole is None else POWER.get(gpu.whole.name))
+    if found is None or gpu.whole is None:
+        return found
+    host = HostDraw(found.host.watts * gpu.part, found.host.source)
+    return PowerDraw(found.watts * gpu.part, found.source, host)
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyUse:
+    """Energy of GPUs at their boards' limits over some seconds: at most what they draw.
+
+    Attributes:
+        gpus: their number, each with a board and its part of a host.
+        seconds: how long they run.
+    """
+
+    gpus: int
+    seconds: float
+    draw: PowerDraw
+    electricity: Electricity
+
+    @property
+    def machine_joules(self) -> float:
+        """Joules of boards and hosts."""
+        return self.gpus * (self.draw.watts + self.draw.host.watts) * self.seconds
+
+    @property
+    def kwh(self) -> float:
+        """Kilowatt-hours of the building."""
+        return self.electricity.building_kwh(self.machine_joules)
+
+    @property
+    def kg_co2e(self) -> float | None:
+        """Kilograms of CO2 equivalents; None without a grid."""
+        return self.electricity.kg_co2e(self.kwh)
+
+    @property
+    def usd(self) -> float:
+        """Dollars of electricity, which the price of a rented GPU holds already."""
+        return self.kwh * self.electricity.usd_per_kwh

@@ -1,0 +1,153 @@
+"""One training on every kind of GPU: which cards hold it, how long a sequence, how large a batch, at what price.
+
+Each kind is asked for the fewest GPUs of one node on which some layout fits. The limits of that layout follow: the
+longest sequence with the fewest sequences in a micro-batch, and the most sequences in a micro-batch of the length that
+is asked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cordee.errors import CatalogueError, LayoutError
+from cordee.hardware.catalog import Gpu, Price, price_of
+from cordee.plan.candidates import Candidate
+from cordee.plan.layout import Layout
+from cordee.plan.longest import longest_context, variants
+from cordee.plan.memory import peak_bytes
+from cordee.plan.optimum import Case
+from cordee.plan.request import Request
+from cordee.plan.search import best_layout
+from cordee.plan.training import Training
+
+LARGEST_MICRO_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Card:
+    """A kind of GPU: the fewest of them that hold the training, and how far these go.
+
+    Attributes:
+        gpus: the fewest of one node on which a layout fits; where none does, all of a node.
+        candidate: the best layout on so many, or the one nearest to fitting.
+        price: of one GPU; None: unknown.
+        seq_tokens: the longest sequence that this layout holds, with everything recomputed if that is longer.
+        micro_batch: the most sequences of the asked length that it holds at once, in the same way.
+    """
+
+    gpu: Gpu
+    gpus: int
+    training: Training
+    candidate: Candidate
+    price: Price | None
+    seq_tokens: int
+    micro_batch: int
+
+    @property
+    def fits(self) -> bool:
+        """Return whether so many of them hold it."""
+        return self.candidate.fits
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Dollars of all of them in an hour; None without a price."""
+        return None if self.price is None else self.price.usd_per_gpu_hour * self.gpus
+
+    @property
+    def usd_per_billion_tokens(self) -> float | None:
+        """Dollars of training on 10^9 tokens; None without a price, or where it does not fit."""
+        return self.candidate.usd_per_billion_tokens
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Every kind of GPU, those that fit first: the cheapest to rent first, and those without a price by memory."""
+
+    request: Request
+    fitting: tuple[Card, ...]
+    rejected: tuple[Card, ...]
+    unable: tuple[tuple[str, str], ...]  # kinds that cannot compute it, each with the reason
+
+    @property
+    def smallest(self) -> Card | None:
+        """The card with the least memory of all, one of which is enough; None if no single one is."""
+        alone = [card for card in self.fitting if card.gpus == 1]
+        return min(alone, key=lambda card: (card.gpu.memory_bytes, _rank(card)), default=None)
+
+    @property
+    def cheapest(self) -> Card | None:
+        """The fitting cards that cost least in an hour; None if none has a price."""
+        return next((card for card in self.fitting if card.price is not None), None)
+
+
+def ask_cards(request: Request, gpus: Sequence[Gpu]) -> Cards:
+    """Ask a request of each of these kinds of GPU, whatever GPU and number it names itself.
+
+    Raises:
+        LayoutError: settings that contradict each other on every kind of GPU.
+        ShapeError: a model that is planned for serving only.
+    """
+    found, unable = [], []
+    last: LayoutError | None = None
+    for gpu in gpus:
+        try:
+            found.append(_card(replace(request, gpu=gpu), gpu))
+        except CatalogueError as error:
+            unable.append((gpu.name, str(error)))
+        except LayoutError as error:
+            unable.append((gpu.name, str(error)))
+            last = error
+    if not found:
+        raise last or CatalogueError("no GPU of the catalogue computes this", hint="use another --precision")
+    fitting = sorted((card for card in found if card.fits), key=_rank)
+    rejected = sorted((card for card in found if not card.fits), key=lambda card: card.candidate.shortfall_bytes)
+    return Cards(request, tuple(fitting), tuple(rejected), tuple(unable))
+
+
+def _rank(card: Card) -> tuple[bool, float, int, str]:
+    """Return the sort key: by dollars an hour, then what has no price by its memory."""
+    usd = card.usd_per_hour
+    return (usd is None, usd or 0.0, card.gpus * card.gpu.memory_bytes, card.gpu.name)
+
+
+def _card(request: Request, gpu: Gpu) -> Card:
+    """Return the fewest GPUs of a node that hold the training, in powers of two."""
+    counts = [2**n for n in range(gpu.gpus_per_node.bit_length()) if 2**n <= gpu.gpus_per_node]
+    layouts = None
+    for count in counts:
+        case = replace(request, gpus=count).case(request.settings.framework or "torch")
+        try:
+            layouts = best_layout(case, request.layout, request.price)
+        except LayoutError:
+            # Some numbers of GPUs do not divide a batch or a model that others do.
+            if count == counts[-1] and layouts is None:
+                raise
+            continue
+        if layouts.fits:
+            break
+    assert layouts is not None, "the last count raises or answers"
+    case, candidate = layouts.case, layouts.nearest
+    price = price_of(request.prices, gpu, request.capacity)
+    if not candidate.fits:
+        return Card(gpu, case.gpus, case.training, candidate, price, 0, 0)
+    layouts_to_try = variants(candidate.layout, case.training.sequences_together)
+    if request.layout.recompute is not None:
+        layouts_to_try = layouts_to_try[:1]
+    longest = max(longest_context(case, layout).seq_tokens for layout in layouts_to_try)
+    most = max(_largest_micro_batch(case, layout) for layout in layouts_to_try)
+    return Card(gpu, case.gpus, case.training, candidate, price, longest, most)
+
+
+def _largest_micro_batch(case: Case, layout: Layout) -> int:
+    """Return the most sequences that a GPU holds at once in this layout; memory never falls as they grow."""
+    unit = case.training.sequences_together
+
+    def holds(units: int) -> bool:
+        size = units * unit
+        batch = replace(case.training, global_batch=layout.dp * size * (2 * layout.pp if layout.pp > 1 else 1))
+        return float(peak_bytes(case.shape, replace(layout, micro_batch=size), batch)) <= case.gpu.memory_bytes
+
+    low, high = 0, LARGEST_MICRO_BATCH // unit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low * unit

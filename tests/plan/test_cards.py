@@ -1,0 +1,72 @@
+"""Which card holds a training: the fewest of each kind, how far they go, and their order."""
+
+import pytest
+
+from cordee.errors import CatalogueError
+from cordee.hardware.load import load_catalogue
+from cordee.plan import Request, Settings
+from cordee.plan.cards import Cards, ask_cards
+from cordee.plan.memory import peak_bytes
+from cordee.plan.search import best_layout
+from cordee.plan.wanted import layout_wanted
+from cordee.workload.load import load_shape
+
+CATALOGUE = load_catalogue()
+
+
+def _cards(model: str = "llama-3-8b", names: tuple[str, ...] = (), **settings: object) -> Cards:
+    shape = load_shape(model)
+    gpus = tuple(gpu for gpu in CATALOGUE.gpus if not names or gpu.name in names)
+    request = Request(
+        shape=shape, gpu=gpus[0], gpus=1, prices=CATALOGUE.prices, settings=Settings(**settings),  # type: ignore[arg-type]
+    )  # fmt: skip
+    return ask_cards(request, gpus)
+
+
+def test_every_kind_is_judged_once_and_the_cheapest_is_first() -> None:
+    found = _cards(train="qlora", seq_tokens=4096, global_batch=16)
+    every = (*found.fitting, *found.rejected)
+    assert sorted(card.gpu.name for card in every) == sorted(gpu.name for gpu in CATALOGUE.gpus)
+    priced = [card.usd_per_hour for card in found.fitting if card.usd_per_hour is not None]
+    assert priced == sorted(priced) and len(priced) > 5
+    assert [card.price is None for card in found.fitting] == sorted(card.price is None for card in found.fitting)
+    assert found.cheapest is found.fitting[0]
+
+
+def test_the_smallest_card_has_no_smaller_one_that_fits() -> None:
+    found = _cards(train="qlora", seq_tokens=4096, global_batch=16)
+    small = found.smallest
+    assert small is not None and small.gpus == 1
+    request = found.request
+    for gpu in CATALOGUE.gpus:
+        case = Request(shape=request.shape, gpu=gpu, gpus=1, settings=request.settings).case()
+        assert best_layout(case).fits == (gpu.memory_bytes >= small.gpu.memory_bytes)
+
+
+def test_limits_are_the_last_that_fit() -> None:
+    (card,) = _cards(names=("RTX-3090",), train="qlora", seq_tokens=2048, global_batch=16).fitting
+    shape, layout = load_shape("llama-3-8b"), layout_wanted("dp1 full", None, None).plainest(1)
+
+    def peak(seq: int, micro_batch: int) -> float:
+        training = Settings(train="qlora", seq_tokens=seq, global_batch=micro_batch).training(shape, 1)
+        at = layout_wanted(f"dp1 mb{micro_batch} full", None, None).plainest(1)
+        return float(peak_bytes(shape, at, training))
+
+    assert layout.recompute == "full"
+    assert peak(card.seq_tokens, 1) <= card.gpu.memory_bytes < peak(card.seq_tokens + 256, 1)
+    assert peak(2048, card.micro_batch) <= card.gpu.memory_bytes < peak(2048, card.micro_batch + 1)
+
+
+def test_a_model_that_needs_several_cards_gets_the_fewest() -> None:
+    found = _cards("llama-3-70b", ("H100", "RTX-4090", "MI300X"), train="lora", seq_tokens=4096, global_batch=16)
+    assert {card.gpu.name: card.gpus for card in found.fitting} == {"MI300X": 1, "H100": 4}
+    (rejected,) = found.rejected
+    assert rejected.gpu.name == "RTX-4090" and rejected.gpus == 8 and rejected.candidate.shortfall_bytes > 0
+    assert rejected.seq_tokens == rejected.micro_batch == 0
+
+
+def test_cards_that_cannot_compute_it_say_so() -> None:
+    found = _cards(names=("A100-80", "H100"), precision="fp8", seq_tokens=2048, global_batch=8, optimizer="adamw-8bit")
+    assert [name for name, _ in found.unable] == ["A100-80"] and "no fp8 units" in found.unable[0][1]
+    with pytest.raises(CatalogueError, match="no GPU of the catalogue"):
+        _cards(names=("A100-80",), precision="fp8")
