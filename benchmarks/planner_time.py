@@ -3,7 +3,7 @@ source they are judged on; the constant-HFU line beside them; regret and rank co
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -35,28 +35,32 @@ def chip_of(case: Case) -> str:
     return CHIPS.get(case.gpu.name, case.gpu.name)
 
 
-def time_report(runs: Sequence[Published]) -> dict[str, Any]:
-    """Per GPU type and source: both predictions, the line to beat, coverage of the interval, ranking."""
+def time_report(runs: Sequence[Published], held_out: Collection[str] = ()) -> dict[str, Any]:
+    """Per GPU type and source: both predictions, the line to beat, coverage of the interval, ranking.
+
+    Sources that are held out are scored, and no fit sees them.
+    """
     cases, left_out = time_cases(runs)
     by_chip: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         by_chip[chip_of(case)].append(case)
-    chips = {chip: _chip_report(of_chip) for chip, of_chip in sorted(by_chip.items())}
+    chips = {chip: _chip_report(of_chip, held_out) for chip, of_chip in sorted(by_chip.items())}
     return {"cases": len(cases), "left_out": left_out, "chips": chips}
 
 
-def _chip_report(cases: Sequence[Case]) -> dict[str, Any]:
+def _chip_report(cases: Sequence[Case], held_out: Collection[str] = ()) -> dict[str, Any]:
     stack = Stack(cases)
     plain = cases[0].gpu.uncalibrated
     uncalibrated = stack.predict(plain)
-    calibrated, doubts, tables = predict_left_out(stack, plain)
+    calibrated, doubts, tables = predict_left_out(stack, plain, held_out)
+    seen = ~np.isin(stack.sources, list(held_out))
     plain_doubt = stack.predict_with_doubt(plain)[1]
     logs = np.log(stack.measured / calibrated)
     report: dict[str, Any] = {"sources": {}, "ranking": {}, "tables": {k: asdict(v) for k, v in tables.items()}}
     for source in sorted(set(stack.sources)):
         own = stack.sources == source
         mine = [case for case, is_own in zip(cases, own, strict=True) if is_own]
-        others = stack.sources != source
+        others = (stack.sources != source) & seen
         spread = spread_of(logs[others], doubts[others], stack.sources[others]) if others.any() else plain.spread
         row = {
             "n": int(own.sum()),
@@ -92,15 +96,22 @@ def everything(stack: Stack) -> np.ndarray:
     return np.ones(len(stack.measured), dtype=bool)
 
 
-def predict_left_out(stack: Stack, plain: ChipEfficiency) -> tuple[np.ndarray, np.ndarray, dict[str, ChipEfficiency]]:
+def predict_left_out(
+    stack: Stack, plain: ChipEfficiency, held_out: Collection[str] = ()
+) -> tuple[np.ndarray, np.ndarray, dict[str, ChipEfficiency]]:
     """Each source predicted by a table that was fitted on the others of its GPU type; alone, by the uncalibrated.
 
     With the deviation of each that the planner knows of beyond the table's spread.
     """
     predicted, doubts, tables = np.empty(len(stack.measured)), np.empty(len(stack.measured)), {}
+    seen, known = ~np.isin(stack.sources, list(held_out)), dict[str, ChipEfficiency]()
     for source in sorted(set(stack.sources)):
         own = stack.sources == source
-        tables[source] = fit_table(stack, plain, ~own, tuple(FREEDOM)) if (~own).any() else plain
+        others = ~own & seen
+        key = source if seen[own].any() else ""  # one table for all that are held out
+        if key not in known:
+            known[key] = fit_table(stack, plain, others, tuple(FREEDOM)) if others.any() else plain
+        tables[source] = known[key]
         seconds, beyond = stack.predict_with_doubt(tables[source])
         predicted[own], doubts[own] = seconds[own], beyond[own]
     return predicted, doubts, tables

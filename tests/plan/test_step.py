@@ -376,3 +376,23 @@ def test_every_chip_has_a_table_with_its_source() -> None:
             assert 0 < table.product_fraction <= 1 and 0 < table.memory_fraction <= 1
         assert gpu.uncalibrated.fitted_on == ()
         assert gpu.efficiency == gpu.uncalibrated or gpu.efficiency.fitted_on
+
+
+def test_torch_waits_for_tensor_traffic_that_megatron_hides_in_part() -> None:
+    """DTensor's collectives end before the next product begins: all four of a layer are shown."""
+    shape, layout = load_shape("llama-3-70b"), Layout(dp=8, tp=8, sp=True, zero=1, recompute="none")
+    seconds = {}
+    for framework in ("torch", "megatron"):
+        training = Training(8192, 512, framework=framework)
+        found = step_time(shape, H100, layout, training)
+        shown = 4 * tensor_layer_s(shape, H100, layout, training) * shape.layers * 512 / 8
+        seconds[framework] = float(found.tensor_s / shown)
+    exposed = H100.efficiency.exposed_fraction
+    assert seconds["torch"] == pytest.approx(1.0)
+    assert seconds["megatron"] == pytest.approx(0.5 + 0.5 * exposed)
+
+
+def test_b200_is_planned_with_what_its_power_sustains() -> None:
+    """In 16 bits large products hold half of the peak under 1,000 W, in 8 bits three quarters."""
+    table = load_catalogue().find_gpu("B200").uncalibrated
+    assert table.product_fraction == 0.5 < table.product8_fraction

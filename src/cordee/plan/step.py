@@ -211,9 +211,12 @@ def _layer_traffic(
 ) -> tuple[Real, Real, Real]:
     """Return a layer's tensor, context and expert parallel traffic in one micro-batch that nothing hides."""
     shown = gpu.efficiency.exposed_fraction if training.overlap else 1.0
+    # torch's DTensor waits for each of its collectives where the next product needs it (asynchronous tensor parallelism
+    # is an option of its own); Megatron-LM sends while it multiplies.
+    awaited = 1.0 if training.framework == "torch" else shown
     # The weights' gradient does not need the input gradient's all-reduce, so even without more one backward half hides.
-    forward, backward = 2 + 2 * repeated, 2 * (0.5 + 0.5 * shown)
-    tensor = (forward * (0.5 + 0.5 * shown) + backward) * tensor_layer_s(shape, gpu, layout, training)
+    forward, backward = 2 + 2 * repeated, 2 * (0.5 + 0.5 * awaited)
+    tensor = (forward * (0.5 + 0.5 * awaited) + backward) * tensor_layer_s(shape, gpu, layout, training)
     moved = context_layer_s(shape, gpu, layout, training)
     if layout.cp_kind == "ring":
         # Rounds of a ring hide behind the attention on what came before.
