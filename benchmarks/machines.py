@@ -6,6 +6,7 @@ start     from the decision (its commit included) to the first and the last rank
           among N nodes, and the arrival of the orders at 4 of N simulated agents
 reports   reports of ranks a second that the server takes in and commits, from 100 simulated agents
 beats     processor time and memory of the server by the number of nodes that beat, and what a claim costs it
+virtual   the same in virtual time, without sockets: also where the agents' part does not fit this machine
 freeze    time until a node is noticed whose agent and ranks are stopped (SIGSTOP), and what the other nodes lose
 local     start of a rank on one machine; beside an earlier version with --before PATH_TO_ITS_SRC
 database  fail-over of two servers and commits a second (failover.py)
@@ -36,6 +37,7 @@ from cordee.errors import CordeeError
 from cordee.events import AttemptPlaced, Event, NodeReachable, NodeUnreachable, RanksStarted
 from machines_agents import Fleet, SimulatedAgent, percentile
 from machines_server import RunningServer, cpu_s, pss_bytes, until
+from machines_virtual import virtual
 
 Row = dict[str, object]
 BEAT_S = 2.0
@@ -354,6 +356,7 @@ def main() -> None:
         "start": lambda: start(args.agents, args.rounds),
         "reports": lambda: reports(args.seconds),
         "beats": lambda: beats(args.beating, args.seconds),
+        "virtual": lambda: virtual(args.beating, max(10, round(args.seconds))),
         "freeze": lambda: freeze(max(3, args.rounds // 4)),
         "local": lambda: local(args.before, args.rounds, 3),
         "database": lambda: database(args.rounds),
