@@ -38,6 +38,7 @@ from cordee.schedule.policy import Policy
 from cordee.service_answers import GatewayStatus, ReplicaView, UsageLine
 from cordee.workload.service import SETTINGS_ENV, ReplicaSettings, ServiceSpec
 from cordee.workload.spec import JobSpec
+from world import mig_table
 
 
 def test_a_service_gets_its_replicas_and_is_ready_when_they_are(world: World) -> None:
@@ -283,6 +284,25 @@ def test_four_replicas_share_a_gpu_and_pay_a_quarter_each(world: World) -> None:
     rows = {row.key: row for row in world.api.client.cost("service").rows}
     assert rows["chat"].gpu_us.held == pytest.approx(3600 * S, rel=0.01), "four quarters of an hour"
     assert rows["chat"].micro_usd.held == pytest.approx(2_000_000, rel=0.01)
+
+
+def test_replicas_on_mig_instances_are_cut_out_of_one_gpu_and_pay_their_slices(world: World) -> None:
+    h100 = replace(NODE, name="m", gpus=1, gpu_name="NVIDIA H100 80GB HBM3", mig=mig_table("H100").gpus((0,)))
+    world.api.scene.agents.report(NodeUp(at_us=world.api.scene.time.us, node=h100), "node/m/1")
+    world.turn()
+    small = chat(3, engine="vllm") | {"mig": "2g.20gb", "gpu": h100.gpu_name}
+    world.api.client.declare(small)
+    world.turn()
+    leases = [lease for each in world.api.scene.of(AttemptPlaced) for lease in each.leases]  # type: ignore[attr-defined]
+    assert {(lease.node, lease.gpus, lease.milli) for lease in leases} == {("m", (0,), 250)}
+    assert sorted(lease.instance.start for lease in leases if lease.instance) == [0, 2, 4], "each where it may begin"
+    specs = [JobSpec.model_validate_json(each.spec) for each in world.api.scene.of(JobSubmitted)]  # type: ignore[attr-defined]
+    flags = ReplicaSettings.model_validate_json(specs[0].env[SETTINGS_ENV]).flags
+    assert "--gpu-memory-utilization" not in flags, "to its engine an instance is a whole GPU"
+    world.api.client.scale("chat", "4")
+    world.turn()
+    assert world.states().count("waiting") == 1, "a fourth one may begin at none of these"
+    assert world.view().micro_usd_per_hour == 500_000, "a quarter of the GPU"
 
 
 def test_scale_to_zero_and_back_with_a_held_request(world: World) -> None:

@@ -59,7 +59,7 @@ ReplicaRange = Annotated[
     typer.Option("--replicas", help="2, or the fewest and the most: 1..4; 0..4 sleeps without requests.",
                  show_default="1"),
 ]  # fmt: skip
-Gpus = Annotated[str | None, typer.Option(help="GPUs of one replica: 1, 2xH100, 0.5.", show_default="1")]
+Gpus = Annotated[str | None, typer.Option(help="GPUs of one replica: 1, 2xH100, 0.5, 1g.10gb.", show_default="1")]
 Ttft = Annotated[str | None, typer.Option(help="Limit of the time to first token: 500ms.", show_default="any")]
 Tpot = Annotated[str | None, typer.Option(help="Limit of the time per output token: 50ms.", show_default="any")]
 Context = Annotated[

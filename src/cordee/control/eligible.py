@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from cordee.control.instances import instance_milli, nodes_with
 from cordee.control.prices import SLOT
-from cordee.errors import CatalogueError
+from cordee.errors import CatalogueError, SpecError, TooLargeError
 from cordee.events import Capacity, Node
 from cordee.hardware.catalog import Catalogue
 from cordee.workload.spec import JobSpec
@@ -13,6 +14,12 @@ def micro_usd_per_hour(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogu
     """Return the price of a job on the most expensive GPUs that it may get; 0: no node has any, or no price."""
     kind = kind_of(spec, nodes, catalogue)
     eligible = [node for node in nodes if may_get(node, kind, spec)]
+    if spec.mig is not None:
+        try:
+            eligible = nodes_with(spec.mig, eligible, nodes)
+            spec = spec.model_copy(update={"gpu_milli": instance_milli(spec.mig, eligible)})
+        except (SpecError, TooLargeError):  # no node has it now, or it is of several sizes: it is not placed
+            return 0
     return hourly_price(spec, eligible, 0) if eligible else 0
 
 
