@@ -99,6 +99,24 @@ def test_a_service_of_several_models_says_which_replica_holds_which(capsys: pyte
     assert "MODEL" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"model": "job:gpt", "steps": {"job:gpt": 4000}}, "job:gpt, step 4,000"),
+        (
+            {"model": "artifact:gpt:best", "versions": {"artifact:gpt:best": {"ref": "gpt:3", "digest": "0" * 64}}},
+            "artifact:gpt:best, gpt:3",
+        ),
+    ],
+)
+def test_a_service_says_which_weights_it_has(
+    section: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = JobSpec.model_validate(CHAT.model_dump() | {"service": section})
+    print_service(service(READY, spec=spec.model_dump(mode="json")))
+    assert said in capsys.readouterr().out
+
+
 def test_a_service_says_what_it_costs_and_the_most_that_it_may(capsys: pytest.CaptureFixture[str]) -> None:
     spec = changed(CHAT, {"max_price": "$12/h"}, None, {}).model_dump(mode="json")
     print_service(service(READY, LOADING, spec=spec, micro_usd_per_hour=5_980_000))

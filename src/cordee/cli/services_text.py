@@ -94,7 +94,7 @@ def print_service(service: ServiceView) -> None:
         ("state", _state(service.state)),
         ("why", service.why),
         ("replicas", f"{_ready(service)} of {service.wanted} ready{_more(service)}"),
-        ("model", "" if service.models else _model(service)),
+        ("model", "" if service.models else f"{_model(service)}{_weights(service)}"),
         ("models", _models(service)),
         ("engine", f"{_engine(service)}{_flags(section['flags'])}"),
         ("gpus", _gpus(service)),
@@ -198,6 +198,13 @@ def _model(service: ServiceView) -> str:
     run = service.spec["run"]
     command = run if isinstance(run, str) else " ".join(run)
     return str(service.spec["service"]["model"] or command)
+
+
+def _weights(service: ServiceView) -> str:
+    """Return which weights its replicas have, where the model's name does not say so."""
+    section = service.spec["service"]
+    step, version = section.get("steps", {}).get(section["model"]), section.get("versions", {}).get(section["model"])
+    return f", step {step:,}" if step is not None else f", {version['ref']}" if version is not None else ""
 
 
 def _short_model(service: ServiceView) -> str:
