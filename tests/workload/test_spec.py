@@ -310,3 +310,25 @@ def test_the_reference_names_every_key_and_no_other() -> None:
         for inner in (spec._keys(key) if key in spec._SECTIONS else [""])
     ]
     assert told == keys
+
+
+@pytest.mark.parametrize(
+    ("written", "sets", "wait"),
+    [
+        ("data: s3://bucket/set", ("s3://bucket/set",), 0.0),
+        ("data: [s3://bucket/set, /shared/x]", ("s3://bucket/set", "/shared/x"), 0.0),
+        ("data: {sets: gs://b/c, wait: 5m}", ("gs://b/c",), 300.0),
+        ("data: {sets: [/a], wait: all}", ("/a",), "all"),
+    ],
+)
+def test_datasets_are_written_in_short_or_in_full(written, sets, wait) -> None:
+    spec = parse_spec(f"run: x\ngpus: 1\n{written}\n")
+    assert (spec.data.sets, spec.data.wait_s) == (sets, wait)
+
+
+@pytest.mark.parametrize(
+    "written", ["data: bucket/set", "data: {sets: /a, wait: 5}", "data: {set: /a}", "data: {sets: ftp://a}"]
+)
+def test_datasets_that_cannot_be_read_are_refused(written) -> None:
+    with pytest.raises(SpecError, match=r"data"):
+        parse_spec(f"run: x\ngpus: 1\n{written}\n")

@@ -28,6 +28,9 @@ _NOT_INHERITED = re.compile(
     r"|SLURM_(?!CONF|CLUSTER_NAME|JOB_ID).*|SLURMD_.*"
 )
 
+# Where the agent was told to keep the cache of datasets, for all jobs of the node.
+_OF_NODE = ("CORDEE_CACHE", "CORDEE_CACHE_LIMIT")
+
 
 class LaunchError(Exception):
     """A rank group cannot be started; the message says why."""
@@ -147,7 +150,7 @@ def prepare(
     env = {name: value for name, value in base_env.items() if not _NOT_INHERITED.fullmatch(name)}
     env.setdefault("PYTHONUNBUFFERED", "1")  # keeps the last lines of a killed rank
     env |= _gpu_env(order.gpus, real_gpus, visible) | {"OMP_NUM_THREADS": str(omp)} | spec_env | secrets
-    env |= _group_env(order, folder, cwd)
+    env |= {name: base_env[name] for name in _OF_NODE if name in base_env} | _group_env(order, folder, cwd)
     argv = ("/bin/sh", "-c", run) if isinstance(run, str) else tuple(str(word) for word in run)
     _check(run, cwd, env)
     n_local = order.local_size

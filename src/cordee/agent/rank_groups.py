@@ -14,10 +14,11 @@ from cordee.agent.copies import Copied
 from cordee.agent.gpus import Devices
 from cordee.agent.interpreters import Interpreters, Software
 from cordee.agent.journal import Journal
-from cordee.agent.launch import Assignment, LaunchError, prepare
+from cordee.agent.launch import Assignment, LaunchError, RankGroupLaunch, prepare
 from cordee.agent.logs import LogPump
 from cordee.agent.messages import Dial
 from cordee.agent.mig import MigError
+from cordee.agent.prefetches import Prefetches
 from cordee.agent.preflight import Preflights
 from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup, RankGroupResult
@@ -81,6 +82,7 @@ class RankGroups:
         self._next_follow_s = 0.0
         self._samples = Samples(node, devices, report, clock)
         self._preflights = Preflights(node, devices, transfers.gpu_files)
+        self._prefetches = Prefetches()
 
     def __bool__(self) -> bool:
         """Return whether a rank group runs."""
@@ -143,16 +145,51 @@ class RankGroups:
         group = RankGroup(order, folder, self._clock, self._processes)
         self._samples.begin(order, self._clock.now_s())
         copied = order.spec.get("files") is None and not order.spec.get("artifacts")
-        if copied and not self._preflights.wanted(order.spec):
+        if copied and not self._preflights.wanted(order.spec) and not self._prefetches.wanted(order.spec):
             self._launch(group, order, secrets, base_env, kept)
             return
         self._journal.keep_order(order)
         kept()
         self._running[order.tag], self._waiting[order.tag] = group, (secrets, base_env)
-        if copied:
+        if not copied:
+            self.transfers.copies.make(order, folder)
+        elif self._preflights.wanted(order.spec):
             self._preflights.begin(order, folder, base_env)
         else:
-            self.transfers.copies.make(order, folder)
+            self._prefetch(group, order, secrets, base_env)
+
+    def _prefetch(
+        self,
+        group: RankGroup,
+        order: Assignment,
+        secrets: Mapping[str, str],
+        base_env: Mapping[str, str],
+        preflight: str = "",
+    ) -> None:
+        """Start the ranks of a group when the datasets that its job names have arrived, or the wait is over."""
+        if not self._prefetches.wanted(order.spec):
+            self._launch(group, order, secrets, base_env, says=preflight)
+            return
+        try:
+            launch = self._prepared(group, order, secrets, base_env)
+        except (LaunchError, MigError):
+            self._launch(group, order, secrets, base_env)  # which says why
+            return
+        self._waiting[order.tag] = secrets, base_env
+        self._prefetches.begin(order, group.folder, launch.processes[0].env, preflight)
+
+    def _prepared(
+        self, group: RankGroup, order: Assignment, secrets: Mapping[str, str], base_env: Mapping[str, str]
+    ) -> RankGroupLaunch:
+        return prepare(
+            order,
+            folder=group.folder,
+            base_env=base_env,
+            secrets=_declared(secrets, order.spec.get("secrets") or ()),
+            real_gpus=self._devices.real,
+            gpus=self._devices.count,
+            visible=self._devices.visible(order.leases[order.node_rank]),
+        )
 
     def _launch(
         self,
@@ -161,19 +198,11 @@ class RankGroups:
         secrets: Mapping[str, str],
         base_env: Mapping[str, str],
         kept: Callable[[], None] = lambda: None,
-        preflight: str = "",
+        says: str = "",
     ) -> None:
-        """Start the ranks of a group; `preflight`: the figures of its preflight."""
+        """Start the ranks of a group; `says`: what its preflight and its prefetch have found."""
         try:
-            launch = prepare(
-                order,
-                folder=group.folder,
-                base_env=base_env,
-                secrets=_declared(secrets, order.spec.get("secrets") or ()),
-                real_gpus=self._devices.real,
-                gpus=self._devices.count,
-                visible=self._devices.visible(order.leases[order.node_rank]),
-            )
+            launch = self._prepared(group, order, secrets, base_env)
         except MigError as error:  # of the node, not of the job
             self._running.pop(order.tag, None)
             self._refuse(order, Outcome.LOST, f"{self._node}: {error}", kept)
@@ -183,8 +212,8 @@ class RankGroups:
             self._running.pop(order.tag, None)
             self._refuse(order, Outcome.FAILED, why, kept)
             return
-        if preflight:
-            launch = replace(launch, says=f"{launch.says}; preflight: {preflight}")
+        if says:
+            launch = replace(launch, says=f"{launch.says}; {says}")
         self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
         kept()
         self._running[order.tag] = group
@@ -217,7 +246,15 @@ class RankGroups:
             self._waiting[tag] = secrets, base_env
             self._preflights.begin(order, group.folder, base_env)
         else:
-            self._launch(group, order, secrets, base_env)
+            self._prefetch(group, order, secrets, base_env)
+
+    def _launch_prefetched(self) -> None:
+        """Start the ranks of groups that wait for their data no longer, unless they were ended meanwhile."""
+        for each in self._prefetches.ended():
+            tag = each.order.tag
+            group, (secrets, base_env) = self._running.get(tag), self._waiting.pop(tag)
+            if group is not None and not group.ends:
+                self._launch(group, each.order, secrets, base_env, says=each.says)
 
     def examined(self) -> bool:
         """Start the ranks, or end the groups, whose preflight has ended; return whether GPUs are out of use for it."""
@@ -228,7 +265,7 @@ class RankGroups:
             if group is None or group.ends:
                 continue
             if not each.problem:
-                self._launch(group, each.order, secrets, base_env, preflight=each.says)
+                self._prefetch(group, each.order, secrets, base_env, f"preflight: {each.says}" if each.says else "")
                 continue
             all_gpus = dict.fromkeys(range(devices.count), f"preflight: {each.node}") if each.node else {}
             devices.failed |= all_gpus | {gpu: f"preflight: {why}" for gpu, why in each.gpus.items()}
@@ -326,6 +363,7 @@ class RankGroups:
         self.interpreters.step()
         for copied in self.transfers.copies.made():
             self._launch_copied(copied)
+        self._launch_prefetched()
         for tag, group in list(self._running.items()):
             if group.tick(now_s):
                 del self._running[tag]

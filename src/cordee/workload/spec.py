@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from cordee.errors import InputError, SpecError
 from cordee.units import US_PER_S, format_duration, parse_bytes, parse_duration_s, parse_micro_usd
+from cordee.workload.dataset_section import DataSpec, in_full, parse_wait
 from cordee.workload.gpus import parse_mig, parse_wanted
 from cordee.workload.keep import parse_keep
 from cordee.workload.notify import Notify
@@ -222,6 +223,7 @@ class JobSpec(_Section):
     elastic: Elastic = Elastic()
     limit: Limit = Limit()
     checkpoint: Checkpoint = Checkpoint()
+    data: DataSpec = DataSpec()
     retries: Retries = Retries()
     on_preempt: OnPreempt = OnPreempt()
     preflight: PreflightWanted = "quick"  # before each attempt: the driver's counters; full: work on the GPUs too
@@ -420,6 +422,7 @@ _UNITS: dict[tuple[str | None, str], tuple[str, Callable[[str], Any]]] = {
     ("limit", "cost"): ("cost_micro_usd", parse_micro_usd),
     ("checkpoint", "every"): ("every_s", _every),
     ("checkpoint", "ram"): ("ram_s", _ram),
+    ("data", "wait"): ("wait_s", parse_wait),
     ("on_preempt", "grace"): ("grace_s", _every),
     ("on_hang", "report_after"): ("report_after_s", parse_duration_s),
     ("on_hang", "restart_after"): ("restart_after_s", parse_duration_s),
@@ -429,6 +432,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "elastic": Elastic,
     "limit": Limit,
     "checkpoint": Checkpoint,
+    "data": DataSpec,
     "retries": Retries,
     "on_preempt": OnPreempt,
     "on_hang": OnHang,
@@ -482,6 +486,8 @@ def _read(document: Any, where: Where) -> JobSpec:
             raise where.error(
                 (), f"the job has no {key}", "only run and gpus are required: run: python train.py, gpus: 4"
             )
+    if document.get("data") is not None:
+        document = {**document, "data": in_full(document["data"])}
     if isinstance(document.get("retries"), str):
         document = {**document, "retries": _retries(document["retries"], where)}
     values = dict(document)

@@ -8,7 +8,6 @@ import json
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from cordee.errors import CordeeError, as_body
 from cordee.storage.cache.fetching import Fetching
@@ -44,14 +43,12 @@ def prefetch(node: NodeCache, urls: list[str]) -> dict[str, int]:
 
 def main() -> int:
     """Fetch the datasets of the command line, and print what is there, or the error, as JSON."""
-    parser = argparse.ArgumentParser(description="Bring datasets into the cache of this node.")
-    parser.add_argument("--root", required=True)
-    parser.add_argument("--limit-bytes", type=int)
+    parser = argparse.ArgumentParser(description="Bring datasets into this node's cache, which the environment names.")
     parser.add_argument("urls", nargs="+")
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="cordee data: %(message)s", stream=sys.stderr)
     try:
-        print(json.dumps(prefetch(NodeCache(Path(given.root), given.limit_bytes), given.urls)))
+        print(json.dumps(prefetch(NodeCache(), given.urls)))
     except CordeeError as error:
         print(json.dumps(as_body(error)))
         return error.exit_code

@@ -1,0 +1,112 @@
+"""Prefetches: datasets that a job names are brought into this node's cache before its ranks start, and while they run.
+
+A process with the attempt's own environment and tag does it (`storage/cache/prefetch.py`), so that it has the job's
+credentials and ends with the attempt. Whatever becomes of it, the ranks start: they fetch what is missing themselves.
+"""
+
+import json
+import logging
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cordee.agent.clock import monotonic_s
+from cordee.agent.launch import Assignment
+from cordee.units import format_bytes, format_duration
+
+_log = logging.getLogger("cordee.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """The end of the wait for a rank group's datasets, and what is said of it."""
+
+    order: Assignment
+    says: str
+
+
+class Prefetches:
+    """The prefetches of one node."""
+
+    def __init__(self) -> None:
+        self._ended: queue.SimpleQueue[Prefetched] = queue.SimpleQueue()
+
+    @staticmethod
+    def wanted(spec: Mapping[str, Any]) -> bool:
+        """Return whether a job names datasets."""
+        return bool((spec.get("data") or {}).get("sets"))
+
+    def begin(self, order: Assignment, folder: Path, env: Mapping[str, str], before: str = "") -> None:
+        """Begin to fetch the datasets of a rank group, with the environment of its ranks, and what was said before."""
+        threading.Thread(
+            target=self._run, args=(order, folder, dict(env), before), name="cordee-prefetch", daemon=True
+        ).start()
+
+    def ended(self) -> list[Prefetched]:
+        """Return the rank groups that wait no longer, since the last call."""
+        found = []
+        while not self._ended.empty():
+            found.append(self._ended.get())
+        return found
+
+    # -- on a thread of its own ------------------------------------------------------------------------------
+
+    def _run(self, order: Assignment, folder: Path, env: dict[str, str], before: str) -> None:
+        try:
+            says = self._fetch(order, folder, env)
+        except Exception as error:  # an unforeseen error must not keep the ranks from starting
+            _log.exception("%s: its data are not prefetched", order.tag)
+            says = f"not prefetched: {error!r}"
+        self._ended.put(Prefetched(order, "; ".join(filter(None, [before, f"data: {says}"]))))
+
+    def _fetch(self, order: Assignment, folder: Path, env: dict[str, str]) -> str:
+        wanted = order.spec["data"]
+        wait_s = None if wanted.get("wait_s") == "all" else float(wanted.get("wait_s") or 0.0)
+        argv = [sys.executable, "-m", "cordee.storage.cache.prefetch", *map(str, wanted["sets"])]
+        package = str(Path(__file__).resolve().parents[2])
+        env = {**env, "PYTHONPATH": package}  # of the agent's interpreter, not of the job's
+        began_s = monotonic_s()
+        with (folder / "prefetch.log").open("wb") as log:
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            text = process.communicate(timeout=wait_s)[0]
+        except subprocess.TimeoutExpired:
+            self._follow(order, process, folder / "prefetch.log")
+            return f"still arriving after {format_duration(wait_s or 0.0)}"
+        return _said(text, monotonic_s() - began_s, folder / "prefetch.log")
+
+    def _follow(self, order: Assignment, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        """Note the end of a prefetch that goes on beside the ranks."""
+        began_s = monotonic_s()
+
+        def wait() -> None:
+            text = process.communicate()[0]
+            _log.info("%s: its data: %s", order.tag, _said(text, monotonic_s() - began_s, log))
+
+        threading.Thread(target=wait, name="cordee-prefetch-rest", daemon=True).start()
+
+
+def _said(text: bytes, took_s: float, log: Path) -> str:
+    """Return what the process has printed, as a clause."""
+    try:
+        found = json.loads(text.splitlines()[-1])
+    except (ValueError, IndexError):
+        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+        return f"not prefetched: {next(filter(None, map(str.strip, reversed(lines))), 'it was ended')[:200]}"
+    if "error" in found:
+        return f"not prefetched: {found['error']['message']}"
+    there, of, fetched = (format_bytes(found[name]) for name in ("bytes_there", "bytes", "fetched_bytes"))
+    return f"{there} of {of} are on the node, {fetched} fetched in {format_duration(took_s)}"
