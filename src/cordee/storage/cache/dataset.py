@@ -102,6 +102,15 @@ class PinnedData:
         stop = min(stop, self.pins[number].size_bytes)
         return self._reading(number).read(start, stop) if start < stop else b""
 
+    def read_all(self, spans: Sequence[Span]) -> list[bytes]:
+        """Return the bytes of each span; what is missing is fetched at once.
+
+        Raises:
+            DataError: as `read`.
+        """
+        self.ensure(spans)
+        return [self._reading(number).read(start, stop) if start < stop else b"" for number, start, stop in spans]
+
     def ensure(self, spans: Iterable[Span]) -> None:
         """Fetch what is missing of these bytes, all of it at once.
 
@@ -127,22 +136,16 @@ class PinnedData:
             except DataError:
                 pass  # each read asks for its own, and says what is wrong with it
 
-    def ahead(self, spans: Sequence[Span], *, begin: bool = False) -> None:
-        """Let the fetcher bring these bytes, in this order, while nobody waits for others.
+    def ahead(self, pieces: Sequence[tuple[int, int]], *, begin: bool = False) -> None:
+        """Let the fetcher bring these pieces, in this order, while nobody waits for others.
 
         Args:
-            spans: the bytes that are read next.
+            pieces: numbers of objects, and of a piece in each.
             begin: forget what was asked for before.
         """
-        if self._channel is None:
-            return
-        rows, seen = [], set()
-        for number, start, stop in spans:
-            for piece in range(start // PIECE_BYTES, -(-stop // PIECE_BYTES)):
-                if (number, piece) not in seen:
-                    seen.add((number, piece))
-                    rows.append([self.pins[number].as_json(), piece, piece + 1])
-        self._channel.ask("ahead", pieces=rows, begin=begin)
+        if self._channel is not None:
+            rows = [[self.pins[number].as_json(), piece, piece + 1] for number, piece in pieces]
+            self._channel.ask("ahead", pieces=rows, begin=begin)
 
     def will_read(self, numbers: Sequence[int]) -> None:
         """Say in which order objects are read from now on: those that are read last leave the cache first."""

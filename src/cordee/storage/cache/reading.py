@@ -30,15 +30,12 @@ class CachedReading:
 
     def missing(self, start: int, stop: int) -> list[int]:
         """Return the pieces of these bytes that are not in the cache."""
-        numbers = range(start // PIECE_BYTES, -(-stop // PIECE_BYTES))
+        first, last = start // PIECE_BYTES, (stop - 1) // PIECE_BYTES
+        if all(self._good[first : last + 1]):
+            return []
+        numbers = [each for each in range(first, last + 1) if not self._good[each] and each not in self._loose]
         pieces = self._opened()
-        return [
-            number
-            for number in numbers
-            if not self._good[number]
-            and number not in self._loose
-            and (pieces is None or pieces.digest(number) is None)
-        ]
+        return [number for number in numbers if pieces is None or pieces.digest(number) is None]
 
     def read(self, start: int, stop: int) -> bytes:
         """Return these bytes.
@@ -47,9 +44,10 @@ class CachedReading:
             DataError: they cannot be had.
         """
         first, last = start // PIECE_BYTES, (stop - 1) // PIECE_BYTES
-        for number in range(first, last + 1):
-            if not self._good[number]:
-                self._obtain(number)
+        if not all(self._good[first : last + 1]):
+            for number in range(first, last + 1):
+                if not self._good[number]:
+                    self._obtain(number)
         if not all(self._good[first : last + 1]):
             return b"".join(self._part(number, start, stop) for number in range(first, last + 1))
         assert self._pieces is not None, "a good piece is in an open object"

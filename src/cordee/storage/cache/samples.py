@@ -8,21 +8,21 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cordee.errors import DataError, InputError
 from cordee.storage.cache.dataset import PinnedData, Span
+from cordee.storage.cache.pieces import PIECE_BYTES
 from cordee.units import parse_bytes
 
 _AHEAD_SAMPLES = 256
 _HINT_S = 5.0
 _RUNS = 64  # of a window at least, where it has as many samples
-
-Indices = NDArray[np.int64]
 
 log = logging.getLogger("cordee.data")
 
@@ -80,13 +80,11 @@ class Samples(ABC):
             IndexError, DataError: as `__getitem__`.
         """
         n_samples = len(self)
-        for index in indices:
-            if not 0 <= index < n_samples:
-                raise IndexError(f"sample {index} of {n_samples}")
+        if indices and not 0 <= min(indices) <= max(indices) < n_samples:
+            raise IndexError(f"samples {min(indices)} to {max(indices)} of {n_samples}")
         self.prepare(indices)
-        spans = [self.span(int(index)) for index in indices]
-        self.data.ensure(spans)
-        found = [self.parse(int(index), self.data.read(*span)) for index, span in zip(indices, spans, strict=True)]
+        spans = [self.span(index) for index in indices]
+        found = [self.parse(index, each) for index, each in zip(indices, self.data.read_all(spans), strict=True)]
         return found if self._decode is None else [self._decode(each) for each in found]
 
     def prepare(self, indices: Sequence[int]) -> None:
@@ -153,7 +151,9 @@ class Samples(ABC):
         self.prepare(indices)
         spans = [self.span(index) for index in indices]
         uses.note([span[0] for span in spans])
-        self.data.ahead(spans, begin=begin)
+        pieces = uses.fresh(spans)
+        if pieces or begin:
+            self.data.ahead(pieces, begin=begin)
 
 
 class _Uses:
@@ -162,7 +162,19 @@ class _Uses:
     def __init__(self, data: PinnedData) -> None:
         self._data = data
         self._seen: set[int] = set()
+        self._pieces: set[tuple[int, int]] = set()
         self._next_s = 0.0
+
+    def fresh(self, spans: Sequence[Span]) -> list[tuple[int, int]]:
+        """Return the pieces of these spans that were not returned before, in their order."""
+        found = [
+            (number, piece)
+            for number, start, stop in spans
+            for piece in range(start // PIECE_BYTES, -(-stop // PIECE_BYTES))
+            if (number, piece) not in self._pieces
+        ]
+        self._pieces.update(found)
+        return list(dict.fromkeys(found))
 
     def note(self, numbers: Sequence[int]) -> None:
         """Note that these objects are read next; those that were not read yet come after them."""
@@ -179,11 +191,11 @@ class Located:
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = counts
-        self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
+        self._ends = list(accumulate(counts))
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._ends[-1] if self._ends else 0
 
     def place(self, index: int) -> tuple[int, int]:
         """Return the number of the part with this sample, and its number in there.
@@ -191,8 +203,8 @@ class Located:
         >>> Located([3, 4]).place(5)
         (1, 2)
         """
-        part = int(np.searchsorted(self._ends, index, side="right"))
-        return part, index - int(self._ends[part]) + self.counts[part]
+        part = bisect_right(self._ends, index)
+        return part, index - self._ends[part] + self.counts[part]
 
 
 class Files(Samples):
