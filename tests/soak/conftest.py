@@ -11,7 +11,10 @@ import pytest
 
 HERE = Path(__file__).parent
 # The helpers of the rooms' own tests, also where only this folder is collected.
-sys.path += [str(HERE.parent), *(str(HERE.parent / room) for room in ("control", "faults", "schedule", "storage"))]
+sys.path += [
+    str(HERE.parent),
+    *(str(HERE.parent / room) for room in ("control", "faults", "schedule", "storage", "storage/cache")),
+]
 
 from soaking import SECONDS, Soak  # noqa: E402
 

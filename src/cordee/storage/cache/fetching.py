@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from cordee.errors import CacheFullError, DataDamagedError
 from cordee.storage.cache.node import NodeCache
@@ -95,7 +96,8 @@ class Fetching:
             data = memoryview(self.read(pin, number, pieces.piece_bytes))
             if digest is None or pieces.digest_of(data) == digest:
                 log.warning("%s: piece %d was damaged on this disk, and is fetched again", pin.where, number)
-                self._write(pin, pieces, number, data, 0.0)
+                with suppress(Evicted):  # the reader asks again
+                    self._write(pin, pieces, number, data, 0.0)
                 return
         raise DataDamagedError(
             f"{pin.where}: bytes {number * pieces.piece_bytes} to {number * pieces.piece_bytes + len(data) - 1} are "
@@ -163,6 +165,11 @@ class Fetching:
             try:
                 pieces.store(number, data)
                 return
+            except Evicted:
+                if not pieces.is_evicted:
+                    log.warning("%s was cut off on this disk, and is fetched again", pin.where)
+                    self.node.drop(pin.object_id)
+                raise
             except OSError as error:
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 if not full or not self.node.make_room(64 * len(data), soon=soon, but=pin.object_id):

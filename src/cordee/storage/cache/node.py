@@ -135,6 +135,10 @@ class NodeCache:
         """Remove an object that is damaged, and say so to those that have read it."""
         (self.root / _BAD).mkdir(exist_ok=True)
         (self.root / _BAD / object_id).write_text(f"{time.time()}")
+        self.drop(object_id)
+
+    def drop(self, object_id: str) -> None:
+        """Remove one object; who has it open reads on."""
         with self._locked():
             self._remove(object_id)
 

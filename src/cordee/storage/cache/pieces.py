@@ -52,6 +52,8 @@ class Pieces:
             if len(head) < _HEAD.size or head[:8] != _MAGIC:
                 raise FileNotFoundError(errno.ENOENT, "no head", str(folder))
             _, self.size_bytes, self.piece_bytes, _ = _HEAD.unpack(head)
+            if self.piece_bytes != PIECE_BYTES or self.is_cut_off:
+                raise FileNotFoundError(errno.ENOENT, "no whole file", str(folder))
         except OSError:
             self.close()
             raise
@@ -85,6 +87,12 @@ class Pieces:
         """True if it has left the cache; its bytes can be read as long as it is open."""
         links: int = os.fstat(self.state_fd).st_nlink
         return links == 0
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if its file has another size: what is written now would leave a hole for zeros before it."""
+        size: int = os.fstat(self.data_fd).st_size
+        return size != self.size_bytes
 
     @property
     def checked(self) -> int:
@@ -123,9 +131,12 @@ class Pieces:
         """Write a piece, then its record.
 
         Raises:
+            Evicted: the file was cut off, and must not be filled again: readers believe what they have hashed.
             OSError: the disk is full, or broken.
         """
         start, stop = self.span(number)
+        if self.is_cut_off:
+            raise Evicted
         assert len(data) == stop - start, f"piece {number} has {stop - start} bytes, not {len(data)}"
         done = 0
         while done < len(data):
