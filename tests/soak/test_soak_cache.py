@@ -41,7 +41,8 @@ def test_killed_readers_and_fetchers(soak: Soak, tmp_path: Path) -> None:
         rng, folder = random.Random(seed), tmp_path / str(seed)
         fault_story.fill(folder / "set", {f"{number}.bin": 4_000_000 for number in range(4)}, seed)
         command = [sys.executable, "-c", READER, str(folder / "set"), str(folder / "cache")]
-        jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        with (folder / "errors").open("w") as errors:
+            jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) for _ in range(3)]
         fetchers = [int(job.stdout.readline()) for job in jobs]
         for kill in rng.sample([jobs[0].pid, *fetchers[1:]], 3):
             time.sleep(rng.random() * 0.3)
@@ -50,7 +51,7 @@ def test_killed_readers_and_fetchers(soak: Soak, tmp_path: Path) -> None:
             except ProcessLookupError:
                 pass
         found = [job.communicate(timeout=120)[0].split() for job in jobs]
-        assert len(found[1]) == len(found[2]) == 3, f"seed {seed}: a job did not come to its end"
+        assert len(found[1]) == len(found[2]) == 3, f"seed {seed}: {(folder / 'errors').read_text()[-3000:]}"
         assert len({each for lines in found for each in lines}) == 1, f"seed {seed}: other bytes"
         return f"{len(found[0])} epochs of the killed reader"
 

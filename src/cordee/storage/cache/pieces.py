@@ -92,7 +92,8 @@ class Pieces:
     def is_cut_off(self) -> bool:
         """True if its file has another size: what is written now would leave a hole for zeros before it."""
         size: int = os.fstat(self.data_fd).st_size
-        return size != self.size_bytes
+        is_whole: bool = size == self.size_bytes
+        return not is_whole
 
     @property
     def checked(self) -> int:
