@@ -19,6 +19,7 @@ from cordee.events import (
     Event,
     Measured,
     MetricsLogged,
+    RagChanged,
     RankEvent,
     RankLeft,
     ReplicaReady,
@@ -44,7 +45,7 @@ METRIC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 RANK_REPORTS = frozenset(get_args(RankEvent))
 
 # A rank's uploader has a stream of its own; `drain` is its name in version 0.1.0.
-_OF_ITS_OWN_RANK = (RankLeft, Measured, MetricsLogged, StepsRehearsed, ReplicaReady, ReplicaUnready)
+_OF_ITS_OWN_RANK = (RankLeft, Measured, MetricsLogged, StepsRehearsed, ReplicaReady, ReplicaUnready, RagChanged)
 _ADDRESS = re.compile(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}")
 
 _STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)(?:-(?:uploader|drain))?")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cordee.cli import terminal
+from cordee.cli import rag_serve, terminal
 from cordee.cli.rag_text import (
     ChangeDocument,
     IndexDocument,
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from cordee.serve.rag.index import RagIndex
 
 rag = typer.Typer(no_args_is_help=True, help="Build, change, check, ask and serve a knowledge base.")
+
+rag.command()(rag_serve.serve)
+rag.command()(rag_serve.profile)
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Paths = Annotated[

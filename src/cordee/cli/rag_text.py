@@ -9,10 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from cordee.cli import terminal
-from cordee.units import plural
+from cordee.units import format_bytes, format_latency, plural
 
 if TYPE_CHECKING:
+    from cordee.serve.policy.rag_forecast import Latency, MemoryPlan, RagProfile
     from cordee.serve.rag.index import Change, RagIndex, Retrieved
+    from cordee.serve.rag.predict import Prediction
 
 
 class ProblemDocument(BaseModel):
@@ -150,3 +152,126 @@ def passages_text(found: RetrievedDocument) -> Text:
         lines = textwrap.wrap(" ".join(each.text.split()), width - 4)
         out.append(textwrap.indent("\n".join(lines), "    ") + "\n\n")
     return out if found.passages else Text("no passage was found\n")
+
+
+class MemoryDocument(BaseModel):
+    """The memory of a budget by what lies in it; `tried_slots` are those that fit, with the mean latency expected."""
+
+    slots: int
+    engine_bytes: int
+    partition_bytes: int
+    process_bytes: int
+    latency_s: float
+    tried_slots: dict[int, float]
+
+    @classmethod
+    def of(cls, plan: "MemoryPlan") -> "MemoryDocument":
+        """Return the document of a plan."""
+        return cls(
+            slots=plan.slots, engine_bytes=plan.engine_bytes, partition_bytes=plan.partition_bytes,
+            process_bytes=plan.process_bytes, latency_s=plan.latency_s, tried_slots=dict(plan.tried),
+        )  # fmt: skip
+
+
+class LatencyDocument(BaseModel):
+    """Seconds of requests: their mean by what they were spent on, and the 99th percentile of the whole."""
+
+    mean_s: float
+    p99_s: float
+    wait_s: float
+    retrieval_s: float
+    generation_s: float
+
+    @classmethod
+    def of(cls, found: "list[Latency]") -> "LatencyDocument":
+        """Return the document of some latencies."""
+        totals = sorted(each.total_s for each in found)
+        number = len(found)
+        return cls(
+            mean_s=sum(totals) / number,
+            p99_s=totals[max(0, -(-99 * number // 100) - 1)],
+            wait_s=sum(each.wait_s for each in found) / number,
+            retrieval_s=sum(each.retrieval_s for each in found) / number,
+            generation_s=sum(each.generation_s for each in found) / number,
+        )
+
+
+class RateDocument(BaseModel):
+    """The latency at one rate, predicted and measured; `off` is the measured mean over the predicted one, less one."""
+
+    rate_per_s: float
+    requests: int
+    predicted: LatencyDocument
+    measured: LatencyDocument | None
+    off: float | None
+
+
+class ProfileDocument(BaseModel):
+    """Both stages as measured, the division of memory, and latencies."""
+
+    profile: str
+    load_bytes_per_s: float
+    search_s: float
+    search_more_s: float
+    embed_s: float
+    generation_s: dict[int, float]
+    engine_bytes: int
+    slot_bytes: int
+    memory: MemoryDocument
+    rates: list[RateDocument]
+
+    @classmethod
+    def of(cls, made: "RagProfile", plan: "MemoryPlan", rates: "list[Prediction]", path: Path) -> "ProfileDocument":
+        """Return the document of a profile."""
+        rows = []
+        for each in rates:
+            predicted = LatencyDocument.of(each.predicted)
+            measured = LatencyDocument.of(each.measured) if each.measured else None
+            off = measured.mean_s / predicted.mean_s - 1 if measured else None
+            rows.append(
+                RateDocument(
+                    rate_per_s=each.rate_per_s, requests=len(each.predicted), predicted=predicted, measured=measured,
+                    off=off,
+                )
+            )  # fmt: skip
+        return cls(
+            profile=str(path), load_bytes_per_s=made.load_bytes_per_s, search_s=made.search_s[0],
+            search_more_s=made.search_s[1], embed_s=made.embed_s, generation_s=dict(made.generation_s),
+            engine_bytes=made.engine_bytes, slot_bytes=made.slot_bytes, memory=MemoryDocument.of(plan), rates=rows,
+        )  # fmt: skip
+
+
+def memory_line(found: MemoryDocument) -> str:
+    """Return the division of the memory in a line."""
+    slots, engine = plural(found.slots, "slot"), format_bytes(found.engine_bytes)
+    parts, own = format_bytes(found.partition_bytes), format_bytes(found.process_bytes)
+    return f"memory: engine with {slots} {engine}, partitions {parts}, our process {own}"
+
+
+def profile_lines(found: ProfileDocument) -> list[str]:
+    """Return the stages as they were measured."""
+    answers = ", ".join(f"{number} at once {format_latency(s)}" for number, s in found.generation_s.items())
+    tried = ", ".join(f"{slots}: {format_latency(s)}" for slots, s in found.memory.tried_slots.items())
+    more = format_latency(found.search_more_s)
+    return [
+        f"load: {found.load_bytes_per_s / 1e6:,.0f} MB/s of partitions, checksums included",
+        f"search: a partition in {format_latency(found.search_s)}, for each further query {more}",
+        f"question: embedded in {format_latency(found.embed_s)}",
+        f"answer: {answers}",
+        memory_line(found.memory),
+        f"mean latency by slots: {tried}" if tried else "",
+    ]
+
+
+def forecast_table(rates: list[RateDocument]) -> Table:
+    """Return latencies by rate, predicted and measured."""
+    heads = ("RATE", "REQUESTS", "", "MEAN", "P99", "WAIT", "RETRIEVAL", "GENERATION", "OFF BY")
+    rows = terminal.table(*heads, right=tuple(each for each in heads if each))
+    for each in rates:
+        for name, latency in (("predicted", each.predicted), ("measured", each.measured)):
+            if latency is None:
+                continue
+            off = "" if each.off is None or name == "predicted" else f"{100 * each.off:+.0f} %"
+            parts = (latency.mean_s, latency.p99_s, latency.wait_s, latency.retrieval_s, latency.generation_s)
+            rows.add_row(f"{each.rate_per_s:g}/s", str(each.requests), name, *map(format_latency, parts), off)
+    return rows

@@ -8,6 +8,7 @@ from cordee.events.rank_reports import (
     CheckpointCommitted,
     Measured,
     MetricsLogged,
+    RagChanged,
     RankBehind,
     RankLeft,
     ReplicaReady,
@@ -501,6 +502,7 @@ Event = (
     | StepsRehearsed
     | ReplicaReady
     | ReplicaUnready
+    | RagChanged
     | TokensServed
     | EstimateMissed
     | GpusSampled

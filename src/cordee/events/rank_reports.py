@@ -149,6 +149,17 @@ class ReplicaUnready(AttemptEvent):
     draining: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RagChanged(AttemptEvent):
+    """A knowledge base changed what runs at once or what lies in memory, or found something damaged or slow."""
+
+    rank: int
+    what: str  # at_once, slots, engine, pinned, partitions, damaged, disk or limit
+    before: int | None
+    after: int | None
+    why: str  # one sentence with the numbers
+
+
 RankEvent = (
     Restored
     | Reported
@@ -162,5 +173,6 @@ RankEvent = (
     | StepsRehearsed
     | ReplicaReady
     | ReplicaUnready
+    | RagChanged
 )
 """Reports of ranks, which keep the times at which they happened."""

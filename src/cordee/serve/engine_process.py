@@ -34,8 +34,9 @@ _ESTABLISHED = "01"  # A state in /proc/net/tcp.
 class EngineProcess:
     """One run of an engine, in a session of its own so that a notice to the wrapper does not reach it."""
 
-    def __init__(self, command: EngineCommand, host: str, port: int) -> None:
-        self.host, self.port = host, port
+    def __init__(self, command: EngineCommand, host: str, port: int, *, echo: bool = True) -> None:
+        """Start it; `echo`: its output goes on to ours."""
+        self.host, self.port, self._echo = host, port, echo
         self.lines = deque[str](maxlen=LINES_KEPT)
         self._popen = subprocess.Popen(
             command.argv,
@@ -53,6 +54,11 @@ class EngineProcess:
         """Return the URL that the gateway reaches."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the process."""
+        return self._popen.pid
 
     def exit_code(self) -> int | None:
         """Return the exit code, negative for a signal; None: it runs."""
@@ -107,13 +113,16 @@ class EngineProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._popen.wait(wait_s if self._popen.poll() is None else 0.0)
         self._reader.join(timeout=1.0)
+        if self._popen.stdout is not None and not self._reader.is_alive():
+            self._popen.stdout.close()
 
     def _read(self) -> None:
         assert self._popen.stdout is not None, "its output is a pipe"
         for line in self._popen.stdout:
-            with suppress(OSError):
-                sys.stdout.buffer.write(line)
-                sys.stdout.buffer.flush()
+            if self._echo:
+                with suppress(OSError):
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.buffer.flush()
             self.lines.append(line.decode(errors="replace").rstrip())
 
 

@@ -99,8 +99,14 @@ class MappedPartition:
         self.partition, self._path = partition, path
         self._index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         self._selector: Any = None
+        self.leave_out(partition)
+
+    def leave_out(self, partition: Partition) -> None:
+        """Leave out the chunks that are removed now."""
+        self.partition, gone = partition, None
         if partition.removed:
-            self._selector = faiss.IDSelectorNot(faiss.IDSelectorBatch(np.array(partition.removed, np.int64)))
+            gone = faiss.IDSelectorNot(faiss.IDSelectorBatch(np.array(partition.removed, np.int64)))
+        self._selector = gone
 
     def search(self, queries: Vectors, k: int, probes: int = 16) -> Found:
         """Return the `k` best chunks of each query; other threads go on meanwhile.
@@ -110,10 +116,11 @@ class MappedPartition:
             k: of each.
             probes: lists that are looked at, of a partition that has lists.
         """
+        selector = self._selector
         if isinstance(self._index, faiss.IndexIVF):
-            options = faiss.SearchParametersIVF(sel=self._selector, nprobe=probes)
+            options = faiss.SearchParametersIVF(sel=selector, nprobe=probes)
         else:
-            options = faiss.SearchParameters(sel=self._selector)
+            options = faiss.SearchParameters(sel=selector)
         return Found(*self._index.search(queries, k, params=options))
 
     def close(self) -> None:
