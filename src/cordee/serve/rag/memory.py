@@ -4,6 +4,7 @@ The limit is on bytes of mapped files, counted here: a partition is whole in mem
 before it is mapped, and its pages are given back to the system when it leaves.
 """
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from math import inf
@@ -25,15 +26,17 @@ class Throttle:
 
     def __init__(self, bytes_per_s: float | None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._bytes_per_s, self._sleep, self._free_s = bytes_per_s, sleep, 0.0
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
         """Wait for so many bytes."""
         if self._bytes_per_s is None:
             return
-        now = time.monotonic()
-        self._free_s = max(self._free_s, now) + size / self._bytes_per_s
-        if self._free_s > now + 1e-3:
-            self._sleep(self._free_s - now)
+        with self._lock:
+            now = time.monotonic()
+            self._free_s = free_s = max(self._free_s, now) + size / self._bytes_per_s
+        if free_s > now + 1e-3:
+            self._sleep(free_s - now)
 
 
 class Memory:

@@ -116,6 +116,8 @@ class MappedPartition:
             k: of each.
             probes: lists that are looked at, of a partition that has lists.
         """
+        # Of this thread: OpenMP's others would spin on the processor that the engine needs.
+        faiss.omp_set_num_threads(1)
         selector = self._selector
         if isinstance(self._index, faiss.IndexIVF):
             options = faiss.SearchParametersIVF(sel=selector, nprobe=probes)
