@@ -256,6 +256,8 @@ class UsageLine(View):
     input_tokens: Count = 0
     cached_tokens: Count = 0
     output_tokens: Count = 0
+    retrieval_us: Count = 0
+    generation_us: Count = 0
 
 
 class GatewayReport(View):
@@ -278,13 +280,18 @@ class GatewayAcknowledged(View):
 
 
 class TokenCountsView(View):
-    """Requests, and tokens by kind; `input` has the cached ones as well, `failed` are of the requests."""
+    """Requests, and tokens by kind; `input` has the cached ones as well, `failed` are of the requests.
+
+    `retrieval_us` and `generation_us` are times of requests to knowledge bases, which may overlap.
+    """
 
     requests: int
     failed: int
     input: int
     cached: int
     output: int
+    retrieval_us: int = 0
+    generation_us: int = 0
 
 
 class TokenCostView(View):

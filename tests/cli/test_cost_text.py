@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cordee.account import Split
 from cordee.answers import CostRowView, CostView, ElectricityView, LostView, SplitView
-from cordee.cli.cost_text import class_table, cost_table, energy_lines, line_table, token_table
+from cordee.cli.cost_text import class_table, cost_table, energy_lines, line_table, retrieval_lines, token_table
 from cordee.service_answers import CostLineView, TokenCostView, TokenCountsView, TokenPrices, UsageRowView, UsageView
 
 HOUR = 3_600_000_000
@@ -112,3 +112,10 @@ def test_energy_is_told_by_class_and_cause_with_the_building_and_what_its_grid_e
     unknown = found.model_copy(update={"electricity": GRID.model_copy(update={"g_co2e_per_kwh": None})})
     assert energy_lines(unknown)[2] == "with the building 15.000 kWh; hosts are not counted"
     assert energy_lines(cost()) == []  # no driver counted anything
+
+
+def test_time_of_a_knowledge_base_is_said_by_its_parts() -> None:
+    assert retrieval_lines(usage("service", row("chat"))) == []
+    counts = COUNTS.model_copy(update={"retrieval_us": 90_000_000, "generation_us": 12_000_000})
+    found = retrieval_lines(usage("tenant", row("acme").model_copy(update={"tokens": counts})))
+    assert found == ["acme: requests spent 1m30s in retrieval and 12 s in generation"]

@@ -21,7 +21,7 @@ DAY_US = 24 * US_PER_HOUR
 UNPLANNED = TokenWeights(input=10, cached=1, output=40)
 """Weights of a service without a plan: about those of the price lists of APIs."""
 
-_counts = attrgetter("requests", "failed", "input", "cached", "output")
+_counts = attrgetter("requests", "failed", "input", "cached", "output", "retrieval_us", "generation_us")
 _amounts = attrgetter("computed", "cached", "output", "unused")
 
 _DAYS_KEPT = 62  # at the start of a month, older days are merged into their months
@@ -38,13 +38,18 @@ class UsageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Requests, and tokens by kind; `input` has the cached ones as well, `failed` are of the requests."""
+    """Requests, and tokens by kind; `input` has the cached ones as well, `failed` are of the requests.
+
+    `retrieval_us` and `generation_us` are the times of requests to knowledge bases.
+    """
 
     requests: int = 0
     failed: int = 0
     input: int = 0
     cached: int = 0
     output: int = 0
+    retrieval_us: int = 0
+    generation_us: int = 0
 
     def __add__(self, other: "Tokens") -> "Tokens":
         return Tokens(*map(add, _counts(self), _counts(other)))
@@ -131,7 +136,8 @@ class Usage:
 
     def count(self, event: TokensServed) -> None:
         """Add a gateway's report to the open day."""
-        counts = (event.requests, event.failed, event.input_tokens, event.cached_tokens, event.output_tokens)
+        tokens = (event.input_tokens, event.cached_tokens, event.output_tokens)
+        counts = (event.requests, event.failed, *tokens, event.retrieval_us, event.generation_us)
         if any(counts):
             key = UsageKey(event.service, event.tenant, event.key, event.model)
             self._open[key] = self._open.get(key, Tokens()) + Tokens(*counts)

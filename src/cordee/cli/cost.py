@@ -22,7 +22,16 @@ from cordee.cli.cost_elsewhere import (
     Zone,
     show_other_cost,
 )
-from cordee.cli.cost_text import class_table, cost_table, epoch_table, job_remarks, line_table, remarks, token_table
+from cordee.cli.cost_text import (
+    class_table,
+    cost_table,
+    epoch_table,
+    job_remarks,
+    line_table,
+    remarks,
+    retrieval_lines,
+    token_table,
+)
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError
@@ -177,6 +186,8 @@ def _print_usage(found: UsageView) -> None:
     if found.by == "service":
         console.print(class_table(found, console.width))
     console.print(token_table(found, console.width))
+    for line in retrieval_lines(found):
+        console.print(line, highlight=False, markup=False)
 
 
 def _print_lines(found: CostLinesView, *, as_csv: bool) -> None:

@@ -12,7 +12,7 @@ from cordee.answers import CostRowView, CostView, SplitView
 from cordee.cli import terminal
 from cordee.metric_answers import JobCostView
 from cordee.service_answers import CostLineView, TokenCountsView, TokenPrices, UsageRowView, UsageView
-from cordee.units import US_PER_S, format_count, format_kg, format_micro_usd
+from cordee.units import US_PER_S, format_count, format_duration, format_kg, format_micro_usd
 from cordee.view.markup import CLASSES, SERVING_CLASSES, class_label
 from cordee.view.money import gpu_time
 
@@ -126,6 +126,19 @@ def token_table(found: UsageView, width: int) -> Table:
     sums = {kind: sum(getattr(row.tokens, kind) for row in found.rows) for kind in TokenCountsView.model_fields}
     table.add_row("all", *_counts(TokenCountsView(**sums), width), "", "", "", format_micro_usd(found.micro_usd))
     return table
+
+
+def retrieval_lines(found: UsageView) -> list[str]:
+    """Return one line for each row with requests to a knowledge base: the time of both its parts."""
+    lines = []
+    for row in found.rows:
+        tokens = row.tokens
+        if tokens.retrieval_us or tokens.generation_us:
+            retrieval, generation = (
+                format_duration(each / US_PER_S) for each in (tokens.retrieval_us, tokens.generation_us)
+            )
+            lines.append(f"{_label(row)}: requests spent {retrieval} in retrieval and {generation} in generation")
+    return lines
 
 
 _TOKEN_HEADS = ("INPUT", "CACHED", "OUTPUT", "$/1M IN", "$/1M CACHED", "$/1M OUT")

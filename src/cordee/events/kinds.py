@@ -418,6 +418,8 @@ class TokensServed(AttemptEvent):
     input_tokens: int  # the cached ones as well
     cached_tokens: int
     output_tokens: int
+    retrieval_us: int = 0  # time that a knowledge base searched for these requests; they may overlap
+    generation_us: int = 0  # time that its engine answered them
 
 
 # -- attempts: conclusions -------------------------------------------------------------------------------

@@ -343,11 +343,12 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
     """Return a `usage` object of an answer.
 
     >>> read_usage({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}})
-    Usage(input_tokens=9, cached_tokens=8, output_tokens=2)
+    Usage(input_tokens=9, cached_tokens=8, output_tokens=2, retrieval_us=0, generation_us=0)
     """
     details = usage.get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens") or 0
-    return Usage(usage.get("prompt_tokens") or 0, cached, usage.get("completion_tokens") or 0)
+    times = (usage.get(name) or 0 for name in ("retrieval_us", "generation_us"))
+    return Usage(usage.get("prompt_tokens") or 0, cached, usage.get("completion_tokens") or 0, *times)
 
 
 def completion_part(event: bytes) -> Part:

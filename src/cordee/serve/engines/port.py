@@ -23,11 +23,16 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request as its client is charged for them; cached tokens are among the input tokens."""
+    """Tokens of one request as its client is charged for them; cached tokens are among the input tokens.
+
+    A knowledge base says as well for how long it searched, and for how long its engine answered.
+    """
 
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    retrieval_us: int = 0
+    generation_us: int = 0
 
 
 class Stream(Protocol):

@@ -52,6 +52,8 @@ class Outcome:
     output_tokens: int = 0
     requests: int = 0
     failed: int = 0
+    retrieval_us: int = 0
+    generation_us: int = 0
 
 
 class House(Protocol):
@@ -300,6 +302,7 @@ class Exchange(ABC):
             self.desk.learn(len(self.call.prompt), used.input_tokens)
         outcome = self._outcome
         outcome.requests, outcome.input_tokens, outcome.cached_tokens = 1, used.input_tokens, used.cached_tokens
+        outcome.retrieval_us, outcome.generation_us = used.retrieval_us, used.generation_us
         self._total = used.output_tokens
         self._leave_endpoint()
         cost = self.desk.finish(self.ticket, used.input_tokens, used.cached_tokens, used.output_tokens)

@@ -22,6 +22,8 @@ from cordee.servers import write_private
 
 UNWRITTEN_MAX = 100_000  # lines kept in memory while the disk is full, of about 300 bytes; the oldest are lost
 SUMMED = ("busy_us", "requests", "failed", "input_tokens", "cached_tokens", "output_tokens")
+TIMES = ("retrieval_us", "generation_us")
+"""Of knowledge bases; no row of another engine has them, so that an older server takes those."""
 _KEYS = ("service", "job_id", "epoch", "tenant", "key", "model")
 
 _log = logging.getLogger("cordee.gateway")
@@ -151,6 +153,6 @@ def _sums(path: Path) -> list[dict[str, Any]]:
         into = found.setdefault(tuple(row[name] for name in _KEYS), {name: row[name] for name in _KEYS})
         into["from_us"] = min(into.get("from_us", row["from_us"]), row["from_us"])
         into["until_us"] = max(into.get("until_us", row["until_us"]), row["until_us"])
-        for name in SUMMED:
+        for name in (*SUMMED, *(each for each in TIMES if each in row)):
             into[name] = into.get(name, 0) + row.get(name, 0)
     return list(found.values())

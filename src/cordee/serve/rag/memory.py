@@ -18,6 +18,8 @@ from cordee.units import format_bytes
 
 AGAIN_S = 30.0
 """Time after which a damaged partition is looked at again: it may have been repaired."""
+BURST_S = 0.05
+"""Time of which a throttle makes up what was not used: that of the reading itself."""
 _RECENT = 0.3  # weight of the newest load in the average rate
 
 
@@ -34,7 +36,7 @@ class Throttle:
             return
         with self._lock:
             now = time.monotonic()
-            self._free_s = free_s = max(self._free_s, now) + size / self._bytes_per_s
+            self._free_s = free_s = max(self._free_s, now - BURST_S) + size / self._bytes_per_s
         if free_s > now + 1e-3:
             self._sleep(free_s - now)
 

@@ -19,6 +19,10 @@ try:
 except ImportError as missing:
     raise MissingExtraError("faiss-cpu is not installed", hint="pip install 'cordee[rag]'") from missing
 
+# Else a batch of 20 goes through BLAS, whose threads spin beside the engine's, and whose sums differ in the last bits:
+# the score of a chunk would depend on what else is asked.
+faiss.cvar.distance_compute_blas_threshold = 1 << 30
+
 Vectors = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 Kind = Literal["flat", "ivf"]
