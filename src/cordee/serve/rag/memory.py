@@ -18,8 +18,8 @@ from cordee.units import format_bytes
 
 AGAIN_S = 30.0
 """Time after which a damaged partition is looked at again: it may have been repaired."""
-BURST_S = 0.05
-"""Time of which a throttle makes up what was not used: that of the reading itself."""
+BURST_S = 0.004
+"""Time of which a throttle makes up what was not used: that in which a block is read."""
 _RECENT = 0.3  # weight of the newest load in the average rate
 
 
