@@ -57,7 +57,7 @@ PARTS = {
     "no join": RetrievalRules(join=False),
     "no prefetch": RetrievalRules(prefetch=False),
     "no order": RetrievalRules(order=False),
-    "no share": RetrievalRules(share=False),
+    "no share": RetrievalRules(together=False),
 }
 SYSTEMS = ("serial", "batches", "async", *PARTS, "no overlap", "no adapt")
 

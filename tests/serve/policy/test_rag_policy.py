@@ -33,7 +33,7 @@ def test_what_ends_most_waits_is_loaded_first_until_the_oldest_has_waited_long()
     waiting = [waits(0, 1, 2, 3), waits(5, 4), waits(6, 4, 5)]
     assert next_load(10, waiting, ()) == 4 and next_load(10, waiting, (4,)) == 5
     assert next_load(PATIENCE_US + 1, waiting, ()) == 1
-    assert next_load(10, waiting, (), RetrievalRules(share=False)) == 1
+    assert next_load(10, waiting, (), RetrievalRules(together=False)) == 1
     assert next_load(10, waiting, {1, 2, 3, 4, 5}) is None and next_load(10, [waits(0)], ()) is None
 
 

@@ -47,7 +47,7 @@ def brute(numbers: int, query: int, k: int) -> list[int]:
     "rules",
     [
         RetrievalRules(),
-        RetrievalRules(share=False),
+        RetrievalRules(together=False),
         RetrievalRules(prefetch=False),
         RetrievalRules(join=False, order=False),
         RetrievalRules(pin=False),

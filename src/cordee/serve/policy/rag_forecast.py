@@ -220,7 +220,7 @@ class _Retrieval:
             partition = next_search(waiting.values(), self._resident, self._pinned)
             if partition is not None and not (not rules.prefetch and self._loading is not None):
                 self._searching = partition
-                self._batch = batch_of(waiting, partition, None if rules.share else 1)
+                self._batch = batch_of(waiting, partition, None if rules.together else 1)
                 took = self._profile.searching_s(len(self._batch))
                 heapq.heappush(self._events, (now + took, 1 << 40, "searched", partition))
         if self._loading is None and (rules.prefetch or self._searching is None):

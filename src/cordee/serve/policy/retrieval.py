@@ -30,14 +30,14 @@ class RetrievalRules:
     """The parts of retrieval, each of which can be left out to measure what it brings.
 
     Attributes:
-        share: a search serves all queries that want the partition; else only the oldest one.
+        together: a search serves all queries that want the partition; else only the oldest one.
         pin: popular partitions stay; else the least recently used one goes.
         prefetch: the next partition is loaded while one is searched.
         join: a query joins a scan that goes on; else it waits for the end of it.
         order: what most queries are near to their end for is loaded first; else the lowest number.
     """
 
-    share: bool = True
+    together: bool = True
     pin: bool = True
     prefetch: bool = True
     join: bool = True
@@ -79,7 +79,7 @@ def next_load(
     oldest = min(asking, key=lambda each: each.since_us, default=None)
     if oldest is None:
         return None
-    wanted = weights(asking if rules.share else [oldest])
+    wanted = weights(asking if rules.together else [oldest])
     missing = [each for each in wanted if each not in held]
     if now_us - oldest.since_us > PATIENCE_US:
         missing = [each for each in missing if each in oldest.wants] or missing

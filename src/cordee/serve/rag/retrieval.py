@@ -241,7 +241,7 @@ class Retrieval:
                     if self._stopped:
                         return
                     self._turn.wait()
-                batch = batch_of(self._waiting, id_, None if self.settings.rules.share else 1)
+                batch = batch_of(self._waiting, id_, None if self.settings.rules.together else 1)
                 self.memory.in_use = id_
                 mapped, queries = self.memory.mapped[id_], [self._queries[number] for number in batch]
             vectors = np.stack([each.vector for each in queries])
