@@ -261,6 +261,9 @@ def workload(index: RagIndex, rate: float) -> tuple[list[float], list[str]]:
 async def run(index: RagIndex, model: Path, profile: RagProfile, system: str, rate: float) -> Row:
     """Return one run."""
     arrivals, questions = workload(index, rate)
+    if system == "ours":  # What it is predicted from is as old as the run.
+        now = profiles.retrieval(index, STORE_BYTES_PER_S)
+        profile = replace(profile, load_bytes_per_s=now.load_bytes_per_s, search_s=now.search_s, embed_s=now.embed_s)
     for each in index.catalog.partitions():
         drop_pages(index.path_of(each))
     limit = FIT * max(each.size_bytes for each in index.catalog.partitions())

@@ -59,7 +59,7 @@ class RagProfile:
 
 @dataclass(frozen=True, slots=True)
 class RagSetup:
-    """What lies in memory, and the parts in use: `memory_bytes` are those of partitions, pinned and passing ones."""
+    """The setting of the pipelines: `memory_bytes` are those of partitions, pinned and passing ones."""
 
     sizes: Mapping[int, int]
     memory_bytes: int
@@ -83,7 +83,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What lies where within a budget, and the mean latency that is expected of it.
+    """The division of a budget, and the mean latency that is expected of it.
 
     Attributes:
         slots: of the engine.

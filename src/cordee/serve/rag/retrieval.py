@@ -77,7 +77,7 @@ class _Query:
 
 
 class Popularity:
-    """How often each partition was wanted lately, and those that stay in memory for it."""
+    """The counts of how often each partition was wanted lately, and those that stay in memory for it."""
 
     def __init__(self) -> None:
         self.pinned: frozenset[int] = frozenset()

@@ -32,7 +32,7 @@ _SPARE_BYTES = 256 * MiB  # anonymous memory of our own process for what is not 
 
 @dataclass(frozen=True, slots=True)
 class RagOptions:
-    """What somebody asks for.
+    """The options of a knowledge base that is served.
 
     Attributes:
         generator: a .gguf file or a folder, for an engine of our own; or the URL of an OpenAI API, `#MODEL` behind it.
