@@ -116,11 +116,11 @@ def test_a_partition_that_does_not_fit_is_not_waited_for(tmp_path: Path) -> None
 def test_a_slow_disk_is_said_and_answers_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cordee.serve.rag.memory.BLOCK_BYTES", 1)
     index = numbered(tmp_path)
-    with Running(index, 3, load_bytes_per_s=100e3, expected_bytes_per_s=1e9) as running:
+    with Running(index, 3, load_bytes_per_s=20e3, expected_bytes_per_s=1e9) as running:
         (found,) = running.ask(2, k=40)
     assert len(found.chunks) == 40
     (said,) = [each for each in running.said if each[0] == "disk"]
-    assert said[1] == 1_000_000_000 and said[2] is not None and said[2] < 110_000 and "the disk is slow" in said[3]
+    assert said[1] == 1_000_000_000 and said[2] is not None and said[2] < 200_000 and "the disk is slow" in said[3]
 
 
 def test_an_addition_and_a_removal_are_seen_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

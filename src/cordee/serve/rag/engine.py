@@ -26,7 +26,7 @@ from cordee.serve.rag.retrieval import Say
 
 TRIES = 5
 """Times that one answer is begun or continued before it is given up."""
-START_S, LOOK_S = 120.0, 0.1
+START_S, LOOK_S, AGAIN_S = 120.0, 0.1, 0.2
 ANSWER_S = 3_600.0
 _NO_MEMORY = ("out of memory", "failed to allocate", "cannot allocate", "memory slot", "kv cache is full", "bad_alloc")
 
@@ -84,6 +84,20 @@ class Turnstile:
         finally:
             self.running -= 1
             self._let_in()
+
+    async def give_way(self) -> None:
+        """Leave if more are inside than the limit, and wait for a turn before all others; call it inside a turn."""
+        if self.running <= self.limit:
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self.running -= 1
+        self._waiting.appendleft(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.done() or turn.cancelled():
+                self.running += 1  # The end of the turn takes it away again.
+            raise
 
     def _let_in(self) -> None:
         while self._waiting and self.running < self.limit:
@@ -283,8 +297,10 @@ class Generator:
             before = self.turnstile.limit
             self.turnstile.allow(before // 2)
             self._say("at_once", before, self.turnstile.limit, f"the engine ran out of memory: {error}")
+        if error.memory:
+            await self.turnstile.give_way()
         if self._own is None:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(AGAIN_S)
             return
         await self._own.mend(memory=error.memory)
         if self.turnstile.limit > self._own.slots:
