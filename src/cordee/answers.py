@@ -327,6 +327,12 @@ class Leaving(View):
     attempts: int
 
 
+class WebTicketView(View):
+    """The address at which a browser logs in as a user, once and within two minutes."""
+
+    url: str
+
+
 class QueueRules(View):
     """The rules of a queue. `gpu_us_per_day` and `micro_usd_per_day` limit a sliding window of 24 hours."""
 

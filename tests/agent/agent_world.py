@@ -15,9 +15,9 @@ from cordee.control.agents import link
 from cordee.control.agents.claims import Member
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.engines.local import LocalEngine, NodeConfig
+from cordee.control.http import WebServer
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.ports import Pending
-from cordee.control.web import WebServer
 from cordee.events import (
     AttemptPlaced,
     KillOrdered,

@@ -8,6 +8,7 @@ from stage import Scene
 
 from cordee.client import Client
 from cordee.control.api import create_app
+from cordee.control.http import WebServer
 from cordee.control.listen import Listener
 from cordee.control.members import Members, PublicAddress
 from cordee.control.operations import Operations
@@ -16,7 +17,6 @@ from cordee.control.secret_store import SecretStore
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.store.credentials import Credentials
 from cordee.control.sweeps.operations import SweepOperations
-from cordee.control.web import WebServer
 from cordee.hardware.load import load_catalogue
 
 TOKEN, OTHER = "the-token-of-this-home", "the-token-of-somebody-else"
@@ -35,8 +35,8 @@ def members_of(scene: Scene, public: PublicAddress | None = None) -> Members:
 class Api:
     """A server without its control loop: a test turns it."""
 
-    def __init__(self, folder: Path, public: Listener | None = None) -> None:
-        self.scene = Scene(folder)
+    def __init__(self, folder: Path, public: Listener | None = None, scene: Scene | None = None) -> None:
+        self.scene = scene or Scene(folder)
         self.operations = Operations(
             control=self.scene.control,
             store=self.scene.store,

@@ -55,13 +55,14 @@ class Agents:
 class Scene:
     """A control plane with one node of four slots."""
 
-    def __init__(self, folder: Path, url: str = "") -> None:
+    def __init__(self, folder: Path, url: str = "", *, node: Node = NODE, at_us: int = 1_000_000) -> None:
         self.url = url or f"sqlite:///{folder}/cordee.db"
         self.time, self.agents = Time(), Agents()
+        self.time.us = at_us
         self.store = SqlStore(self.url)
         self.control = Control(clock=self.time, store=self.store, executor=self.agents)
         self.control.up()
-        self.agents.report(NodeUp(at_us=self.time.us, node=NODE))
+        self.agents.report(NodeUp(at_us=self.time.us, node=node))
         self.control.tick()
 
     def restart(self) -> None:

@@ -34,9 +34,9 @@ from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.engines.local import LocalEngine, NodeConfig
 from cordee.control.engines.port import Death
+from cordee.control.http import WebServer
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.ports import Pending
-from cordee.control.web import WebServer
 from cordee.errors import StandbyError, StoreError
 from cordee.event_json import encode as encode_event
 from cordee.events import (

@@ -113,6 +113,7 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "post /rehearsals": "RehearsalStarted",
         "get /rehearsals": "RehearsalView",
         "post /join-tokens": "JoinTokenView",
+        "post /web-tickets": "WebTicketView",
         "post /agents/join": "Joined",
         "post /agents/{node}/leave": "Leaving",
         "get /queues": "QueuesView",

@@ -365,9 +365,9 @@ class Ledger:
             self._segments[attempt.job.job_id, attempt.epoch] = attempt.segments(self.at_us)
 
 
-def attempt_segments(events: Iterable[Event]) -> dict[tuple[JobId, int], tuple[Segment, ...]]:
-    """Return the segments of each attempt in a log, by job and epoch; live ones until the log's last time."""
-    ledger, last_us = Ledger(detailed=True), 0
+def attempt_segments(events: Iterable[Event], until_us: int = 0) -> dict[tuple[JobId, int], tuple[Segment, ...]]:
+    """Return the segments of each attempt in a log, by job and epoch; live ones until then, or the log's last time."""
+    ledger, last_us = Ledger(detailed=True), until_us
     for event in events:
         ledger.apply(event)
         last_us = max(last_us, event.at_us)

@@ -50,6 +50,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Cluster": {
         "up": ("cordee.cli.operate", "Start a server; jobs of an earlier one continue."),
         "connect": ("cordee.cli.connect", "Use a server on another machine."),
+        "web": ("cordee.cli.web", "Open the server's pages in a browser, logged in."),
         "down": ("cordee.cli.operate", "Checkpoint and requeue all jobs, then end the server."),
         "nodes": ("cordee.cli.nodes", "List nodes; cordon, drain or uncordon one; let one join or leave."),
         "reserve": ("cordee.cli.reserve", "Reserve nodes for a queue or a user for a time; list, cancel."),
@@ -75,6 +76,7 @@ _FUNCTIONS = {"port-forward": "port_forward"}
 # The last line of `cordee VERB --help`.
 EXAMPLES = {
     "demo": "cordee demo --out report.html",
+    "web": "cordee web --print",
     "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
     "serve": "cordee serve plan llama-3-8b --gpus 8xH100 --rate 20/s --ttft 500ms --tpot 50ms",
     "rag": "cordee rag build kb docs/ && cordee rag query kb 'how does a save survive?'",

@@ -177,6 +177,7 @@ def _describe(health: HealthView, folder: Path, slots: str | None) -> None:
     _print_nodes(nodes, folder, slots)
     if health.listens is not None:
         _say_how_to_connect(health)
+    print(f"its pages: {client.url}; `cordee web` opens them, logged in")
     if live:
         print(f"{plural(len(live), 'job continues', 'jobs continue')}: cordee jobs")
 

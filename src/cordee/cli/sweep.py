@@ -8,9 +8,10 @@ import typer
 
 from cordee.cli import terminal
 from cordee.cli.plan_more import write_page
-from cordee.cli.sweep_text import best_text, page, print_list, print_sweep, rungs_text, values_text
+from cordee.cli.sweep_text import page, print_list, print_sweep
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
+from cordee.control.sweeps.picture import best_text, rungs_text, values_text
 from cordee.sweep_answers import SweepDetailView, SweepView
 
 _LOOK_S = 0.5

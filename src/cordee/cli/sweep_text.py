@@ -1,6 +1,5 @@
 """Sweeps as text and as a page: their state, their trials, the best one, and what it cost."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -8,12 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cordee.cli import terminal
+from cordee.control.sweeps.picture import best_text, drawing, metric_text, ranked, rungs_text, value_text, values_text
 from cordee.sweep_answers import SweepDetailView, SweepView, TrialView
-from cordee.units import US_PER_HOUR, format_micro_usd, plural
-from cordee.view.parallel import Coordinate, Polyline, parallel_html
+from cordee.units import US_PER_HOUR, format_micro_usd
 from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
-from cordee.workload.sweep import Value
 
 SHOWN = 20
 NARROW_COLUMNS = 100
@@ -30,48 +28,6 @@ def summary(sweep: SweepView) -> str:
     best = "" if sweep.best is None else f"; best {best_text(sweep, sweep.best)}"
     why = f"; {sweep.why}" if sweep.why else ""
     return f"{counts or 'no trial yet'}{best}{why}"
-
-
-def best_text(sweep: SweepView, trial: TrialView) -> str:
-    """Return a trial and its metric in words; where trials are compared at rungs, with its step."""
-    at = f", step {trial.metric_step}" if sweep.rung_steps and trial.metric_step is not None else ""
-    return f"{sweep.metric} {metric_text(trial.metric)} (trial {trial.number}{at})"
-
-
-def metric_text(value: float | None) -> str:
-    """Return the value of a metric.
-
-    >>> metric_text(0.123456), metric_text(None)
-    ('0.1235', '–')
-    """
-    return "–" if value is None else f"{value:.4g}"
-
-
-def values_text(values: dict[str, Value]) -> str:
-    """Return the values of a trial.
-
-    >>> values_text({"lr": 0.001, "opt": "adam"})
-    'lr=0.001 opt=adam'
-    """
-    return " ".join(f"{name}={value_text(value)}" for name, value in values.items())
-
-
-def value_text(value: Value, digits: int = 6) -> str:
-    """Return one value of a parameter, with so many digits.
-
-    >>> value_text(0.00645749), value_text(0.00645749, 3), value_text(5)
-    ('0.00645749', '0.00646', '5')
-    """
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
-
-
-def rungs_text(sweep: SweepView) -> str:
-    """Return the search of a sweep and its rungs in words."""
-    order = "least" if sweep.goal == "min" else "most"
-    text = f"{sweep.search} search for the {order} {sweep.metric}, {plural(sweep.total, 'trial')}"
-    if not sweep.rung_steps:
-        return text
-    return f"{text}; one in {sweep.eta} goes on at steps {', '.join(map(str, sweep.rung_steps[:-1]))}"
 
 
 def print_list(console: Console, sweeps: Sequence[SweepView]) -> None:
@@ -152,16 +108,6 @@ def hours_text(gpu_us: int) -> str:
     return f"{hours:.2f}" if hours >= 1 or not hours else f"{hours:.3g}" if hours >= 0.1 else f"{hours:.4f}"
 
 
-def ranked(sweep: SweepDetailView) -> list[TrialView]:
-    """Return the trials, those that came furthest first, and of these the best one first."""
-    sign = 1 if sweep.goal == "min" else -1
-
-    def order(trial: TrialView) -> tuple[int, float, int]:
-        return -trial.rung, math.inf if trial.metric is None else sign * trial.metric, trial.number
-
-    return sorted(sweep.trials, key=order)
-
-
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
@@ -199,47 +145,8 @@ def page(sweep: SweepDetailView) -> str:
             f"Each line is a trial, from its values to its {sweep.metric}. The best one is thick; the next "
             "four are in colour. A trial's name shows under the pointer."
         )
-        sections.append(Section("Values and results", lead, [_drawing(sweep, with_metric, names)]))
+        sections.append(Section("Values and results", lead, [drawing(sweep, with_metric)]))
     sections.append(Section("Trials", _sentence(cost_text(sweep)), [table_html(columns, rows)]))
     return report_html(
         HtmlReport(title=f"Sweep {sweep.name}", lead=_sentence(rungs_text(sweep)), sections=sections, facts=facts)
     )
-
-
-def _drawing(sweep: SweepDetailView, trials: Sequence[TrialView], names: Sequence[str]) -> str:
-    logs = {name for name, each in sweep.spec["sweep"]["values"].items() if each["log"]}
-    columns: list[tuple[str, list[Value], bool]] = [
-        (name, [each.values[name] for each in trials], name in logs) for name in names
-    ]
-    if sweep.rung_steps:  # a value of few steps is none of many
-        columns.append(("step", [each.metric_step or 1 for each in trials], True))
-    columns.append((sweep.metric, [each.metric or 0.0 for each in trials], False))
-    axes, places = [], []
-    for name, values, log in columns:
-        ticks, fractions = _scaled(values, log)
-        axes.append(Coordinate(name, ticks))
-        places.append(fractions)
-    lines = [
-        Polyline(
-            f"trial {each.number}: {values_text(each.values)}, {best_text(sweep, each)}", [row[at] for row in places]
-        )
-        for at, each in enumerate(trials)
-    ]
-    return parallel_html(axes, lines, f"{plural(len(trials), 'trial')} in parallel coordinates")
-
-
-def _scaled(values: Sequence[Value], log: bool) -> tuple[list[tuple[float, str]], list[float]]:
-    """Return the named places of an axis, and the place of each value, from 0 to 1."""
-    numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) < len(values):
-        choices = sorted(set(map(str, values)))
-        place = {choice: (at + 0.5) / len(choices) for at, choice in enumerate(choices)}
-        return [(at, choice) for choice, at in place.items()], [place[str(value)] for value in values]
-    scale: Callable[[float], float] = math.log if log else float
-    low, high = min(numbers), max(numbers)
-    span = scale(high) - scale(low)
-    fractions = [0.5 if not span else (scale(each) - scale(low)) / span for each in numbers]
-    if not span:
-        return [(0.5, f"{low:.4g}")], fractions
-    middle = math.exp((math.log(low) + math.log(high)) / 2) if log else (low + high) / 2
-    return [(0.0, f"{low:.4g}"), (0.5, f"{middle:.3g}"), (1.0, f"{high:.4g}")], fractions

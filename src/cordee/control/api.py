@@ -61,6 +61,7 @@ from cordee.control.services import routes as services_routes
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.sweeps import routes as sweeps_routes
 from cordee.control.sweeps.operations import SweepOperations
+from cordee.control.web.create import add_pages
 from cordee.errors import CordeeError, InputError, MissingExtraError, NotFoundError, as_body
 from cordee.event_json import encode
 from cordee.events import Event
@@ -391,6 +392,7 @@ def create_app(
     _include_artifacts(app, operations)
     app.include_router(agents_router)
     app.include_router(transfers.router)
+    add_pages(app)
     if agents is not None:
         tunnels.add_routes(app, tunnels.Tunnels(operations, agents))
     app.add_exception_handler(CordeeError, _cordee_error)

@@ -203,20 +203,20 @@ class Operations:
 
     def dry_run(self, submission: Submission, owner: str, draws: int) -> DryRunView:
         """Return the consequences of `submit`, or raise its error, and queue nothing."""
-        state, now_us = self._copy()
+        state, now_us = self.copy()
         job_id, unprotected = JobId(submission.job_id), submission.unprotected
         admitted = self.admitted(spec_of(submission), job_id, owner, unprotected=unprotected, state=state)
-        steps_left = self._steps_left(state) if draws else {}
+        steps_left = self.steps_left(state) if draws else {}
         with self.forecasting:
             return dry_run(state, now_us, admitted, draws, steps_left)
 
-    def _copy(self) -> tuple[State, int]:
+    def copy(self) -> tuple[State, int]:
         """Return a copy of the state and its time, for requests that take longer than the lock may be held."""
         with self.control.changed:
             snapshot, now_us = Snapshot(self.control.state), self.clock.now_us()
         return snapshot.restore(), now_us
 
-    def _steps_left(self, state: State) -> dict[JobId, StepsLeft]:
+    def steps_left(self, state: State) -> dict[JobId, StepsLeft]:
         """Return the steps that are left of the jobs of this copy, as far as they are known."""
         live = [job_id for job_id, record in state.jobs.items() if not record.phase.ended]
         with self.control.changed:
@@ -401,11 +401,11 @@ class Operations:
         """Explain the state of a job; with draws, also forecast when it starts and ends."""
         job = self.job(ref)
         job_id = JobId(job.job_id)
-        state, now_us = (self.control.state, self.clock.now_us()) if not draws else self._copy()
+        state, now_us = (self.control.state, self.clock.now_us()) if not draws else self.copy()
         if job_id not in state.jobs:
             state = State()
             state.jobs[job_id] = self._known(job_id).record
-        steps_left = self._steps_left(state) if draws else {}
+        steps_left = self.steps_left(state) if draws else {}
         with self.control.changed if not draws else self.forecasting:
             explained = explain(state, job_id, now_us)
             ahead = forecast_of(state, now_us, job_id, draws, steps_left)

@@ -36,6 +36,7 @@ from cordee.control.engines.port import Engine, Host
 from cordee.control.engines.slurm import SlurmRequest
 from cordee.control.gateway_process import gateway_beside, listen_address
 from cordee.control.home import SQLITE, Home
+from cordee.control.http import WebServer
 from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress, hash_of
 from cordee.control.mirror import Mirror
@@ -51,7 +52,6 @@ from cordee.control.store.database import check_database, count_jobs
 from cordee.control.store.leader import Lead
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
-from cordee.control.web import WebServer
 from cordee.errors import (
     CordeeError,
     HomeUnsuitableError,

@@ -7,8 +7,17 @@ parts of pages are macros in `macros.html.j2`. Drawings are made in Python and g
 from functools import cache
 from typing import TYPE_CHECKING
 
-from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
-from cordee.view.markup import SPAN_COLOURS, palette_css, printable
+from cordee.units import (
+    US_PER_S,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_gb,
+    format_micro_usd,
+    format_whole_usd,
+    plural,
+)
+from cordee.view.markup import SPAN_COLOURS, class_label, num, palette_css, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -37,9 +46,32 @@ def environment() -> "Environment":
         percent=lambda fraction: f"{fraction:.0%}",
         usd=lambda usd: "no price" if usd is None else format_whole_usd(usd),
         month=lambda month: "never" if month is None else str(month),
+        money=format_micro_usd,
+        span=lambda us: format_duration(round(us / US_PER_S) if us >= US_PER_S else us / US_PER_S),
+        class_label=class_label,
+        num=num,
+        utc=_utc,
     )
-    made.globals.update(palette_css=Markup(palette_css()), fills_css=Markup(fills))
+    made.globals.update(palette_css=Markup(palette_css()), fills_css=Markup(fills), plural=plural)
     return made
+
+
+def _utc(us: int) -> str:
+    """Return a moment as a date and a time of UTC, by the calendar's cycle of 146,097 days from a March on.
+
+    >>> _utc(1_795_392_000_000_000), _utc(951_825_660_000_000)
+    ('2026-11-23 00:00', '2000-02-29 12:01')
+    """
+    days, seconds = divmod(us // US_PER_S, 86_400)
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    of_year = day - (365 * year + year // 4 - year // 100)
+    month = (5 * of_year + 2) // 153  # 0 is March
+    of_month = of_year - (153 * month + 2) // 5 + 1
+    year += 400 * era + (month >= 10)
+    return (
+        f"{year}-{month + 3 if month < 10 else month - 9:02}-{of_month:02} {seconds // 3600:02}:{seconds // 60 % 60:02}"
+    )
 
 
 def page(template: str, **values: object) -> str:
@@ -47,6 +79,6 @@ def page(template: str, **values: object) -> str:
     return environment().get_template(template).render(**values)
 
 
-def part(macro: str, *values: object) -> str:
-    """Return what a macro of `macros.html.j2` makes of the values: HTML for a figure of a page."""
-    return str(getattr(environment().get_template("macros.html.j2").module, macro)(*values)).strip()
+def part(macro: str, *values: object, template: str = "macros.html.j2") -> str:
+    """Return what a macro of a template makes of the values: HTML for a figure, or for a part of a page."""
+    return str(getattr(environment().get_template(template).module, macro)(*values)).strip()

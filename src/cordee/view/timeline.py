@@ -147,11 +147,17 @@ def _visible(spans: Iterable[Span], scale: "_Scale") -> list[Span]:
 _SEEN_PX = 0.25
 
 
-def timeline_svg(events: Sequence[Event], segments: Segments, *, title: str = "What ran, and when") -> str:
-    """Return one SVG that stands alone or inline in a page; it has no lanes if no job was submitted."""
+def timeline_svg(
+    events: Sequence[Event], segments: Segments, *, title: str = "What ran, and when", until_us: int = 0
+) -> str:
+    """Return one SVG that stands alone or inline in a page; it has no lanes if no job was submitted.
+
+    It ends at the last event, or at `until_us` if that is later: what runs is drawn until then.
+    """
     lanes = tracks(events, segments)
     start_us = min((lane.submitted_us for lane in lanes), default=0)
     end_us = max((event.at_us for event in events), default=start_us)
+    end_us = max(end_us, until_us)
     scale = _Scale(start_us, max(end_us, start_us + 1))
     height = TOP + LANE * len(lanes) + AXIS + 40
     rows = {lane.job.job_id: TOP + LANE * index for index, lane in enumerate(lanes)}

@@ -1,0 +1,26 @@
+"""The pages put into the application."""
+
+from fastapi import FastAPI
+
+from cordee.control.web import actions, routes
+from cordee.control.web.pages import Pages
+from cordee.control.web.sessions import Session, Sessions, token_id
+
+
+def add_pages(app: FastAPI) -> None:
+    """Serve the pages beside the API, over the operations that the application has."""
+    operations = app.state.operations
+    app.include_router(routes.tickets_router)
+    app.include_router(routes.router)
+    app.include_router(actions.router)
+    if operations is None:  # only the API's description is wanted
+        return
+
+    def is_valid(session: Session) -> bool:
+        return any(
+            owner == session.name and token_id(token) == session.by for token, owner in operations.owners.items()
+        )
+
+    secret = next(iter(operations.owners))  # the home's token comes first
+    app.state.sessions = Sessions(secret, operations.clock, is_valid)
+    app.state.pages = Pages(operations, app.state.services, app.state.sweeps)

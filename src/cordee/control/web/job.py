@@ -1,0 +1,166 @@
+"""The page of one job: its attempts with every second in its class, its curves, logs, checkpoints and cost."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from cordee.account.ledger import attempt_segments
+from cordee.answers import JobDetailView
+from cordee.control import logs
+from cordee.control.job_metrics import job_cost, metrics
+from cordee.control.operations import Operations
+from cordee.control.web.history import job_events
+from cordee.control.web.months import Books
+from cordee.control.web.parts import Parts
+from cordee.control.web.viewer import Viewer
+from cordee.events import CheckpointCommitted, Event, NodeUp
+from cordee.metric_answers import CurveView, JobCostView
+from cordee.units import format_count
+from cordee.view.chart import Axis, ChartLine, chart_svg
+from cordee.view.frame import Frame
+from cordee.view.markup import CLASSES
+from cordee.view.measured import compared_texts
+from cordee.view.money import MoneyRow, money_html
+from cordee.view.page import part
+from cordee.view.timeline import timeline_svg
+
+LINES_SHOWN = 300
+"""Lines of the logs that a page shows."""
+
+LOG_BYTES = 2**20
+"""Bytes at the end of a log that are searched for them."""
+
+CURVES_SHOWN = 8
+CHECKPOINTS_SHOWN = 12
+_CURVE = Frame("curve", 560, 64, 0, 230)
+_FIRST = ("loss", "measured/tokens_per_s", "measured/mfu", "gpu/busy", "gpu/memory_bytes", "gpu/power_w")
+
+
+@dataclass(frozen=True, slots=True)
+class LogChoice:
+    """Which lines of the logs are shown: of which attempt and rank, and with which words."""
+
+    epoch: int | None = None
+    rank: int | None = None
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLines:
+    """Lines of an attempt's logs, and what they were chosen from."""
+
+    choice: LogChoice
+    epochs: Sequence[int]
+    ranks: int
+    lines: Sequence[Sequence[tuple[bool, str]]]
+    cut: bool
+
+
+def job_parts(operations: Operations, books: Books, ref: str, viewer: Viewer, choice: LogChoice) -> Parts:
+    """Return the parts of the page.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    job = operations.job(ref)
+    why = operations.why(job.job_id)
+    events, whole = job_events(operations.store, job.job_id)
+    costs = job_cost(operations, job.job_id)
+    mine = viewer.changes(job.owner, job.queue)
+    parts = {
+        "summary": _part("summary", job, why, costs, mine),
+        "timeline": _timeline(events, books.node_events(), job, whole, costs.at_us),
+    }
+    curves = _curves(metrics(operations, job.job_id).curves)
+    parts["curves"] = _part("curves", curves)
+    parts["logs"] = _part("logs", job, _log_lines(operations.home, job, choice))
+    compared = [(row.quantity, *compared_texts(row), row.missed) for row in job.measured]
+    parts["measured"] = _part("measured", job, compared)
+    saved = [event for event in events if isinstance(event, CheckpointCommitted)]
+    parts["checkpoints"] = _part("checkpoints", list(reversed(saved))[:CHECKPOINTS_SHOWN], len(saved), job.spec)
+    parts["cost"] = _part("cost", costs, _money(costs), why.failure)
+    return parts
+
+
+def _part(macro: str, *values: object) -> str:
+    return part(macro, *values, template="web/job.html.j2")
+
+
+def _timeline(
+    events: Sequence[Event], node_events: Iterable[Event], job: JobDetailView, whole: bool, now_us: int
+) -> str:
+    if not whole:
+        return _part("timeline", job, "")
+    until_us = now_us if job.ended_us is None else 0
+    nodes = {event.node.name: event.node for event in node_events if isinstance(event, NodeUp)}
+    known = [NodeUp(at_us=events[0].at_us, node=node) for node in nodes.values()]  # the ledger asks for prices
+    segments = attempt_segments([*known, *events], until_us)
+    return _part("timeline", job, timeline_svg(events, segments, title=f"Attempts of {job.name}", until_us=until_us))
+
+
+def _curves(found: Sequence[CurveView]) -> list[tuple[str, str]]:
+    """Return the names and drawings of the curves, those first that people look at first."""
+    order = {name: at for at, name in enumerate(_FIRST)}
+    known = sorted(found, key=lambda curve: (order.get(curve.name, len(order)), curve.name))
+    drawn = []
+    for curve in islice((each for each in known if sum(value is not None for value in each.values) > 1), CURVES_SHOWN):
+        points = [
+            (float(step), value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None
+        ]
+        name = curve.name.removeprefix("measured/").replace("_", " ")
+        axes = Axis("step", lambda value: format_count(round(value))), Axis("", _write)
+        drawn.append((name, chart_svg([ChartLine("", points)], *axes, label=f"{name} by step", frame=_CURVE)))
+    return drawn
+
+
+def _write(value: float) -> str:
+    return format_count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _log_lines(home: Path, job: JobDetailView, choice: LogChoice) -> LogLines:
+    epoch = choice.epoch or job.epoch
+    files = logs.log_files(home, job.job_id, epoch, choice.rank)
+    wanted, several = choice.words.lower(), len(files) > 1
+    texts: list[str] = []
+    cut = False
+    for path in files[:64]:
+        ends, is_cut = _end_of(path)
+        cut |= is_cut
+        label = f"[{path.parent.parent.name if path.stem == 'node' else path.stem}] " if several else ""
+        texts += [label + line for line in ends if wanted in line.lower()][-LINES_SHOWN:]
+    cut |= len(texts) > LINES_SHOWN
+    lines = [_marked(text, wanted) for text in texts[-LINES_SHOWN:]]
+    epochs = [attempt.epoch for attempt in job.attempts]
+    return LogLines(LogChoice(epoch, choice.rank, choice.words), epochs, max(1, job.gpus), lines, cut)
+
+
+def _end_of(path: Path) -> tuple[list[str], bool]:
+    """Return the last lines of a file, and whether others come before them."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - LOG_BYTES))
+        text = file.read(LOG_BYTES).decode(errors="replace")
+    lines = text.splitlines()
+    return (lines[1:] if size > LOG_BYTES else lines), size > LOG_BYTES
+
+
+def _marked(text: str, wanted: str) -> list[tuple[bool, str]]:
+    """Return a line as pieces, each with whether it is what was looked for.
+
+    >>> _marked("an error here", "error")
+    [(False, 'an '), (True, 'error'), (False, ' here')]
+    """
+    text = text[:4000]
+    if not wanted:
+        return [(False, text)]
+    pieces, at, lowered = [], 0, text.lower()
+    while (found := lowered.find(wanted, at)) >= 0:
+        pieces += [(False, text[at:found]), (True, text[found : found + len(wanted)])]
+        at = found + len(wanted)
+    return [piece for piece in (*pieces, (False, text[at:])) if piece[1]]
+
+
+def _money(costs: JobCostView) -> str:
+    amounts = {name: getattr(costs.row.gpu_us, name) for name in CLASSES}
+    return money_html([MoneyRow("this job", amounts, costs.row.micro_usd.held)]) if costs.row.attempts else ""

@@ -1,0 +1,226 @@
+"""The pages of queues, nodes, sweeps and services, and that of the cost of a month."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cordee.answers import NodeView, QueueView
+from cordee.control.chains import ChainOperations
+from cordee.control.operations import Operations
+from cordee.control.services.operations import ServiceOperations
+from cordee.control.sweeps.operations import SweepOperations
+from cordee.control.sweeps.picture import best_text, drawing, metric_text, ranked, rungs_text, value_text
+from cordee.control.web.months import Amounts, Bill, Books, Span
+from cordee.control.web.parts import Parts
+from cordee.control.web.viewer import Viewer
+from cordee.events import NodeCordoned, NodeDown, NodeUncordoned, NodeUp
+from cordee.service_answers import ServiceView
+from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_micro_usd, plural
+from cordee.view.chart import Axis, ChartLine, chart_svg
+from cordee.view.faults import faults_of
+from cordee.view.frame import Frame, framed
+from cordee.view.markup import CLASSES
+from cordee.view.measured import compared_texts
+from cordee.view.money import MoneyRow, money_html
+from cordee.view.page import part
+
+NODES_SHOWN = 500
+HISTORY_SHOWN = 60
+ROWS_SHOWN = 40
+WEEKS = 8
+BY = ("user", "queue", "job", "model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """A queue, with the part of the money of the last weeks that went to it, oldest first, and what its weight asks."""
+
+    view: QueueView
+    weeks: Sequence[float]
+    due: float
+
+
+def queues_parts(operations: Operations, books: Books, viewer: Viewer) -> Parts:
+    """Return the parts of the page of queues."""
+    found = operations.queues()
+    weeks = [
+        books.held_by_queue(Span(found.at_us - (ago + 1) * _WEEK_US, found.at_us - ago * _WEEK_US, ""), found.at_us)
+        for ago in reversed(range(WEEKS))
+    ]
+    siblings: dict[str | None, list[QueueView]] = {}
+    for each in found.queues:
+        siblings.setdefault(each.parent, []).append(each)
+    rows = []
+    for each in found.queues:
+        below = _below(each.name, siblings)
+        sums = [(sum(week.values()), sum(week.get(name, 0) for name in below)) for week in weeks]
+        weight = sum(other.weight for other in siblings[each.parent])
+        rows.append(
+            QueueRow(
+                view=each,
+                weeks=[mine / total if total else 0.0 for total, mine in sums],
+                due=each.weight / weight if weight else 0.0,
+            )
+        )
+    visible = [row for row in rows if viewer.sees("", row.view.name)]
+    return {"tree": part("queues", visible, found.gpu_milli, template="web/queues.html.j2")}
+
+
+_WEEK_US = 7 * 24 * US_PER_HOUR
+
+
+def _below(name: str, siblings: Mapping[str | None, Sequence[QueueView]]) -> set[str]:
+    found = {name}
+    for each in siblings.get(name, ()):
+        found |= _below(each.name, siblings)
+    return found
+
+
+def nodes_parts(operations: Operations, books: Books, viewer: Viewer) -> Parts:
+    """Return the parts of the page of nodes: their state, maintenance to come, and their history."""
+    nodes, events = operations.nodes(), books.node_events()
+    faults = faults_of(events)
+    order = sorted(nodes, key=lambda node: (node.up and node.cordoned_by is None and not node.unavailable, node.name))
+    history = []
+    for event in reversed(events):
+        if isinstance(event, NodeUp | NodeDown | NodeCordoned | NodeUncordoned):
+            history.append(_happened(event))
+        if len(history) == HISTORY_SHOWN:
+            break
+    maintenance = ChainOperations(operations).bookings()
+    shown: list[tuple[NodeView, int]] = [(node, len(faults.get(node.name, ()))) for node in order[:NODES_SHOWN]]
+    template = "web/nodes.html.j2"
+    return {
+        "nodes": part("nodes", shown, len(nodes) - len(shown), viewer.operates, template=template),
+        "maintenance": part("maintenance", maintenance, template=template),
+        "history": part("history", history, template=template),
+    }
+
+
+def _happened(event: NodeUp | NodeDown | NodeCordoned | NodeUncordoned) -> tuple[int, str, str, str]:
+    if isinstance(event, NodeUp):
+        away = len(event.node.unavailable)
+        about = f"{plural(event.node.gpus, 'GPU')} {event.node.gpu_name}"
+        return event.at_us, event.node.name, "up", about + (f", {away} unavailable" if away else "")
+    if isinstance(event, NodeDown):
+        return event.at_us, event.node, "down", event.why
+    if isinstance(event, NodeCordoned):
+        word = "drains" if event.drain else "cordoned"
+        return event.at_us, event.node, word, f"by {event.by}" + (f": {event.why}" if event.why else "")
+    return event.at_us, event.node, "in use again", f"by {event.by}" + (f": {event.why}" if event.why else "")
+
+
+def sweeps_parts(sweeps: SweepOperations) -> Parts:
+    """Return the list of sweeps."""
+    rows = [
+        (each, rungs_text(each), "" if each.best is None else best_text(each, each.best)) for each in sweeps.sweeps()
+    ]
+    return {"sweeps": part("sweeps", rows, template="web/sweeps.html.j2")}
+
+
+def sweep_parts(sweeps: SweepOperations, ref: str) -> Parts:
+    """Return the parts of one sweep.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    sweep = sweeps.sweep(ref)
+    found = ranked(sweep)
+    logged = [each for each in found if each.metric is not None]
+    names = list(sweep.trials[0].values) if sweep.trials else []
+    rows = [(each, [value_text(each.values[name]) for name in names], metric_text(each.metric)) for each in found[:200]]
+    best = "" if sweep.best is None else best_text(sweep, sweep.best)
+    template = "web/sweeps.html.j2"
+    return {
+        "summary": part("summary", sweep, rungs_text(sweep), best, template=template),
+        "picture": part("picture", drawing(sweep, logged) if len(logged) > 1 else "", template=template),
+        "trials": part("trials", sweep, names, rows, len(found) - len(rows), template=template),
+    }
+
+
+def services_parts(services: ServiceOperations) -> Parts:
+    """Return the services with their load, their latencies and the cost of their tokens."""
+    found, prices = services.services(), services.tenants.prices()
+    rows = [(each, prices.get(each.name), _compared(each)) for each in found if each.state != "ended"]
+    return {"services": part("services", rows, template="web/services.html.j2")}
+
+
+def _compared(service: ServiceView) -> list[tuple[str, str, str, str]]:
+    return [(row.quantity, *compared_texts(row)) for row in service.compared]
+
+
+def cost_parts(books: Books, span: Span, now_us: int, by: str, viewer: Viewer) -> Parts:
+    """Return the parts of the bill of a month."""
+    bill = books.bill(span, now_us)
+    rows = [
+        MoneyRow(key, {name: amounts.gpu_us.get(name, 0) for name in CLASSES}, amounts.paid)
+        for key, amounts in list(bill.by[by].items())[:ROWS_SHOWN]
+        if viewer.sees(key if by == "user" else "", key if by == "queue" else "")
+    ]
+    template = "web/cost.html.j2"
+    over = span.to_us <= now_us
+    return {
+        "total": part("total", bill, over, template=template),
+        "days": part("days", _days(bill), template=template),
+        "by": part(
+            "by", bill, by, BY, money_html(rows) if rows else "", len(bill.by[by]) - len(rows), template=template
+        ),
+        "lost": part("lost", bill.lost[:ROWS_SHOWN], len(bill.lost) - ROWS_SHOWN, template=template),
+    }
+
+
+_WIDE, _NARROW = Frame("wide", 1080, 92, 120, 260), Frame("narrow", 420, 64, 0, 240)
+
+
+def _days(bill: Bill) -> str:
+    """Return the chart of dollars by day: held, and of the whole capacity."""
+    if len(bill.days) < 2:
+        return ""
+    days = list(enumerate([*bill.days, bill.days[-1]], start=1))  # a day's value is drawn until the next one begins
+    days = days[next((at for at, (_, (_, whole)) in enumerate(days) if whole), 0) :]
+    held = [(float(day), paid / MICRO_USD) for day, (paid, _) in days]
+    offered = [(float(day), whole / MICRO_USD) for day, (_, whole) in days]
+    lines = [ChartLine("held", held, steps=True), ChartLine("capacity", offered, dashed=True, steps=True)]
+    axes = (
+        Axis("day", lambda day: f"{day:.0f}"),
+        Axis("dollars a day", lambda usd: format_micro_usd(round(usd * MICRO_USD))),
+    )
+    return framed(lambda frame: chart_svg(lines, *axes, label="Dollars a day", frame=frame), _WIDE, _NARROW)
+
+
+def bill_csv(bill: Bill, by: str) -> str:
+    """Return a bill as CSV: a row a key, in GPU-hours and dollars by class, and what was idle.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    fields = [f"{name}_{unit}" for unit in ("gpu_hours", "usd") for name in (*CLASSES, "held")]
+    writer.writerow(["month", by, "jobs", "tokens", *fields])
+    empty = Amounts()
+    idle = Amounts(gpu_us={"idle": bill.idle_gpu_us}, micro_usd={"idle": bill.idle_micro_usd})
+    for key, amounts in [*bill.by[by].items(), ("(idle)", idle), ("(all held)", bill.total or empty)]:
+        hours = [f"{amounts.gpu_us.get(name, 0) / US_PER_HOUR:.6f}" for name in CLASSES]
+        usd = [f"{amounts.micro_usd.get(name, 0) / MICRO_USD:.6f}" for name in CLASSES]
+        held = f"{amounts.held_us / US_PER_HOUR:.6f}", f"{amounts.paid / MICRO_USD:.6f}"
+        safe = f"'{key}" if key[:1] in "=+-@\t\r" else key
+        writer.writerow([bill.span.name, safe, len(amounts.jobs), amounts.tokens, *hours, held[0], *usd, held[1]])
+    return out.getvalue()
+
+
+def months_until(first_us: int, now_us: int) -> list[str]:
+    """Return the months from one moment to another, the newest first.
+
+    >>> months_until(0, 40 * 86_400_000_000)
+    ['1970-02', '1970-01']
+    """
+    last, found = datetime.fromtimestamp(first_us / US_PER_S, UTC), list[str]()
+    span = Span.containing(now_us)
+    while len(found) < 24:
+        found.append(span.name)
+        if span.name <= f"{last:%Y-%m}":
+            break
+        span = span.before()
+    return found

@@ -1,0 +1,243 @@
+"""The pages over a real socket: logging in, who may do what, what other sites cannot, and what a page shows."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from api_scene import OTHER, TOKEN
+from web_world import HOUR, S, Team, a_week
+
+from cordee.control.web.months import Books, Span
+from cordee.control.web.sessions import LASTS_S
+from cordee.events import NodeCordoned, StopRequested
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    team = a_week(tmp_path_factory.mktemp("team"))
+    yield team
+    team.close()
+
+
+@contextmanager
+def logged_in(team: Team, token: str = TOKEN) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=team.api.url, follow_redirects=True) as browser:
+        answer = browser.post("/login", data={"token": token, "next": "/queues"})
+        assert answer.status_code == 200, answer.text
+        yield browser
+
+
+def form_of(html: str) -> str:
+    found = re.search(r'name="form" value="([0-9a-f]+)"', html)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def ada(team: Team) -> Iterator[httpx.Client]:
+    with logged_in(team) as browser:
+        yield browser
+
+
+@pytest.fixture
+def bob(team: Team) -> Iterator[httpx.Client]:
+    with logged_in(team, OTHER) as browser:
+        yield browser
+
+
+PAGES = ("/", "/queues", "/nodes", "/sweeps", "/services", "/cost")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_who_is_not_logged_in_is_sent_to_the_login_and_back(team: Team, path: str) -> None:
+    with httpx.Client(base_url=team.api.url) as stranger:
+        sent = stranger.get(path + "?by=user")
+        assert sent.status_code == 303
+        assert sent.headers["location"].startswith("/login?next=")
+        page = stranger.get(sent.headers["location"])
+        assert f'name="next" value="{path}?by=user"' in page.text
+        done = stranger.post("/login", data={"token": TOKEN, "next": f"{path}?by=user"})
+        assert (done.status_code, done.headers["location"]) == (303, f"{path}?by=user")
+
+
+def test_a_wrong_token_begins_no_session(team: Team) -> None:
+    with httpx.Client(base_url=team.api.url) as stranger:
+        answer = stranger.post("/login", data={"token": "wrong"})
+        assert answer.status_code == 401
+        assert "The token is wrong." in answer.text
+        assert not stranger.cookies
+        assert stranger.get("/live", params={"page": "now"}).status_code == 401
+
+
+@pytest.mark.parametrize("to", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"])
+def test_a_login_leads_to_this_server_only(team: Team, to: str) -> None:
+    answer = httpx.post(f"{team.api.url}/login", data={"token": TOKEN, "next": to})
+    assert answer.headers["location"] == "/"
+
+
+def test_a_ticket_logs_in_once(team: Team) -> None:
+    made = httpx.post(f"{team.api.url}/v1/web-tickets", headers={"Authorization": f"Bearer {OTHER}"}).json()["url"]
+    with httpx.Client(follow_redirects=True) as browser:
+        assert "bob" in browser.get(made).text
+    with httpx.Client(follow_redirects=True) as second:
+        assert "used or too old" in second.get(made).text
+        assert not second.cookies
+
+
+def test_a_session_ends_by_time_by_its_token_and_by_a_changed_cookie(tmp_path: Path) -> None:
+    team = Team(tmp_path)
+    try:
+        with logged_in(team, OTHER) as browser:
+            [(name, cookie)] = browser.cookies.items()
+            assert browser.get("/nodes").url.path == "/nodes"
+            browser.cookies.set(name, ("A" if cookie[0] != "A" else "B") + cookie[1:], domain="127.0.0.1")
+            assert browser.get("/nodes").url.path == "/login"
+            browser.cookies.clear()
+            browser.cookies.set(name, cookie, domain="127.0.0.1")
+            assert browser.get("/nodes").url.path == "/nodes"
+            owners = team.api.operations.owners
+            team.api.operations.owners = {token: owner for token, owner in owners.items() if token != OTHER}
+            assert browser.get("/nodes").url.path == "/login"
+            team.api.operations.owners = owners
+            assert browser.get("/nodes").url.path == "/nodes"
+            team.api.scene.time.us += LASTS_S * S
+            assert browser.get("/nodes").url.path == "/login"
+    finally:
+        team.close()
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/login", "/jobs/nobody", "/jobs/eval-nightly"])
+def test_every_page_forbids_what_it_does_not_need(ada: httpx.Client, path: str) -> None:
+    answer = ada.get(path)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src 'self';" in policy and "frame-ancestors 'none'" in policy
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "<script>" not in answer.text and " onclick" not in answer.text
+    cookie = ada.post("/login", data={"token": TOKEN}, follow_redirects=False).headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie
+
+
+def test_now_shows_who_holds_what_who_waits_and_what_is_idle(ada: httpx.Client, team: Team) -> None:
+    html = ada.get("/").text
+    assert html.count('class="gpu held" href=') == 36
+    assert "36 of 40" in html
+    rate = re.search(r'data-rate="(\d+)"', html)
+    assert rate is not None and int(rate[1]) == 4 * 2_990_000
+    for name in ("llama-8b-pretrain", "segment-vit", "diffusion-xl"):
+        assert name in html
+    assert "llama-8b-long-context" in html and "it needs 16 GPUs" in html
+    assert "cordoned by ada: ECC errors on GPU 5" in html
+
+
+def test_a_job_shows_its_attempts_curves_logs_and_cost(ada: httpx.Client, team: Team) -> None:
+    html = ada.get("/jobs/llama-8b-pretrain").text
+    assert html.count("attempt 1") and html.count("attempt 2")
+    assert "loss by step" in html and "96 GB" in html
+    assert "of 6,000 steps" in html
+    assert "by infrastructure" in html
+    found = ada.get(f"/jobs/{team.ids['llama-8b-pretrain']}", params={"words": "nccl", "rank": 0, "epoch": 2}).text
+    assert "WARNING: one <mark>NCCL</mark> retry on rank 3" in found
+    assert "step     50" not in found
+    assert ada.get("/jobs/nobody").status_code == 404
+    assert ada.get("/jobs/llama-8b-pretrain", params={"rank": "x"}).status_code == 422
+
+
+def test_what_people_write_is_text_in_a_page(ada: httpx.Client, team: Team) -> None:
+    """A log line and a name are shown as they are, and never become markup."""
+    job_id = team.ids["eval-nightly"]
+    [log, *_] = sorted((team.folder / "attempts" / job_id).rglob("rank0.log"))
+    log.write_text("<script>alert(1)</script> <b>bold</b>\n")
+    html = ada.get(f"/jobs/{job_id}", params={"words": "<b>"}).text
+    assert "<script>alert" not in html and "&lt;script&gt;alert(1)" in html
+    assert "<mark>&lt;b&gt;</mark>" in html
+
+
+def test_a_job_is_stopped_after_consent_and_not_by_another_site(tmp_path: Path) -> None:
+    team = Team(tmp_path)
+    try:
+        job_id = team.submit("short", "bob", 8, "product")
+        with logged_in(team) as ada, logged_in(team, OTHER) as bob:
+            ask = bob.get(f"/jobs/{job_id}/stop")
+            assert "It writes no checkpoint" in ask.text
+            token = form_of(ask.text)
+            assert bob.post(f"/jobs/{job_id}/stop", data={}).status_code == 403
+            assert bob.post(f"/jobs/{job_id}/stop", data={"form": form_of(ada.get("/").text)}).status_code == 403
+            for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+                assert bob.post(f"/jobs/{job_id}/stop", data={"form": token}, headers=headers).status_code == 403
+            assert bob.get(f"/jobs/{job_id}/explode").status_code == 422
+            assert not team.api.scene.of(StopRequested)
+            done = bob.post(f"/jobs/{job_id}/stop", data={"form": token})
+            assert done.url.path == f"/jobs/{job_id}" and "It was asked to stop." in done.text
+            [asked] = team.api.scene.of(StopRequested)
+            assert isinstance(asked, StopRequested) and (asked.by, asked.now) == ("bob", False)
+    finally:
+        team.close()
+
+
+def test_nobody_changes_the_jobs_of_others_and_only_the_operator_changes_nodes(
+    team: Team, ada: httpx.Client, bob: httpx.Client
+) -> None:
+    job_id = team.ids["segment-vit"]
+    assert "/stop" not in bob.get(f"/jobs/{job_id}").text and "/stop" in ada.get(f"/jobs/{job_id}").text
+    assert bob.get(f"/jobs/{job_id}/stop").status_code == 403
+    token = form_of(bob.get("/").text)
+    assert bob.post(f"/jobs/{job_id}/stop", data={"form": token}).status_code == 403
+    assert "Drain" not in bob.get("/nodes").text
+    assert bob.post("/nodes/a1/drain", data={"form": token}).status_code == 403
+    before = len(team.api.scene.of(NodeCordoned))
+    done = ada.post("/nodes/a1/cordon", data={"form": form_of(ada.get("/").text), "why": "a fan"})
+    assert done.url.path == "/nodes"
+    events = team.api.scene.of(NodeCordoned)
+    assert len(events) == before + 1 and isinstance(events[-1], NodeCordoned) and events[-1].why == "a fan"
+    ada.post("/nodes/a1/uncordon", data={"form": form_of(ada.get("/").text)})
+
+
+def test_a_month_adds_up_to_the_ledger(team: Team, ada: httpx.Client) -> None:
+    """All was held within one month, so its bill is the ledger's, and held and idle are the capacity."""
+    with team.api.scene.control.changed:
+        totals = team.api.scene.control.ledger.totals(team.now)
+    bill = Books(team.api.operations).bill(Span.month("2026-11"), team.now)
+    assert bill.total.paid == totals.micro_usd.held
+    assert abs(bill.idle_micro_usd - totals.idle_micro_usd) <= totals.idle_micro_usd // 1_000_000
+    for sums in bill.by.values():
+        assert sum(each.paid for each in sums.values()) == bill.total.paid
+    assert abs(sum(held for held, _ in bill.days) - bill.total.paid) <= len(bill.days)
+    rows = list(csv.DictReader(io.StringIO(ada.get("/cost.csv", params={"by": "queue", "month": "2026-11"}).text)))
+    by_queue = {row["queue"]: float(row["held_usd"]) for row in rows}
+    assert by_queue["(all held)"] == pytest.approx(totals.micro_usd.held / 1e6, abs=1e-5)
+    assert sum(usd for key, usd in by_queue.items() if not key.startswith("(")) == pytest.approx(by_queue["(all held)"])
+    assert ada.get("/cost", params={"month": "2026-13"}).status_code == 422
+    assert ada.get("/cost", params={"by": "planet"}).status_code == 422
+
+
+def test_two_months_are_divided_by_the_time_in_each(team: Team) -> None:
+    whole = Books(team.api.operations).bill(Span.month("2026-11"), team.now)
+    books, middle = Books(team.api.operations), whole.span.from_us + 24 * 24 * HOUR
+    first = books.bill(Span(whole.span.from_us, middle, "one"), team.now)
+    second = books.bill(Span(middle, whole.span.to_us, "two"), team.now)
+    assert first.total.paid > 0 and second.total.paid > 0
+    assert abs(first.total.paid + second.total.paid - whole.total.paid) < 100
+    assert abs(first.capacity_micro_usd + second.capacity_micro_usd - whole.capacity_micro_usd) < 100
+
+
+def test_a_follower_gets_what_changed_and_no_more(team: Team, ada: httpx.Client) -> None:
+    with ada.stream("GET", "/live", params={"page": "queues"}) as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "event: parts"
+        assert '"tree"' in next(lines)
+    assert ada.get("/live", params={"page": "nothing"}).status_code == 404
+
+
+def test_files_of_the_pages_may_be_kept_for_ever(ada: httpx.Client) -> None:
+    html = ada.get("/login").text
+    for path in re.findall(r'"(/web/[^"]+)"', html):
+        answer = ada.get(path)
+        assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"]
+    assert ada.get("/web/x/../../etc/passwd").status_code == 404
+    assert ada.get("/web/x/nothing").status_code == 404

@@ -1,0 +1,107 @@
+"""The pages in Chromium: each at three widths, light and dark, with axe's rules; live, by keyboard, without errors."""
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from api_scene import TOKEN
+from web_world import Team, a_week
+
+from cordee.events import Outcome
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+PAGES = ("/", "/jobs/llama-8b-pretrain", "/queues", "/cost", "/nodes", "/sweeps", "/services", "/jobs/segment-vit/stop")
+WIDTHS = (400, 1_280, 2_560)
+WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    team = a_week(tmp_path_factory.mktemp("team"))
+    yield team
+    team.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["playwright.Browser"]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: "playwright.Browser", team: Team) -> Iterator["playwright.Page"]:
+    page = browser.new_page(base_url=team.api.url)
+    page.set_default_timeout(WAIT_MS)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    page.goto(httpx.post(f"{team.api.url}/v1/web-tickets", headers=headers).json()["url"])
+    yield page
+    page.close()
+    assert not problems
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible_and_fits_its_window(page: "playwright.Page", scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    for path in PAGES:
+        page.goto(path)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (path, width)
+        found = axe.Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]})
+        wrong = [
+            (each["id"], node["html"][:160], node["failureSummary"][:200])
+            for each in found.response["violations"]
+            for node in each["nodes"][:3]
+        ]
+        assert not wrong, (path, scheme, wrong)
+
+
+def test_a_page_stays_current_and_its_money_ticks(page: "playwright.Page", team: Team) -> None:
+    page.goto("/")
+    ticking = page.locator("[data-rate]")
+    before = ticking.inner_text()
+    playwright.expect(ticking).not_to_have_text(before, timeout=WAIT_MS)
+    filter_ = page.locator("[data-filter=running-rows]")
+    filter_.fill("tomas")
+    playwright.expect(page.locator("#running-rows tr:visible")).to_have_count(1)
+    page.wait_for_function("document.body.dataset.updates >= '1'")
+    team.leave(team.ids["eval-nightly"], "done", Outcome.FINISHED)
+    playwright.expect(page.locator("#running-rows")).not_to_contain_text("eval-nightly", timeout=WAIT_MS)
+    assert filter_.input_value() == "tomas"  # what was typed outlives the part around it
+
+
+def test_the_keyboard_reaches_every_page(page: "playwright.Page") -> None:
+    page.goto("/")
+    for key, path in (("q", "/queues"), ("c", "/cost"), ("o", "/nodes"), ("n", "/")):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        page.wait_for_url(re.compile(re.escape(path) + "$"))
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.matches('[type=search]')")
+    page.keyboard.type("diffusion")
+    playwright.expect(page.locator("#queue-rows tr:visible")).to_have_count(1)
+    page.goto("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+
+
+def test_a_person_pauses_a_job_from_its_page(page: "playwright.Page", team: Team) -> None:
+    job_id = team.submit("late-eval", "ada", 1, "product")
+    page.goto(f"/jobs/{job_id}")
+    page.get_by_role("link", name="Pause").click()
+    page.get_by_role("button", name="Pause it").click()
+    page.get_by_text("It was asked to save").wait_for()
+    assert page.url == f"{team.api.url}/jobs/{job_id}?done=pause"
+    team.tick()
+    assert team.api.operations.job(job_id).state == "held"
+    playwright.expect(page.locator("#summary")).to_contain_text("Resume", timeout=WAIT_MS)
