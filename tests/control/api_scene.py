@@ -8,6 +8,7 @@ from stage import Scene
 
 from cordee.client import Client
 from cordee.control.api import create_app
+from cordee.control.home import Bearer
 from cordee.control.http import WebServer
 from cordee.control.listen import Listener
 from cordee.control.members import Members, PublicAddress
@@ -44,7 +45,7 @@ class Api:
             home=folder,
             catalogue=load_catalogue(),
             wake=lambda: None,
-            owners={TOKEN: "ada", OTHER: "bob"},
+            owners={TOKEN: Bearer("ada"), OTHER: Bearer("bob")},
             members=members_of(self.scene, public and PublicAddress(public.url, public.fingerprint)),
             secrets=SecretStore(folder, Credentials(self.scene.store), TOKEN),
         )

@@ -14,6 +14,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from stage import Scene
 
 from cordee.control.api import create_app
+from cordee.control.home import Bearer
 from cordee.control.members import PublicAddress
 from cordee.control.operations import Operations
 from cordee.control.secret_store import SecretStore
@@ -47,7 +48,7 @@ def app_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesi
         home=folder,
         catalogue=load_catalogue(),
         wake=scene.control.tick,
-        owners={TOKEN: "ada"},
+        owners={TOKEN: Bearer("ada")},
         members=members_of(scene, PublicAddress("https://head:8470", None)),
         secrets=SecretStore(folder, Credentials(scene.store), TOKEN),
     )

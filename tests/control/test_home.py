@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cordee.control.home import Home, file_system
+from cordee.control.home import Bearer, Home, file_system
 from cordee.errors import HomeInUseError, HomeUnsuitableError
 
 MOUNTS = """\
@@ -73,11 +73,21 @@ def test_the_token_is_drawn_once_and_private(tmp_path: Path) -> None:
 
 def test_tokens_have_owners(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    assert home.owners("ada") == {home.token(): "ada"}
+    assert home.owners("ada") == {home.token(): Bearer("ada")}
     path = tmp_path / "tokens"
     path.write_text("# who may submit\n\nbob aaaaaaaaaaaaaaaaaaaaaaaa\n  ci   bbbbbbbbbbbbbbbbbbbbbbbb\n")
     path.chmod(0o600)
-    assert home.owners("ada") == {home.token(): "ada", "a" * 24: "bob", "b" * 24: "ci"}
+    assert home.owners("ada") == {home.token(): Bearer("ada"), "a" * 24: Bearer("bob"), "b" * 24: Bearer("ci")}
+
+
+def test_a_token_may_be_one_to_read_with_and_end_with_a_day(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"grafana {'c' * 24} read\nintern {'d' * 24} until=2026-12-31 read\n")
+    path.chmod(0o600)
+    found = Home(tmp_path).owners("ada")
+    assert found["c" * 24] == Bearer("grafana", reads_only=True)
+    new_year_us = 1_798_761_600_000_000  # 2027-01-01, midnight UTC
+    assert found["d" * 24] == Bearer("intern", reads_only=True, until_us=new_year_us)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +97,8 @@ def test_tokens_have_owners(tmp_path: Path) -> None:
         ("bob aaaaaaaaaaaaaaaaaaaaaaaa\nshort aaaaaaaaaaaa\n", 0o600, "line 2"),
         ("aaaaaaaaaaaaaaaaaaaaaaaa\n", 0o600, "line 1"),
         ("bob aaaaaaaaaaaaaaaaaaaaaaaa\neve aaaaaaaaaaaaaaaaaaaaaaaa\n", 0o600, "line 2"),
+        ("bob aaaaaaaaaaaaaaaaaaaaaaaa write\n", 0o600, "line 1: 'write' is no term of a token"),
+        ("bob aaaaaaaaaaaaaaaaaaaaaaaa until=soon\n", 0o600, "'until=soon' is no term"),
     ],
 )
 def test_tokens_that_cannot_be_trusted_are_refused_and_not_repeated(

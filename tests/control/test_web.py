@@ -12,6 +12,7 @@ import pytest
 from api_scene import OTHER, TOKEN
 from web_world import HOUR, S, Team, a_week
 
+from cordee.control.home import Bearer
 from cordee.control.web.months import Books, Span
 from cordee.control.web.sessions import LASTS_S
 from cordee.events import NodeCordoned, StopRequested
@@ -146,6 +147,38 @@ def test_a_job_shows_its_attempts_curves_logs_and_cost(ada: httpx.Client, team: 
     assert "step     50" not in found
     assert ada.get("/jobs/nobody").status_code == 404
     assert ada.get("/jobs/llama-8b-pretrain", params={"rank": "x"}).status_code == 422
+
+
+def test_a_token_to_read_with_changes_nothing_by_any_way(tmp_path: Path) -> None:
+    team, token = Team(tmp_path), "a-token-to-read-with-only"
+    try:
+        job_id = team.submit("short", "carol", 8, "product")
+        bearers = team.api.operations.owners
+        team.api.operations.owners = {**bearers, token: Bearer("carol", reads_only=True, until_us=team.now + HOUR)}
+        before = team.api.operations.control.number
+        headers = {"Authorization": f"Bearer {token}"}
+        assert httpx.get(f"{team.api.url}/v1/jobs", headers=headers).status_code == 200
+        described = httpx.get(f"{team.api.url}/openapi.json").json()["paths"]
+        asked = 0
+        for path, methods in described.items():
+            for method in methods:
+                if method != "get" and not path.startswith("/v1/agents") and path != "/v1/web-tickets":
+                    url = team.api.url + re.sub(r"\{\w+\}", job_id, path)
+                    answer = httpx.request(method, url, headers=headers, json={})
+                    assert answer.status_code == 403, (method, path, answer.text)
+                    asked += 1
+        assert asked > 30
+        with logged_in(team, token) as carol:
+            assert f"/jobs/{job_id}/stop" not in carol.get(f"/jobs/{job_id}").text
+            form = form_of(carol.get("/").text)
+            assert carol.post(f"/jobs/{job_id}/stop", data={"form": form}).status_code == 403
+            assert team.api.operations.control.number == before
+            team.api.scene.time.us += 2 * HOUR
+            assert carol.get("/").url.path == "/login"
+        gone = httpx.get(f"{team.api.url}/v1/jobs", headers=headers)
+        assert gone.status_code == 401 and "has expired" in gone.text
+    finally:
+        team.close()
 
 
 def test_what_people_write_is_text_in_a_page(ada: httpx.Client, team: Team) -> None:

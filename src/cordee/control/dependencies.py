@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from cordee.answers import ErrorView
+from cordee.control.home import Bearer
 from cordee.control.operations import Operations
 from cordee.errors import ForbiddenError, InputError, TokenError
 from cordee.servers import is_loopback
@@ -33,10 +34,20 @@ async def _shown(request: Request) -> str:
 Shown = Annotated[str, Depends(_shown)]
 
 
-def owner_of(operations: Asked, shown: Shown) -> str:
-    for token, owner in operations.owners.items():
+def bearer_of(operations: Asked, shown: Shown) -> Bearer:
+    """Return who a token stands for.
+
+    Raises:
+        TokenError: it is unknown, or void by now.
+        ForbiddenError: it is a node's.
+    """
+    for token, bearer in operations.owners.items():
         if hmac.compare_digest(shown.encode(), token.encode()):
-            return owner
+            if bearer.until_us is not None and bearer.until_us <= operations.clock.now_us():
+                raise TokenError(
+                    f"this token of {bearer.name} has expired", hint="ask the server's operator for another"
+                )
+            return bearer
     node = operations.members.node_of(shown) if shown else None
     if node is not None:
         raise ForbiddenError(
@@ -44,6 +55,27 @@ def owner_of(operations: Asked, shown: Shown) -> str:
         )
     why = "the token is wrong" if shown else "no token was sent"
     raise TokenError(why, hint="the server's operator has it: in `token` and `tokens` of the server's home")
+
+
+def owner_of(request: Request, bearer: "Annotated[Bearer, Depends(bearer_of)]") -> str:
+    """Return the name of who asks.
+
+    Raises:
+        ForbiddenError: the request changes something, and its token is one to read with.
+    """
+    if request.method not in _READS and request.url.path != "/v1/web-tickets":
+        check_writes(bearer)
+    return bearer.name
+
+
+def check_writes(bearer: Bearer) -> None:
+    """Raise ForbiddenError for a token that is one to read with."""
+    if bearer.reads_only:
+        hint = "the server's operator has given it the term `read`"
+        raise ForbiddenError(f"this token of {bearer.name} is one to read with", hint=hint)
+
+
+_READS = ("GET", "HEAD")
 
 
 def _join_token(operations: Asked, shown: Shown) -> str:

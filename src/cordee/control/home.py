@@ -8,6 +8,9 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cordee.errors import HomeInUseError, HomeUnsuitableError
@@ -24,6 +27,46 @@ _LOCK_TRIES, _LOCK_RETRY_S = 3, 0.02
 
 
 SQLITE = "sqlite"  # among the settings: the database is a file in the home
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """The person or program that a token stands for.
+
+    Attributes:
+        name: its name.
+        reads_only: whether it may change nothing.
+        until_us: when the token is void; None: never.
+    """
+
+    name: str
+    reads_only: bool = False
+    until_us: int | None = None
+
+    @classmethod
+    def of(cls, name: str, terms: Sequence[str], where: str) -> "Bearer":
+        """Return who a line of the file `tokens` names.
+
+        Raises:
+            HomeUnsuitableError: a term is unknown.
+
+        >>> Bearer.of("grafana", ["read", "until=1970-01-02"], "line 1")
+        Bearer(name='grafana', reads_only=True, until_us=172800000000)
+        """
+        until_us = None
+        for term in terms:
+            key, _, day = term.partition("=")
+            try:
+                if key == "until":  # the day itself is included
+                    ends = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=1)
+                    until_us = round(ends.timestamp()) * 1_000_000
+                elif term != "read":
+                    raise ValueError
+            except ValueError:
+                raise HomeUnsuitableError(
+                    f"{where}: {term[:20]!r} is no term of a token", hint="write NAME TOKEN read until=2026-12-31"
+                ) from None
+        return cls(name, "read" in terms, until_us)
 
 
 class Home:
@@ -95,13 +138,15 @@ class Home:
             self._replace(path, drawn + "\n")
             return drawn
 
-    def owners(self, own: str) -> dict[str, str]:
-        """Return the owner of each token: `own` for the home's, the others from the file `tokens` (lines `NAME TOKEN`).
+    def owners(self, own: str) -> dict[str, "Bearer"]:
+        """Return who each token stands for: `own` for the home's, the others from the file `tokens`.
+
+        Its lines are `NAME TOKEN`, and after that `read` or `until=2026-12-31`, or both.
 
         Raises:
             HomeUnsuitableError: that file cannot be used; the message does not repeat its content.
         """
-        found, path = {self.token(): own}, self.path / "tokens"
+        found, path = {self.token(): Bearer(own)}, self.path / "tokens"
         try:
             with path.open() as file:
                 readable = os.fstat(file.fileno()).st_mode & 0o077
@@ -113,15 +158,15 @@ class Home:
         if readable:
             raise HomeUnsuitableError(f"{path} is open to others than its owner", hint=f"chmod 600 {path}")
         for number, line in enumerate(lines, start=1):
-            words = line.split()
-            if not words or words[0].startswith("#"):
+            name, token, *terms = (*line.split(), "", "")[: max(2, len(line.split()))]
+            if not name or name.startswith("#"):
                 continue
-            if len(words) != 2 or len(words[1]) < _TOKEN_CHARS_MIN or words[1] in found:
+            if len(token) < _TOKEN_CHARS_MIN or token in found:
                 raise HomeUnsuitableError(
                     f"{path}, line {number}: not a name and a token of its own, {_TOKEN_CHARS_MIN} characters or more",
                     hint="write NAME TOKEN; openssl rand -hex 32 draws a token",
                 )
-            found[words[1]] = words[0]
+            found[token] = Bearer.of(name, terms, f"{path}, line {number}")
         return found
 
     def settings(self) -> dict[str, str]:

@@ -37,6 +37,7 @@ from cordee.control.dry_run import dry_run, forecast_of
 from cordee.control.electricity import electricity_of
 from cordee.control.files import JobFiles
 from cordee.control.fold import EndedJob
+from cordee.control.home import Bearer
 from cordee.control.members import Members
 from cordee.control.notify.destinations import read_destinations
 from cordee.control.ports import Clock
@@ -84,7 +85,7 @@ class Operations:
         home: the folder that the server owns.
         catalogue: GPUs and prices.
         wake: wakes the control loop.
-        owners: the owner of each token.
+        owners: who each token stands for.
         members: the nodes that joined.
         secrets: the secrets of jobs.
         standby: this server's part in a pair of servers; None: it is the only one.
@@ -101,7 +102,7 @@ class Operations:
     home: Path
     catalogue: Catalogue
     wake: Callable[[], None]
-    owners: Mapping[str, str]
+    owners: Mapping[str, Bearer]
     members: Members
     secrets: SecretStore
     standby: Standby | None = None

@@ -21,7 +21,7 @@ from cordee import frames
 from cordee.agent.messages import Dial
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.link import TUNNELS_MAX
-from cordee.control.dependencies import owner_of
+from cordee.control.dependencies import bearer_of, check_writes
 from cordee.control.operations import Operations
 from cordee.errors import CordeeError, ForbiddenError, InputError, NotFoundError, ServerError, as_body
 from cordee.ids import JobId, attempt_name
@@ -221,7 +221,9 @@ async def open_tunnel(websocket: WebSocket) -> None:
     await websocket.accept()
     client = Side(websocket)
     try:
-        owner = await asyncio.to_thread(owner_of, tunnels.operations, _token_of(websocket))
+        bearer = await asyncio.to_thread(bearer_of, tunnels.operations, _token_of(websocket))
+        check_writes(bearer)
+        owner = bearer.name
         async with asyncio.timeout(OPENING_S):
             opening = _read(await client.receive())
         ref = str(websocket.path_params["ref"])

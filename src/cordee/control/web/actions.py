@@ -80,7 +80,7 @@ def _known(verbs: dict[str, str], verb: str) -> str:
 
 
 def _check_changes(viewer: Viewer, job: JobDetailView) -> None:
-    if not viewer.changes(job.owner, job.queue):
+    if not viewer.changes(job.owner):
         raise ForbiddenError(f"{job.job_id} is {job.owner}'s, and not yours to change", hint=f"ask {job.owner}")
 
 

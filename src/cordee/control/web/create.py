@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 
+from cordee.control.home import Bearer
 from cordee.control.web import actions, routes
 from cordee.control.web.pages import Pages
 from cordee.control.web.sessions import Session, Sessions, token_id
@@ -16,11 +17,12 @@ def add_pages(app: FastAPI) -> None:
     if operations is None:  # only the API's description is wanted
         return
 
-    def is_valid(session: Session) -> bool:
-        return any(
-            owner == session.name and token_id(token) == session.by for token, owner in operations.owners.items()
+    def bearer(session: Session) -> Bearer | None:
+        owners = operations.owners.items()
+        return next(
+            (each for token, each in owners if each.name == session.name and token_id(token) == session.by), None
         )
 
     secret = next(iter(operations.owners))  # the home's token comes first
-    app.state.sessions = Sessions(secret, operations.clock, is_valid)
+    app.state.sessions = Sessions(secret, operations.clock, bearer)
     app.state.pages = Pages(operations, app.state.services, app.state.sweeps)

@@ -67,7 +67,7 @@ def job_parts(operations: Operations, books: Books, ref: str, viewer: Viewer, ch
     why = operations.why(job.job_id)
     events, whole = job_events(operations.store, job.job_id)
     costs = job_cost(operations, job.job_id)
-    mine = viewer.changes(job.owner, job.queue)
+    mine = viewer.changes(job.owner)
     parts = {
         "summary": _part("summary", job, why, costs, mine),
         "timeline": _timeline(events, books.node_events(), job, whole, costs.at_us),

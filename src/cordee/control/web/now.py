@@ -9,7 +9,6 @@ from cordee.control.job_metrics import live
 from cordee.control.operations import Operations
 from cordee.control.web.ahead import Forecasts
 from cordee.control.web.parts import Parts
-from cordee.control.web.viewer import HIDDEN, Viewer
 from cordee.errors import CordeeError
 from cordee.events import Job, Node
 from cordee.ids import JobId
@@ -87,7 +86,7 @@ class _Held:
     hues: Mapping[JobId, int]
 
 
-def now_parts(operations: Operations, forecasts: Forecasts, viewer: Viewer) -> Parts:
+def now_parts(operations: Operations, forecasts: Forecasts) -> Parts:
     """Return the parts of the page."""
     control = operations.control
     found = live(operations)
@@ -101,7 +100,7 @@ def now_parts(operations: Operations, forecasts: Forecasts, viewer: Viewer) -> P
     gone = operations.members.gone()
     records = [record for record in records if record.up or record.node.name not in gone]
     held = _held(attempts)
-    seen = {job.job_id: job for job in found.jobs if _sees(viewer, jobs.get(JobId(job.job_id)))}
+    seen = {job.job_id: job for job in found.jobs}
     domains = _domains(records, held, seen, found.jobs)
     idle_per_hour = _idle_per_hour(records, held)
     waiting = _waiting(operations, forecasts, queued, jobs, seen, since)
@@ -140,10 +139,6 @@ def _in_line(operations: Operations) -> list[JobId]:
     state = operations.control.state
     found = [(-state.jobs[each].priority, state.waiting.place(each), each) for each in state.waiting.job_ids()]
     return [job_id for *_, job_id in sorted(found)]
-
-
-def _sees(viewer: Viewer, job: Job | None) -> bool:
-    return job is not None and viewer.sees(job.owner, job.queue)
 
 
 def _held(attempts: Iterable[Attempt]) -> _Held:
@@ -237,7 +232,7 @@ def _gpu(
         return Gpu(state=state, about=f"GPU {gpu}: {about}")
     first = holders[0]
     if first not in seen:
-        return Gpu(state="held", about=f"GPU {gpu}: held by {HIDDEN}", hue=-1, parts=len(holders))
+        return Gpu(state="held", about=f"GPU {gpu}: held by a job that has just ended", hue=-1, parts=len(holders))
     job = seen[first]
     fraction = busy.get(first)
     used = "" if fraction is None else f", {100 * fraction:.0f} % busy"

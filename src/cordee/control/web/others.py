@@ -42,7 +42,7 @@ class QueueRow:
     due: float
 
 
-def queues_parts(operations: Operations, books: Books, viewer: Viewer) -> Parts:
+def queues_parts(operations: Operations, books: Books) -> Parts:
     """Return the parts of the page of queues."""
     found = operations.queues()
     weeks = [
@@ -64,8 +64,7 @@ def queues_parts(operations: Operations, books: Books, viewer: Viewer) -> Parts:
                 due=each.weight / weight if weight else 0.0,
             )
         )
-    visible = [row for row in rows if viewer.sees("", row.view.name)]
-    return {"tree": part("queues", visible, found.gpu_milli, template="web/queues.html.j2")}
+    return {"tree": part("queues", rows, found.gpu_milli, template="web/queues.html.j2")}
 
 
 _WEEK_US = 7 * 24 * US_PER_HOUR
@@ -151,13 +150,12 @@ def _compared(service: ServiceView) -> list[tuple[str, str, str, str]]:
     return [(row.quantity, *compared_texts(row)) for row in service.compared]
 
 
-def cost_parts(books: Books, span: Span, now_us: int, by: str, viewer: Viewer) -> Parts:
+def cost_parts(books: Books, span: Span, now_us: int, by: str) -> Parts:
     """Return the parts of the bill of a month."""
     bill = books.bill(span, now_us)
     rows = [
         MoneyRow(key, {name: amounts.gpu_us.get(name, 0) for name in CLASSES}, amounts.paid)
         for key, amounts in list(bill.by[by].items())[:ROWS_SHOWN]
-        if viewer.sees(key if by == "user" else "", key if by == "queue" else "")
     ]
     template = "web/cost.html.j2"
     over = span.to_us <= now_us

@@ -106,12 +106,12 @@ class Pages:
         operations = self.operations
         match wanted.page:
             case "now":
-                return lambda: now_parts(operations, self.forecasts, viewer), 0.5
+                return lambda: now_parts(operations, self.forecasts), 0.5
             case "job":
                 choice = LogChoice(wanted.epoch, wanted.rank, wanted.words)
                 return lambda: job_parts(operations, self.books, wanted.ref, viewer, choice), 0.5
             case "queues":
-                return lambda: others.queues_parts(operations, self.books, viewer), 2.0
+                return lambda: others.queues_parts(operations, self.books), 2.0
             case "nodes":
                 return lambda: others.nodes_parts(operations, self.books, viewer), 1.0
             case "sweeps":
@@ -122,5 +122,5 @@ class Pages:
                 return lambda: others.services_parts(self.services), 1.0
             case "cost":
                 span, now_us = self.month(wanted), operations.clock.now_us()
-                return lambda: others.cost_parts(self.books, span, now_us, wanted.by, viewer), 10.0
+                return lambda: others.cost_parts(self.books, span, now_us, wanted.by), 10.0
         raise NotFoundError(f"there is no page {wanted.page[:40]!r}")

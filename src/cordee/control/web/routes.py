@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from starlette.requests import Request
 
 from cordee.answers import WebTicketView
-from cordee.control.dependencies import Asked, Owner, Shown, body_of, owner_of, user_router
+from cordee.control.dependencies import Asked, Owner, Shown, bearer_of, body_of, user_router
 from cordee.control.web import others
 from cordee.control.web.frame import HEADERS, PageRoute, asset_answer, framed
 from cordee.control.web.pages import Pages, Wanted
@@ -62,7 +62,8 @@ async def _visit(request: Request, sessions: AskedSessions, operations: Asked) -
     session = sessions.of(cookie) if cookie else None
     if session is None:
         raise TokenError("nobody is logged in here, or the session is over", hint="cordee web")
-    viewer = Viewer(session.name, session.name == operations.members.operator)
+    operates = session.name == operations.members.operator and not session.reads_only
+    viewer = Viewer(session.name, operates, session.reads_only)
     return Visit(viewer, cookie, sessions.form_token(cookie))
 
 
@@ -136,7 +137,7 @@ async def log_in(request: Request, sessions: AskedSessions, operations: Asked) -
     fields = await _fields(request)
     to, token = _local(fields.get("next", "/")), fields.get("token", "").strip()
     try:
-        owner = await asyncio.to_thread(owner_of, operations, token)
+        owner = (await asyncio.to_thread(bearer_of, operations, token)).name
     except CordeeError as error:
         return _login_page(to, f"{error.message[0].upper()}{error.message[1:]}.", status=401)
     return _begun(request, sessions, owner, token_id(token), to)

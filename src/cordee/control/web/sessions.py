@@ -11,8 +11,9 @@ import json
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from cordee.control.home import Bearer
 from cordee.control.members import hash_of
 from cordee.control.ports import Clock
 from cordee.units import US_PER_S
@@ -31,11 +32,13 @@ class Session:
         name: the person.
         by: the id of the token that was shown, or `login` for one from an identity provider.
         expires_us: when the person has to log in again.
+        reads_only: whether that token is one to read with.
     """
 
     name: str
     by: str
     expires_us: int
+    reads_only: bool = False
 
 
 class Sessions:
@@ -45,10 +48,10 @@ class Sessions:
         cookie: the name of the cookie. Ports do not separate cookies, so each home has a name of its own.
     """
 
-    def __init__(self, secret: str, clock: Clock, is_valid: Callable[[Session], bool]) -> None:
-        """Sign with a key that follows from the home's secret; `is_valid` says whether a session's origin still is."""
+    def __init__(self, secret: str, clock: Clock, bearer_of: Callable[["Session"], Bearer | None]) -> None:
+        """Sign with a key that follows from the home's secret; `bearer_of` says for whom a session's token stands."""
         self._key = hmac.digest(secret.encode(), b"sessions of browsers", "sha256")
-        self._clock, self._is_valid = clock, is_valid
+        self._clock, self._bearer_of = clock, bearer_of
         self.cookie = f"cordee_{hashlib.sha256(self._key).hexdigest()[:8]}"
         self._tickets: dict[str, Session] = {}
         self._lock = threading.Lock()
@@ -65,8 +68,10 @@ class Sessions:
         if not hmac.compare_digest(signature.encode(), self._signature("session", body).encode()):
             return None
         session = Session(**json.loads(base64.urlsafe_b64decode(body)))
-        is_over = session.expires_us <= self._clock.now_us()
-        return None if is_over or not self._is_valid(session) else session
+        bearer, now_us = self._bearer_of(session), self._clock.now_us()
+        if bearer is None or min(session.expires_us, bearer.until_us or session.expires_us) <= now_us:
+            return None
+        return replace(session, reads_only=bearer.reads_only)
 
     def form_token(self, cookie: str) -> str:
         """Return what each form of this session carries, so that no other site can send one."""

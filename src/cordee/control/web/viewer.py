@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-HIDDEN = "another queue's job"
-"""What is shown in place of a job that the viewer may not see."""
-
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
@@ -13,20 +10,18 @@ class Viewer:
     Attributes:
         name: the person.
         operates: whether nodes and all jobs are the person's to change.
+        reads_only: whether nothing is.
     """
 
     name: str
     operates: bool
+    reads_only: bool = False
 
-    def sees(self, owner: str, queue: str) -> bool:
-        """Return whether the person may know of a job of this owner in this queue."""
-        return bool(self.name or owner or queue)
-
-    def changes(self, owner: str, queue: str) -> bool:
-        """Return whether the person may stop, requeue or pause such a job."""
-        return self.operates or owner == self.name or not queue
+    def changes(self, owner: str) -> bool:
+        """Return whether the person may stop, requeue or pause jobs of this owner."""
+        return not self.reads_only and (self.operates or owner == self.name)
 
     @property
     def scope(self) -> tuple[object, ...]:
         """What the parts of a page depend on: those of equal scopes may be shared."""
-        return ("all", self.operates)
+        return (self.operates, self.reads_only, self.name)
