@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cordee.account.sums import CostRow, Totals
 from cordee.account.usage import CostLine, TokenCost, Tokens
+from cordee.control.cluster_counts import ClusterCounts
 from cordee.service_answers import ServiceView, TenantView
 from cordee.units import MICRO_USD, US_PER_S
 from cordee.view.markup import CLASSES
@@ -28,6 +29,7 @@ class Measures:
         lines: tokens and dollars of services.
         services: as the API answers them.
         tenants: as the API answers them.
+        cluster: GPUs, nodes, jobs and queues.
     """
 
     jobs: Sequence[CostRow]
@@ -35,11 +37,12 @@ class Measures:
     lines: Sequence[CostLine]
     services: Sequence[ServiceView]
     tenants: Sequence[TenantView]
+    cluster: ClusterCounts
 
 
 def metrics_text(measures: Measures) -> str:
     """Return the metrics, one value a line."""
-    parts = (_tokens(measures.lines), _services(measures.services), _money(measures))
+    parts = (_tokens(measures.lines), _services(measures.services), _money(measures), _cluster(measures.cluster))
     return "".join(line for part in parts for line in part)
 
 
@@ -115,6 +118,35 @@ def _money(measures: Measures) -> Iterator[str]:
         if each.budget_micro_usd is not None
     ]
     yield from _family("tenant_budget_dollars", "Budget of a day or month.", "gauge", budgets)
+
+
+def _cluster(cluster: ClusterCounts) -> Iterator[str]:
+    for name, about, counts in (
+        ("gpus", "GPUs by state; free ones are those that a job may get.", cluster.gpus),
+        ("nodes", "Nodes by state; a silent one is up, and its agent does not answer.", cluster.nodes),
+        ("jobs", "Jobs that have not ended, by state.", cluster.jobs),
+    ):
+        yield from _family(name, about, "gauge", [({"state": state}, count) for state, count in counts.items()])
+    for name, about, field, unit in (
+        ("queue_quota_gpus", "GPUs that a queue is guaranteed.", "quota_gpus", 1),
+        ("queue_held_gpus", "GPUs that a queue and those below it hold.", "held_gpu_milli", 1000),
+        ("queue_borrowed_gpus", "GPUs that it holds above its quota.", "borrowed_gpu_milli", 1000),
+        ("queue_waiting_gpus", "GPUs that its waiting jobs ask for.", "waiting_gpu_milli", 1000),
+        ("queue_waiting_jobs", "Its waiting jobs.", "waiting_jobs", 1),
+        ("queue_running_jobs", "Its jobs that run.", "running_jobs", 1),
+    ):
+        values = [({"queue": each.name}, getattr(each, field) / unit) for each in cluster.queues]
+        yield from _family(name, about, "gauge", values)
+    rates = cluster.held_micro_usd_per_hour / MICRO_USD, cluster.idle_micro_usd_per_hour / MICRO_USD
+    oldest_s = cluster.oldest_wait_us / US_PER_S
+    for name, about, kind, value in (
+        ("oldest_wait_seconds", "Age of the job that waits since longest; 0: none waits.", "gauge", oldest_s),
+        ("held_dollars_per_hour", "The price of the GPUs that are held.", "gauge", rates[0]),
+        ("idle_dollars_per_hour", "The price of GPUs that are up and held by nobody.", "gauge", rates[1]),
+        ("control_loop_works", "1, or 0 after a turn that failed, as with a full disk.", "gauge", int(cluster.works)),
+        ("log_events_total", "Events in the log.", "counter", cluster.log_number),
+    ):
+        yield from _family(name, about, kind, [({}, value)])
 
 
 def _family(name: str, about: str, kind: str, values: Sequence[tuple[Labels, float]]) -> Iterator[str]:

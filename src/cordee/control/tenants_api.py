@@ -6,6 +6,7 @@ from fastapi import Depends, Path, Query
 from fastapi.responses import PlainTextResponse, Response
 
 from cordee.account.usage import UsageBy
+from cordee.control.cluster_counts import cluster_counts
 from cordee.control.dependencies import Asked, Owner, user_router
 from cordee.control.metrics import CONTENT_TYPE, Measures, metrics_text
 from cordee.control.services.routes import Services
@@ -90,5 +91,7 @@ def metrics(operations: Asked, services: Services) -> PlainTextResponse:
     with operations.control.changed:
         ledger = operations.control.ledger
         jobs, totals, lines = ledger.cost("service", now_us), ledger.totals(now_us), ledger.usage(now_us)
-    measures = Measures(jobs=jobs, totals=totals, lines=lines, services=found, tenants=limits)
+    measures = Measures(
+        jobs=jobs, totals=totals, lines=lines, services=found, tenants=limits, cluster=cluster_counts(operations)
+    )
     return PlainTextResponse(metrics_text(measures), media_type=CONTENT_TYPE)
