@@ -232,15 +232,15 @@ def test_nobody_changes_the_jobs_of_others_and_only_the_operator_changes_nodes(
 
 
 def test_a_month_adds_up_to_the_ledger(team: Team, ada: httpx.Client) -> None:
-    """All was held within one month, so its bill is the ledger's, and held and idle are the capacity."""
+    """All was held within one month, so its costs are the ledger's, and held and idle are the capacity."""
     with team.api.scene.control.changed:
         totals = team.api.scene.control.ledger.totals(team.now)
-    bill = Books(team.api.operations).bill(Span.month("2026-11"), team.now)
-    assert bill.total.paid == totals.micro_usd.held
-    assert abs(bill.idle_micro_usd - totals.idle_micro_usd) <= totals.idle_micro_usd // 1_000_000
-    for sums in bill.by.values():
-        assert sum(each.paid for each in sums.values()) == bill.total.paid
-    assert abs(sum(held for held, _ in bill.days) - bill.total.paid) <= len(bill.days)
+    costs = Books(team.api.operations).costs(Span.month("2026-11"), team.now)
+    assert costs.total.paid == totals.micro_usd.held
+    assert abs(costs.idle_micro_usd - totals.idle_micro_usd) <= totals.idle_micro_usd // 1_000_000
+    for sums in costs.by.values():
+        assert sum(each.paid for each in sums.values()) == costs.total.paid
+    assert abs(sum(held for held, _ in costs.days) - costs.total.paid) <= len(costs.days)
     rows = list(csv.DictReader(io.StringIO(ada.get("/cost.csv", params={"by": "queue", "month": "2026-11"}).text)))
     by_queue = {row["queue"]: float(row["held_usd"]) for row in rows}
     assert by_queue["(all held)"] == pytest.approx(totals.micro_usd.held / 1e6, abs=1e-5)
@@ -250,10 +250,10 @@ def test_a_month_adds_up_to_the_ledger(team: Team, ada: httpx.Client) -> None:
 
 
 def test_two_months_are_divided_by_the_time_in_each(team: Team) -> None:
-    whole = Books(team.api.operations).bill(Span.month("2026-11"), team.now)
+    whole = Books(team.api.operations).costs(Span.month("2026-11"), team.now)
     books, middle = Books(team.api.operations), whole.span.from_us + 24 * 24 * HOUR
-    first = books.bill(Span(whole.span.from_us, middle, "one"), team.now)
-    second = books.bill(Span(middle, whole.span.to_us, "two"), team.now)
+    first = books.costs(Span(whole.span.from_us, middle, "one"), team.now)
+    second = books.costs(Span(middle, whole.span.to_us, "two"), team.now)
     assert first.total.paid > 0 and second.total.paid > 0
     assert abs(first.total.paid + second.total.paid - whole.total.paid) < 100
     assert abs(first.capacity_micro_usd + second.capacity_micro_usd - whole.capacity_micro_usd) < 100

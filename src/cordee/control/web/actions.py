@@ -1,4 +1,4 @@
-"""What people change from the pages: jobs and nodes, each after a page that says what will happen."""
+"""Changes of jobs and nodes from the pages, each after a page that says what will happen."""
 
 from collections.abc import Callable
 

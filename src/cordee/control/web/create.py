@@ -5,7 +5,7 @@ from fastapi import FastAPI
 from cordee.control.home import Bearer
 from cordee.control.web import actions, routes
 from cordee.control.web.pages import Pages
-from cordee.control.web.sessions import Session, Sessions, token_id
+from cordee.control.web.sessions import BrowserSession, Sessions, token_id
 
 
 def add_pages(app: FastAPI) -> None:
@@ -17,7 +17,7 @@ def add_pages(app: FastAPI) -> None:
     if operations is None:  # only the API's description is wanted
         return
 
-    def bearer(session: Session) -> Bearer | None:
+    def bearer(session: BrowserSession) -> Bearer | None:
         owners = operations.owners.items()
         return next(
             (each for token, each in owners if each.name == session.name and token_id(token) == session.by), None

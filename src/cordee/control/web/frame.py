@@ -1,4 +1,4 @@
-"""What is around the parts of a page: its answer with the headers of security, its errors, and the files it loads."""
+"""The frame around the parts of a page: answers with the headers of security, errors, and the files that pages load."""
 
 import hashlib
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""What was paid in a stretch of time: by user, queue, job and model, with what was idle beside it.
+"""Costs of a stretch of time: by user, queue, job and model, with what was idle beside it.
 
 An attempt that lies in two months is divided by its time in each, every class alike; its sum is exact while it holds
 all of its leases. Retired jobs are read from the archive once, and old segments of the log once, for the nodes.
@@ -104,8 +104,8 @@ class Lost(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
-    """What was paid in a stretch of time.
+class Costs:
+    """The costs of a stretch of time.
 
     Attributes:
         span: the stretch, which may not be over.
@@ -195,7 +195,7 @@ class Books:
                 found[row.queue] = found.get(row.queue, 0) + round(row.gpu_us.held * part)
         return found
 
-    def bill(self, span: Span, now_us: int) -> Bill:
+    def costs(self, span: Span, now_us: int) -> Costs:
         """Return what was paid in a stretch of time, until now at most."""
         rows, names = self.rows(now_us), self.names()
         until_us = min(span.to_us, now_us)
@@ -225,7 +225,7 @@ class Books:
             for row in rows
         )
         rest = (span.to_us - until_us) / max(1, week.to_us - week.from_us)
-        return Bill(
+        return Costs(
             span=span,
             until_us=until_us,
             by={kind: dict(sorted(sums.items(), key=lambda each: -each[1].paid)) for kind, sums in by.items()},

@@ -12,7 +12,7 @@ from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.sweeps.picture import best_text, drawing, metric_text, ranked, rungs_text, value_text
-from cordee.control.web.months import Amounts, Bill, Books, Span
+from cordee.control.web.months import Amounts, Books, Costs, Span
 from cordee.control.web.parts import Parts
 from cordee.control.web.viewer import Viewer
 from cordee.events import NodeCordoned, NodeDown, NodeUncordoned, NodeUp
@@ -151,32 +151,32 @@ def _compared(service: ServiceView) -> list[tuple[str, str, str, str]]:
 
 
 def cost_parts(books: Books, span: Span, now_us: int, by: str) -> Parts:
-    """Return the parts of the bill of a month."""
-    bill = books.bill(span, now_us)
+    """Return the parts of the costs of a month."""
+    costs = books.costs(span, now_us)
     rows = [
         MoneyRow(key, {name: amounts.gpu_us.get(name, 0) for name in CLASSES}, amounts.paid)
-        for key, amounts in list(bill.by[by].items())[:ROWS_SHOWN]
+        for key, amounts in list(costs.by[by].items())[:ROWS_SHOWN]
     ]
     template = "web/cost.html.j2"
     over = span.to_us <= now_us
     return {
-        "total": part("total", bill, over, template=template),
-        "days": part("days", _days(bill), template=template),
+        "total": part("total", costs, over, template=template),
+        "days": part("days", _days(costs), template=template),
         "by": part(
-            "by", bill, by, BY, money_html(rows) if rows else "", len(bill.by[by]) - len(rows), template=template
+            "by", costs, by, BY, money_html(rows) if rows else "", len(costs.by[by]) - len(rows), template=template
         ),
-        "lost": part("lost", bill.lost[:ROWS_SHOWN], len(bill.lost) - ROWS_SHOWN, template=template),
+        "lost": part("lost", costs.lost[:ROWS_SHOWN], len(costs.lost) - ROWS_SHOWN, template=template),
     }
 
 
 _WIDE, _NARROW = Frame("wide", 1080, 92, 120, 260), Frame("narrow", 420, 64, 0, 240)
 
 
-def _days(bill: Bill) -> str:
+def _days(costs: Costs) -> str:
     """Return the chart of dollars by day: held, and of the whole capacity."""
-    if len(bill.days) < 2:
+    if len(costs.days) < 2:
         return ""
-    days = list(enumerate([*bill.days, bill.days[-1]], start=1))  # a day's value is drawn until the next one begins
+    days = list(enumerate([*costs.days, costs.days[-1]], start=1))  # a day's value is drawn until the next one begins
     days = days[next((at for at, (_, (_, whole)) in enumerate(days) if whole), 0) :]
     held = [(float(day), paid / MICRO_USD) for day, (paid, _) in days]
     offered = [(float(day), whole / MICRO_USD) for day, (_, whole) in days]
@@ -188,8 +188,8 @@ def _days(bill: Bill) -> str:
     return framed(lambda frame: chart_svg(lines, *axes, label="Dollars a day", frame=frame), _WIDE, _NARROW)
 
 
-def bill_csv(bill: Bill, by: str) -> str:
-    """Return a bill as CSV: a row a key, in GPU-hours and dollars by class, and what was idle.
+def costs_csv(costs: Costs, by: str) -> str:
+    """Return costs as CSV: a row a key, in GPU-hours and dollars by class, and what was idle.
 
     A text that a spreadsheet would take for a formula begins with an apostrophe.
     """
@@ -198,13 +198,13 @@ def bill_csv(bill: Bill, by: str) -> str:
     fields = [f"{name}_{unit}" for unit in ("gpu_hours", "usd") for name in (*CLASSES, "held")]
     writer.writerow(["month", by, "jobs", "tokens", *fields])
     empty = Amounts()
-    idle = Amounts(gpu_us={"idle": bill.idle_gpu_us}, micro_usd={"idle": bill.idle_micro_usd})
-    for key, amounts in [*bill.by[by].items(), ("(idle)", idle), ("(all held)", bill.total or empty)]:
+    idle = Amounts(gpu_us={"idle": costs.idle_gpu_us}, micro_usd={"idle": costs.idle_micro_usd})
+    for key, amounts in [*costs.by[by].items(), ("(idle)", idle), ("(all held)", costs.total or empty)]:
         hours = [f"{amounts.gpu_us.get(name, 0) / US_PER_HOUR:.6f}" for name in CLASSES]
         usd = [f"{amounts.micro_usd.get(name, 0) / MICRO_USD:.6f}" for name in CLASSES]
         held = f"{amounts.held_us / US_PER_HOUR:.6f}", f"{amounts.paid / MICRO_USD:.6f}"
         safe = f"'{key}" if key[:1] in "=+-@\t\r" else key
-        writer.writerow([bill.span.name, safe, len(amounts.jobs), amounts.tokens, *hours, held[0], *usd, held[1]])
+        writer.writerow([costs.span.name, safe, len(amounts.jobs), amounts.tokens, *hours, held[0], *usd, held[1]])
     return out.getvalue()
 
 

@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
         if len(words) > _WORDS_MAX or len(ref) > _WORDS_MAX:
             raise InputError(f"a text in the address has more than {_WORDS_MAX} characters")
         if by not in others.BY:
-            raise InputError(f"a bill is by {', '.join(others.BY)}, not by {by!r}")
+            raise InputError(f"costs are by {', '.join(others.BY)}, not by {by!r}")
         return cls(page, ref, _number(query, "epoch"), _number(query, "rank"), words, query.get("month", ""), by)
 
 
@@ -90,7 +90,7 @@ class Pages:
         return self.drawings.get((wanted, viewer.scope), draw, fresh_s=fresh_s)
 
     def month(self, wanted: Wanted) -> Span:
-        """Return the month of a bill, by default this one.
+        """Return the month of costs, by default this one.
 
         Raises:
             InputError: it is no month.

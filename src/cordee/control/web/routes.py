@@ -253,7 +253,7 @@ def job(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Respon
 
 @router.get("/cost")
 def cost(request: Request, pages: AskedPages, visit: Visitor) -> Response:
-    """Show the bill of a month."""
+    """Show the costs of a month."""
     wanted = Wanted.of("cost", "", request.query_params)
     span, now_us = pages.month(wanted), pages.operations.clock.now_us()
     names = others.months_until(pages.books.first_us(now_us), now_us)
@@ -264,12 +264,12 @@ def cost(request: Request, pages: AskedPages, visit: Visitor) -> Response:
 
 @router.get("/cost.csv")
 def cost_csv(request: Request, pages: AskedPages, visit: Visitor) -> Response:
-    """Return the bill of a month as CSV."""
+    """Return the costs of a month as CSV."""
     wanted = Wanted.of("cost", "", request.query_params)
     span, now_us = pages.month(wanted), pages.operations.clock.now_us()
     key = ("csv", wanted, visit.viewer.scope)
     text = pages.drawings.get(
-        key, lambda: {"csv": others.bill_csv(pages.books.bill(span, now_us), wanted.by)}, fresh_s=10.0
+        key, lambda: {"csv": others.costs_csv(pages.books.costs(span, now_us), wanted.by)}, fresh_s=10.0
     )["csv"]
     name = f"cordee-{span.name}-by-{wanted.by}.csv"
     headers = HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}

@@ -25,7 +25,7 @@ _ID_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BrowserSession:
     """A person who logged in.
 
     Attributes:
@@ -48,26 +48,26 @@ class Sessions:
         cookie: the name of the cookie. Ports do not separate cookies, so each home has a name of its own.
     """
 
-    def __init__(self, secret: str, clock: Clock, bearer_of: Callable[["Session"], Bearer | None]) -> None:
+    def __init__(self, secret: str, clock: Clock, bearer_of: Callable[["BrowserSession"], Bearer | None]) -> None:
         """Sign with a key that follows from the home's secret; `bearer_of` says for whom a session's token stands."""
         self._key = hmac.digest(secret.encode(), b"sessions of browsers", "sha256")
         self._clock, self._bearer_of = clock, bearer_of
         self.cookie = f"cordee_{hashlib.sha256(self._key).hexdigest()[:8]}"
-        self._tickets: dict[str, Session] = {}
+        self._tickets: dict[str, BrowserSession] = {}
         self._lock = threading.Lock()
 
     def begin(self, name: str, by: str) -> str:
         """Return the cookie of a new session."""
-        session = Session(name, by, self._clock.now_us() + LASTS_S * US_PER_S)
+        session = BrowserSession(name, by, self._clock.now_us() + LASTS_S * US_PER_S)
         body = base64.urlsafe_b64encode(json.dumps(asdict(session)).encode()).decode()
         return f"{body}.{self._signature('session', body)}"
 
-    def of(self, cookie: str) -> Session | None:
+    def of(self, cookie: str) -> BrowserSession | None:
         """Return the session of a cookie; None if it is over, void, or not signed by this server."""
         body, _, signature = cookie.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._signature("session", body).encode()):
             return None
-        session = Session(**json.loads(base64.urlsafe_b64decode(body)))
+        session = BrowserSession(**json.loads(base64.urlsafe_b64decode(body)))
         bearer, now_us = self._bearer_of(session), self._clock.now_us()
         if bearer is None or min(session.expires_us, bearer.until_us or session.expires_us) <= now_us:
             return None
@@ -88,10 +88,10 @@ class Sessions:
             self._tickets = {key: each for key, each in self._tickets.items() if each.expires_us > now_us}
             while len(self._tickets) >= _TICKETS_MAX:
                 del self._tickets[next(iter(self._tickets))]
-            self._tickets[hash_of(ticket)] = Session(name, by, now_us + TICKET_S * US_PER_S)
+            self._tickets[hash_of(ticket)] = BrowserSession(name, by, now_us + TICKET_S * US_PER_S)
         return ticket
 
-    def redeem(self, ticket: str) -> Session | None:
+    def redeem(self, ticket: str) -> BrowserSession | None:
         """Return who asked for a ticket, which is void from now on; None if it is unknown, used or too old."""
         with self._lock:
             found = self._tickets.pop(hash_of(ticket), None)

@@ -23,5 +23,5 @@ class Viewer:
 
     @property
     def scope(self) -> tuple[object, ...]:
-        """What the parts of a page depend on: those of equal scopes may be shared."""
+        """Values on which the parts of a page depend: those of equal scopes may be used for both."""
         return (self.operates, self.reads_only, self.name)
