@@ -27,8 +27,7 @@ from cordee.storage.content import KEEP_S, Contents, batches, unpack
 from cordee.storage.sealed import Damaged
 from cordee.storage.tree import Tree
 from cordee.units import format_bytes, plural
-from cordee.workload.launcher import SEARCH_PATHS
-from cordee.workload.service import ARTIFACTS_ENV
+from cordee.workload.launcher import ARTIFACTS_ENV, SEARCH_PATHS
 
 NAME = "files"
 _READY = "files.ready"  # when the copy was made

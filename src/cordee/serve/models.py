@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cordee.errors import CheckpointError, CorruptError, InputError
-from cordee.workload.service import ARTIFACTS_ENV, FROM_ARTIFACT, FROM_JOB, ReplicaSettings
+from cordee.workload.launcher import ARTIFACTS_ENV
+from cordee.workload.service import FROM_ARTIFACT, FROM_JOB, ReplicaSettings
 
 if TYPE_CHECKING:
     from cordee.storage.log import LogEntry

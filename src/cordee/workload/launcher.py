@@ -15,6 +15,9 @@ _PREFIXES = {"exec", "env", "nohup", "nice", "time", "command", "uv", "poetry", 
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 """Variables by which a command finds programs, libraries and modules: the submitter's are those of the job."""
 
+ARTIFACTS_ENV = "CORDEE_ARTIFACTS"
+"""The environment variable with the folder in which a node has fetched the chunks of its ranks' artifacts."""
+
 PYTHON = re.compile(r"python[0-9.]*")
 _OTHER_PATH = re.compile(r"\b(uv|poetry) |\bPATH=")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)

@@ -28,9 +28,6 @@ FROM_JOB = "job:"
 FROM_ARTIFACT = "artifact:"
 """The prefix of a model that is a version of an artifact."""
 
-ARTIFACTS_ENV = "CORDEE_ARTIFACTS"
-"""The environment variable with the folder in which a node has fetched the chunks of its artifacts."""
-
 SETTINGS_ENV = "CORDEE_REPLICA"
 """The environment variable in which a replica finds its `ReplicaSettings` as JSON."""
 
@@ -178,7 +175,7 @@ class ArtifactModel(ArtifactVersion):
     """A version of an artifact as a replica reads it.
 
     Attributes:
-        store: the destination of its chunks, where the node has not fetched them (`ARTIFACTS_ENV`).
+        store: the destination of its chunks, where the node has not fetched them (`launcher.ARTIFACTS_ENV`).
     """
 
     store: str
