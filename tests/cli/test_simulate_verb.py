@@ -158,3 +158,10 @@ def test_a_log_is_decided_again(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert refused(capsys, "replay", str(tmp_path / "none.jsonl"))[0] == 18
     (tmp_path / "x.csv").write_text("a,b\n")
     assert refused(capsys, "replay", str(tmp_path / "x.csv"))[0] == 10
+
+
+def test_a_gpu_without_a_price_is_refused_unless_one_stands_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "3", "--cluster", "1x8xT4", "--policy", "fifo"])
+    err = capsys.readouterr().err
+    assert ended.value.code == 14 and "no on-demand price is known for T4" in err and "--price-as" in err

@@ -161,7 +161,7 @@ LAYOUTS = st.builds(
 
 
 @settings(max_examples=300, deadline=None)
-@given(LAYOUTS, st.booleans(), st.sampled_from([L70, L405, V3]), st.sampled_from(sorted(LAUNCHERS)))
+@given(LAYOUTS, st.booleans(), st.sampled_from([L70, L405, V3]), st.sampled_from(sorted(READERS)))
 def test_a_layout_survives_the_way_to_its_launcher_and_back(layout, uneven, shape, launcher) -> None:  # type: ignore[no-untyped-def]
     if uneven and layout.pp > 1:
         layout = replace(layout, split=splits(shape.layers, layout.stages)[-1])

@@ -27,7 +27,7 @@ from cordee.errors import CatalogueError, InputError
 from cordee.events import Node, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
-from cordee.planning import home_gpus
+from cordee.planning import home_gpus, home_prices
 from cordee.simulate.answer import PolicyComparison, comparison, replayed
 from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_clusters
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
@@ -224,13 +224,16 @@ def _priced(nodes: tuple[Node, ...], price_as: str | None) -> tuple[Node, ...]:
     """Return the nodes with the catalogue's price of their GPUs, or of the GPU that stands for them.
 
     Raises:
-        CatalogueError: the catalogue has no GPU of this name, and none stands for it.
+        CatalogueError: the catalogue has no GPU of this name, or no price for it, and none stands for it.
     """
-    catalogue, found = load_catalogue(gpu_files=home_gpus()), []
+    catalogue, found = load_catalogue(home_prices(), home_gpus()), []
     for node in nodes:
         if node.gpu_name != UNNAMED_GPU and price_as is None:
             _check_known(catalogue, node.gpu_name)
         own, other = priced(node, catalogue), price_as or "H100"
+        if own.price_source.startswith("no ") and node.gpu_name != UNNAMED_GPU and price_as is None:
+            hint = "account it as another one: --price-as H100, or none; or write its price into prices.toml"
+            raise CatalogueError(f"{own.price_source}", hint=hint)
         if not own.micro_usd_per_gpu_hour and other != "none":
             own = replace(priced(replace(node, gpu_name=other), catalogue), gpu_name=node.gpu_name)
         found.append(own)

@@ -1,4 +1,4 @@
-"""Settings that make torchtitan, Megatron-LM, DeepSpeed or Cordee's own trainer run the layout that was chosen.
+"""Settings that make a launcher run the layout that was chosen.
 
 The answer lists what a launcher cannot do. torchtitan and Megatron-LM have modules of their own;
 DeepSpeed's names were read in its configuration reference and its tutorial of AutoTP for training.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cordee.errors import LayoutError
 from cordee.plan.launch_megatron import megatron
 from cordee.plan.launch_torchtitan import torchtitan
+from cordee.plan.launch_trainers import accelerate, lightning, trainer
 from cordee.plan.layout import Layout
 from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
@@ -150,5 +151,8 @@ LAUNCHERS: dict[str, Callable[[ModelShape, Layout, Training], tuple[str, list[st
     "torchtitan": torchtitan,
     "megatron": megatron,
     "deepspeed": _deepspeed,
+    "accelerate": accelerate,
+    "trainer": trainer,
+    "lightning": lightning,
     "cordee": _cordee,
 }

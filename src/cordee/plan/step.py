@@ -42,6 +42,11 @@ SOFTWARE_SPREAD = 0.15
 HOST_BYTES_PER_S = 25 * GB
 
 
+def host_bytes_per_s(gpu: Gpu) -> float:
+    """Return the rate of the link to the host in one direction: as calibrated, else as most measure it."""
+    return HOST_BYTES_PER_S if gpu.measured is None else gpu.measured.numbers.get("host_bytes_per_s", HOST_BYTES_PER_S)
+
+
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """The time of one step, part by part. Traffic counts as far as nothing hides it."""
@@ -156,7 +161,7 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
         bubble_s=idle,
         data_s=_data_s(gpu, layout, training, parameters, layers=layers[0], third_s=body * layers[1] / 3, count=count),
         optimizer_s=_optimizer_s(gpu, layout, training, parameters),
-        offload_s=_offload_s(shape, layout, training, parameters, layers=layers[0], count=count)
+        offload_s=_offload_s(gpu, shape, layout, training, parameters, layers=layers[0], count=count)
         + _paging_s(shape, gpu, layout, training),
         host_s=count * busy * (body - issued),
         reference_s=_reference_s(
@@ -339,11 +344,11 @@ def _paging_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
         return 0.0
     paged = paged_bytes(shape, layout, training)
     short = np.clip(peak_bytes(shape, layout, training) + paged - gpu.memory_bytes, 0.0, paged)
-    return 2 * short / HOST_BYTES_PER_S
+    return 2 * short / host_bytes_per_s(gpu)
 
 
 def _offload_s(
-    shape: ModelShape, layout: Layout, training: Training, weights: _Weights, *, layers: Real, count: Real
+    gpu: Gpu, shape: ModelShape, layout: Layout, training: Training, weights: _Weights, *, layers: Real, count: Real
 ) -> Real:
     """Return the seconds of host traffic: states there and back once a step, activations with every micro-batch.
 
@@ -354,10 +359,10 @@ def _offload_s(
     if layout.offload in ("optimizer", "both"):
         shards = np.where(layout.zero > 0, layout.shard_ranks, 1)
         elements = (weights.shared + weights.experts) / shards
-        seconds = elements * (optimizer.gradient_bytes + optimizer.weight_bytes) / HOST_BYTES_PER_S
+        seconds = elements * (optimizer.gradient_bytes + optimizer.weight_bytes) / host_bytes_per_s(gpu)
     if layout.offload in ("activations", "both"):
         tokens = training.seq_tokens * layout.micro_batch / layout.cp
         kept = 1 if layout.recompute == "full" else 17
         boundary = training.activation_bytes * tokens * shape.hidden * kept / layout.tp
-        seconds = seconds + 2 * count * layers * boundary / HOST_BYTES_PER_S
+        seconds = seconds + 2 * count * layers * boundary / host_bytes_per_s(gpu)
     return seconds

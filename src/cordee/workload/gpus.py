@@ -48,6 +48,11 @@ def parse_gpus(text: str | int) -> tuple[int, str | None]:
         if kind is None:
             raise SpecError(f"{written} does not say of which GPU it is an instance", hint=f"write H100:{profile}")
         return 1, f"{kind} {profile}"
+    if re.fullmatch(r"\d+\s*[x*]\s*[A-Za-z][\w. -]*(\+\s*\d+\s*[x*]\s*[A-Za-z][\w. -]*)+", written):
+        raise SpecError(
+            f"{written!r} is a job on several kinds of GPU: ranks have equal work, so the slower kind sets the pace",
+            hint="plan each kind by itself, and give the whole job to one; sweeps and services may use several kinds",
+        )
     if re.fullmatch(r"\d+", written):
         count, kind = int(written), None
     elif match := re.fullmatch(r"(\d+)\s*[x*]\s*([A-Za-z][\w. -]*)", written):
