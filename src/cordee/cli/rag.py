@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 rag = typer.Typer(no_args_is_help=True, help="Build, change, check, ask and serve a knowledge base.")
 
-rag.command()(rag_serve.serve)
-rag.command()(rag_serve.profile)
-
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Paths = Annotated[
     list[Path], typer.Argument(metavar="DOCUMENTS...", help="Files or folders: text, Markdown, HTML, PDF.")
@@ -150,6 +147,10 @@ def query(
         terminal.stdout().print(passages_text(document), end="")
     for each in document.not_searched:
         terminal.stderr().print(f"not searched: {each.name}: {each.why}", highlight=False, markup=False)
+
+
+rag.command()(rag_serve.profile)
+rag.command()(rag_serve.serve)
 
 
 @contextmanager

@@ -264,8 +264,8 @@ def profile_lines(found: ProfileDocument) -> list[str]:
 
 
 def forecast_table(rates: list[RateDocument]) -> Table:
-    """Return latencies by rate, predicted and measured."""
-    heads = ("RATE", "REQUESTS", "", "MEAN", "P99", "WAIT", "RETRIEVAL", "GENERATION", "OFF BY")
+    """Return latencies of N requests by rate, predicted and measured: whole ones, and the means of their parts."""
+    heads = ("RATE", "N", "", "MEAN", "P99", "WAIT", "SEARCH", "ANSWER", "OFF")
     rows = terminal.table(*heads, right=tuple(each for each in heads if each))
     for each in rates:
         for name, latency in (("predicted", each.predicted), ("measured", each.measured)):
