@@ -1,7 +1,9 @@
 """The limit that the system keeps: a cgroup that is ours alone, else RLIMIT_DATA."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,25 @@ def test_a_process_gets_no_more_than_its_limit() -> None:
     fails = subprocess.run([*words, "bytearray(500_000_000)"], capture_output=True, text=True, check=False)
     assert fails.returncode == 1 and "MemoryError" in fails.stderr
     assert subprocess.run([*words, "bytearray(50_000_000)"], check=False).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_an_engine_does_not_outlive_a_server_that_is_killed() -> None:
+    script = """
+import subprocess, sys
+words = [sys.executable, "-m", "cordee.serve.rag.limited", "0", sys.executable, "-c"]
+child = subprocess.Popen([*words, "import time; print('up', flush=True); time.sleep(600)"], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        os.kill(child, 0)
+        parent.kill()
+    end = time.monotonic() + 60
+    while Path(f"/proc/{child}").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < end, "it lives on"
+        time.sleep(0.02)

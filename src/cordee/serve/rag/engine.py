@@ -177,9 +177,8 @@ class OwnEngine:
         launch = self._launch.at(free_port(self._launch.host))
         flags = {**launch.flags, "--parallel": self.slots}
         command = LlamaCpp().command(replace(launch, flags=flags))
-        if self._limit_bytes is not None:
-            words = (sys.executable, "-m", "cordee.serve.rag.limited", str(self._limit_bytes))
-            command = replace(command, argv=(*words, *command.argv))
+        words = (sys.executable, "-m", "cordee.serve.rag.limited", str(self._limit_bytes or 0))
+        command = replace(command, argv=(*words, *command.argv))
         process = self._process = await asyncio.to_thread(EngineProcess, command, launch.host, launch.port, echo=False)
         end_s = time.monotonic() + START_S
         while time.monotonic() < end_s:

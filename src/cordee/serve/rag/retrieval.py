@@ -198,6 +198,8 @@ class Retrieval:
         if chosen != before:
             new = ", ".join(str(id_) for id_ in sorted(chosen - before)) or "none"
             why = f"queries want some partitions more than others; new: {new}"
+            if chosen == self.memory.partitions.keys():
+                why = "all partitions fit into memory"
             self._say("pinned", len(before), len(chosen), why)
 
     # The two threads.
