@@ -429,9 +429,9 @@ class CostRowView(View):
 
 
 class ElectricityView(View):
-    """What turns joules of GPUs into a building's kilowatt-hours and emissions (None: no grid is known), with sources.
+    """Factors that turn joules of GPUs into a building's kilowatt-hours and emissions, with their sources.
 
-    Hosts are not in it: drivers count GPUs alone.
+    Without a known grid there are no emissions. Hosts are not in it: drivers count GPUs alone.
     """
 
     building_factor: float

@@ -1,4 +1,4 @@
-"""What electricity emits where a server stands, as an answer: by its home's prices.toml, or the world's grid."""
+"""Emissions of electricity where a server stands, as an answer: by its home's prices.toml, or the world's grid."""
 
 from pathlib import Path
 

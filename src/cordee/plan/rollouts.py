@@ -183,11 +183,11 @@ def _generate_s(engine: ServingCandidate, made: Rollouts, training: Training, co
     While waves follow each other a replica is in its steady state. The last one thins out, so that the longest
     completion bounds the time from below.
     """
-    speed, share = speed_of(engine.case), ceil(completions / engine.replicas)
+    speed, own = speed_of(engine.case), ceil(completions / engine.replicas)
     state = steady_state(engine.request.traffic, speed, 1, _concurrent(engine, completions))
     longest = training.seq_tokens - made.prompt_tokens
     alone_s = speed.prefill_s(1, made.prompt_tokens) + longest * speed.decode_s(1, training.seq_tokens - longest / 2)
-    return max(share / state.requests_per_s, alone_s)
+    return max(own / state.requests_per_s, alone_s)
 
 
 def _weights_s(shape: ModelShape, gpu: Gpu, best: Candidate, made: Rollouts) -> float:

@@ -140,7 +140,7 @@ class OnHang(_Section):
 
 
 class TuneSpec(_Section):
-    """What a fine-tuner changes: adapters over a frozen base, frozen parts, packed documents, a stage with a reference.
+    """Changes by a fine-tuner: adapters over a frozen base, frozen parts, packed documents, a stage with a reference.
 
     The words are those of `cordee plan`: `--train`, `--rank`, `--targets`, `--base-bits`, `--freeze`, `--packed`,
     `--optimizer-in-backward` and `--stage`.
