@@ -2,7 +2,8 @@
 
 Rounds of calibration and steps alternate, so that both see the same neighbours. Every round's calibration plans every
 configuration; its error is that of its plan in each round against the steps of the same round, and of the medians of
-both over all rounds. Times are CPU seconds of one thread.
+both over all rounds. Rounds whose calibration the verb would refuse as too noisy are left out, and counted; if it would
+refuse all, all count. Times are CPU seconds of one thread.
 
     python benchmarks/calibration.py --rounds 2 --limit 40 --json
 """
@@ -101,9 +102,12 @@ def main() -> None:
         for name, (config, sequences, tokens) in CONFIGS.items():
             planned[name].append(planned_s(gpu, config, sequences, tokens))
             measured[name].append(statistics.median(measured_s(config, sequences, tokens, given.steps)))
-    rows = [_row(name, planned[name], measured[name]) for name in CONFIGS]
+    accepted = [at for at, cost in enumerate(costs) if not cost["refused"]]
+    kept = accepted or list(range(given.rounds))
+    rows = [_row(name, [planned[name][at] for at in kept], [measured[name][at] for at in kept]) for name in CONFIGS]
     answer = {
         "calibrations": costs,
+        "accepted": len(accepted),
         "configs": rows,
         "mape": statistics.mean(abs(row["off"]) for row in rows),
         "within_10_percent": sum(abs(row["off"]) <= 0.1 for row in rows),
