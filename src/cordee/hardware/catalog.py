@@ -7,12 +7,14 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cordee.errors import CatalogueError
 from cordee.hardware.kernels import Kernels
-from cordee.hardware.measured import Measured
 from cordee.hardware.mig import MigTable
+
+if TYPE_CHECKING:
+    from cordee.hardware.measured import Measured  # it imports numpy, and agents start without it
 
 Capacity = Literal["on-demand", "spot", "reserved"]
 CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
@@ -111,7 +113,7 @@ class Gpu:
     mig: MigTable | None = field(default=None, hash=False, compare=False, repr=False)
     whole: "Gpu | None" = field(default=None, hash=False, compare=False, repr=False)
     part: float = 1.0
-    measured: Measured | None = field(default=None, hash=False, compare=False, repr=False)
+    measured: "Measured | None" = field(default=None, hash=False, compare=False, repr=False)
 
     @property
     def is_synchronous(self) -> bool:

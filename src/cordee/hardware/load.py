@@ -12,7 +12,6 @@ from cordee.errors import CatalogueError
 from cordee.events import MigProfile
 from cordee.hardware.catalog import PRICED, Capacity, Catalogue, ChipEfficiency, CpuPrice, Gpu, Price, Source
 from cordee.hardware.kernels import Grid, Kernels
-from cordee.hardware.measured import Measured, Table
 from cordee.hardware.mig import MigFacts, MigTable
 from cordee.hardware.power import MEAN_BUILDING, Electricity, PowerGrid
 from cordee.hardware.speedups import Speedups
@@ -113,6 +112,8 @@ def _calibrated(gpu: Gpu, facts: Mapping[str, Any]) -> Gpu:
     """Return a GPU with what the file has of its efficiency and of measured tables."""
     measured = None
     if "fingerprint" in facts:
+        from cordee.hardware.measured import Measured, Table  # it imports numpy, and agents start without it
+
         tables = {
             key: Table(tuple(tuple(map(float, axis)) for axis in each["axes"]), tuple(map(float, each["rates"])))
             for key, each in facts.get("tables", {}).items()
