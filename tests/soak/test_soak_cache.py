@@ -44,15 +44,18 @@ def test_killed_readers_and_fetchers(soak: Soak, tmp_path: Path) -> None:
         with (folder / "errors").open("w") as errors:
             jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) for _ in range(3)]
         fetchers = [int(job.stdout.readline()) for job in jobs]
-        for kill in rng.sample([jobs[0].pid, *fetchers[1:]], 3):
+        for pid in rng.sample([jobs[0].pid, *fetchers[1:]], 3):
             time.sleep(rng.random() * 0.3)
             try:
-                os.kill(kill, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        found = [job.communicate(timeout=120)[0].split() for job in jobs]
-        assert len(found[1]) == len(found[2]) == 3, f"seed {seed}: {(folder / 'errors').read_text()[-3000:]}"
+        found = [job.stdout.read().split() for job in jobs]
+        ended = [job.wait(120) for job in jobs]
+        assert len(found[1]) == len(found[2]) == 3, f"seed {seed}: {ended} {(folder / 'errors').read_text()[-3000:]}"
         assert len({each for lines in found for each in lines}) == 1, f"seed {seed}: other bytes"
+        for job in jobs:
+            job.stdout.close()
         return f"{len(found[0])} epochs of the killed reader"
 
     soak.play(story, at_most=200)
