@@ -83,7 +83,7 @@ class Fetcher:
                 self._calm.notify_all()
 
     def _fetch(self, pin: Pin, first: int, stop: int, soon: float) -> None:
-        if self._fetching.fetch(pin, first, stop, soon=soon) and pin.object_id not in self._checking:
+        if self._fetching.fetch(pin, first, stop, soon=soon, wait=not soon) and pin.object_id not in self._checking:
             self._checking[pin.object_id] = self._checks.submit(self._check, pin)
 
     def _check(self, pin: Pin) -> None:

@@ -21,7 +21,7 @@ from cordee.storage.cache.sources import PATIENCE_S, Source, open_source
 
 RUN_PIECES = 16  # of one request
 OPEN_MAX = 128  # objects; each takes two file descriptors
-_POLL_S, _POLL_S_MAX = 0.001, 0.02
+_POLL_S, _POLL_S_MAX, _LOOKS = 0.002, 0.02, 4
 _STALLED_S = 30.0
 """The wait for another fetcher's piece, which may be frozen; then it is fetched twice."""
 
@@ -50,7 +50,7 @@ class Fetching:
                 self._sources[url] = open_source(url, self._patience_s)
             return self._sources[url]
 
-    def fetch(self, pin: Pin, first: int, stop: int, *, soon: float = 0.0) -> bool:
+    def fetch(self, pin: Pin, first: int, stop: int, *, soon: float = 0.0, wait: bool = True) -> bool:
         """Bring the pieces from `first` to before `stop` into the cache, if they are not there.
 
         Returns whether the object is complete now, and has to be checked.
@@ -60,6 +60,7 @@ class Fetching:
             first: the first piece.
             stop: the one behind the last.
             soon: how soon they are read: 0 is now.
+            wait: for pieces that another fetcher is about to bring.
 
         Raises:
             CacheFullError: there is no room; `read` passes the bytes by.
@@ -69,7 +70,7 @@ class Fetching:
             pieces = self._opened(pin, soon)
             try:
                 for number in range(first, stop):
-                    self._fetch_at(pin, pieces, number, stop, soon)
+                    self._fetch_at(pin, pieces, number, stop, soon, wait)
                 break
             except Evicted:
                 with self._lock:
@@ -135,7 +136,7 @@ class Fetching:
                 self._open.popitem(last=False)
         return opened
 
-    def _fetch_at(self, pin: Pin, pieces: Pieces, number: int, stop: int, soon: float) -> None:
+    def _fetch_at(self, pin: Pin, pieces: Pieces, number: int, stop: int, soon: float, wait: bool) -> None:
         """Fetch a piece, and those behind it that nobody has or fetches; or wait until another one has."""
         wait_s, until_s = _POLL_S, time.monotonic() + _STALLED_S
         while pieces.digest(number) is None:
@@ -143,13 +144,18 @@ class Fetching:
                 if held and pieces.digest(number) is None:
                     self._fetch_run(pin, pieces, number, stop, soon)
                     return
-            if not held:
-                if time.monotonic() > until_s:
-                    data = memoryview(self.read(pin, number, pieces.piece_bytes))
-                    self._write(pin, pieces, number, data, soon)
-                    return
-                time.sleep(wait_s)
-                wait_s = min(2 * wait_s, _POLL_S_MAX)
+            if held:
+                continue  # it has come meanwhile
+            if not wait:
+                return
+            if time.monotonic() > until_s:
+                data = memoryview(self.read(pin, number, pieces.piece_bytes))
+                self._write(pin, pieces, number, data, soon)
+                return
+            for _ in range(_LOOKS):  # a look costs a tenth of a try
+                if pieces.digest(number) is None:
+                    time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _POLL_S_MAX)
 
     def _fetch_run(self, pin: Pin, pieces: Pieces, number: int, stop: int, soon: float) -> None:
         """Fetch a claimed piece and a run of missing ones behind it in one request."""

@@ -29,7 +29,9 @@ def prefetch(node: NodeCache, urls: list[str]) -> dict[str, int]:
     hint.write([pin.object_id for pin in pins])
     try:
         with ThreadPoolExecutor(_STREAMS) as pool:
-            there = list(pool.map(lambda pin: fetching.prefetch([pin]), pins))
+            list(pool.map(lambda pin: fetching.prefetch([pin]), pins))
+        found = [node.open(pin.object_id) for pin in pins]  # some may have left for those that are read before
+        there = [each is not None and each.is_complete for each in found]
     finally:
         hint.close()
     return {
