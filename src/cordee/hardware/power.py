@@ -61,7 +61,15 @@ POWER = {
     "RTX-3090": PowerDraw(350, Source("NVIDIA GeForce RTX 3090, total graphics power", "2020-09")),
     "RTX-5090": PowerDraw(575, Source("NVIDIA GeForce RTX 5090, total graphics power", "2025-01")),
     "RTX-A6000": PowerDraw(300, Source("NVIDIA RTX A6000 datasheet", "2020-10")),
+    "RTX-4080": PowerDraw(320, Source("NVIDIA GeForce RTX 4080, total graphics power", "2022-11")),
+    "RTX-6000-Ada": PowerDraw(300, Source("NVIDIA RTX 6000 Ada Generation datasheet", "2023-01")),
+    "RTX-PRO-6000": PowerDraw(600, Source("NVIDIA RTX PRO 6000 Blackwell Workstation Edition datasheet", "2025-03")),
+    "L4": PowerDraw(72, Source("NVIDIA L4 Tensor Core GPU datasheet", "2023-03")),
+    "T4": PowerDraw(70, Source("NVIDIA T4 Tensor Core GPU datasheet", "2019-03")),
+    "V100-16": PowerDraw(300, Source("NVIDIA V100 Tensor Core GPU datasheet, SXM2", "2020-01")),
+    "V100-32": PowerDraw(300, Source("NVIDIA V100 Tensor Core GPU datasheet, SXM2", "2020-01")),
     "MI300X": PowerDraw(750, Source("AMD Instinct MI300X datasheet", "2023-12"), _LIKE_H100),
+    "MI325X": PowerDraw(1000, Source("AMD Instinct MI325X accelerator data sheet", "2024-10"), _LIKE_H100),
 }
 """Board limits and hosts, by the name of the GPU in gpus.toml."""
 
