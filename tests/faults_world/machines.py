@@ -229,7 +229,7 @@ class NoTransfers(Transfers):
 
     def __init__(self, folder: Path, settings: AgentSettings, wake: Callable[[], None]) -> None:
         self._shipper = None
-        self.catalogue = None
+        self.gpu_files = ()
         self.copies = _NoCopies()  # type: ignore[assignment]
         self.tunnels = Tunnels(folder, "")  # nobody opens one
 
