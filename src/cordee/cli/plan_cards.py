@@ -36,8 +36,8 @@ def print_cards(found: Cards, *, show_all: bool) -> None:
         out.print(_rejected(shown))
         if len(found.rejected) > len(shown):
             indented(out, f"and {len(found.rejected) - len(shown)} more (--all)")
-    for gpu, reason in found.unable if show_all else ():
-        indented(out, f"{gpu}: {reason}")
+    for _, reason in found.unable if show_all else ():
+        indented(out, reason)
     out.print()
     out.print(_summary(found), style="bold")
 

@@ -92,9 +92,9 @@ def ask_cards(request: Request, gpus: Sequence[Gpu]) -> Cards:
         try:
             found.append(_card(replace(request, gpu=gpu), gpu))
         except CatalogueError as error:
-            unable.append((gpu.name, str(error)))
+            unable.append((gpu.name, error.message))
         except LayoutError as error:
-            unable.append((gpu.name, str(error)))
+            unable.append((gpu.name, error.message))
             last = error
     if not found:
         raise last or CatalogueError("no GPU of the catalogue computes this", hint="use another --precision")
