@@ -103,5 +103,5 @@ def test_a_person_pauses_a_job_from_its_page(page: "playwright.Page", team: Team
     page.get_by_text("It was asked to save").wait_for()
     assert page.url == f"{team.api.url}/jobs/{job_id}?done=pause"
     team.tick()
-    assert team.api.operations.job(job_id).state == "held"
+    assert team.api.operations.job(job_id).state == "paused"
     playwright.expect(page.locator("#summary")).to_contain_text("Resume", timeout=WAIT_MS)
