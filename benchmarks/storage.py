@@ -44,7 +44,7 @@ def store(weed: str, folder: Path) -> Iterator[int]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + 180
         while True:
             try:
                 urlopen(f"http://127.0.0.1:{ports['s3.port']}/", timeout=5).close()
