@@ -16,6 +16,7 @@ from typing import Any
 
 from cordee.hardware.load import load_catalogue
 from cordee.plan.memory import RankMemory, rank_memory
+from cordee.plan.replay import with_replay
 from cordee.units import GB
 from published import Published, memory_bytes, read_published, usable_bytes
 
@@ -86,7 +87,7 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
             continue
         if not wanted:
             continue
-        memory = rank_memory(run.shape, run.layout, run.training)
+        memory = with_replay(rank_memory(run.shape, run.layout, run.training), run.shape, run.layout, run.training)
         for metric in wanted:
             if metric == "oom":
                 over = run.gpu is not None and memory.total_bytes > usable_bytes(run.gpu)

@@ -13,6 +13,7 @@ from typing import Any
 
 from cordee.plan.layout import Layout
 from cordee.plan.memory import rank_memory
+from cordee.plan.replay import with_replay
 from cordee.plan.settings import Settings
 from cordee.train.trace_memory.answer import Traced
 from cordee.train.trace_memory.question import Question
@@ -66,13 +67,15 @@ def compare(case: Case) -> dict[str, Any]:
     ).stdout
     traced = Traced.read(json.loads(said))
     shape, gpus = load_shape(case.model), case.ranks * case.replicas
-    settings = Settings(seq_tokens=case.seq_tokens, global_batch=gpus * case.micro_batch * case.accumulated)
+    settings = Settings(
+        seq_tokens=case.seq_tokens, global_batch=gpus * case.micro_batch * case.accumulated, model_code=case.code
+    )
     layout = Layout(
         dp=gpus, zero=3, recompute=case.recompute, micro_batch=case.micro_batch,
         shard=case.ranks if case.replicas > 1 else None,
     )  # fmt: skip
     training = settings.training(shape, gpus)
-    planned = rank_memory(shape, layout, training).worst
+    planned = with_replay(rank_memory(shape, layout, training), shape, layout, training).worst
     return {
         "model": case.model, "layout": str(layout), "tokens": case.seq_tokens, "code": case.code,
         "accumulated": case.accumulated, "peak": traced.peak.phase,

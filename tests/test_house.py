@@ -32,6 +32,7 @@ RECORDS = {
     "ModelShape": "the keys of a config.json",
     "Node": "one machine, as its agent describes it",
     "NodeView": "one answer of the API",
+    "Settings": "the flags of `cordee plan` that a training has",
     "ServingGiven": "the flags of `cordee serve plan`",
     "Policy": "one value for each question that schedulers answer differently",
     "DryRunView": "one answer of the API",

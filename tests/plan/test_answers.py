@@ -107,10 +107,10 @@ def test_what_is_too_small_has_no_layout_and_the_fewest_is_said() -> None:
 
 
 def test_a_curve_falls_back_to_another_framework_as_a_plan_does() -> None:
-    request = asked(L70, H100, 16, framework=None)
+    request = asked(L70, H100, 16, framework=None, seq_tokens=20480)
     assert ask(request).layouts.case.training.framework == "megatron"
     assert ask_curve(request, 16).training.framework == "megatron"
-    assert not ask_curve(asked(L70, H100, 16, framework="torch"), 16).fits
+    assert not ask_curve(asked(L70, H100, 16, framework="torch", seq_tokens=20480), 16).fits
 
 
 def test_an_exhaustive_curve_searches_as_widely_as_an_exhaustive_plan() -> None:

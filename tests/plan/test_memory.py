@@ -45,9 +45,10 @@ def test_the_state_of_llama_3_405b_with_8_bit_adam() -> None:
 
 
 def test_states_by_hand_for_every_zero_stage() -> None:
+    # FSDP2 shards fp32 weights and gradients themselves.
     n, training = L70.parameters, Training(8192, 512)
     for zero, (weights, gradients, kept) in enumerate(
-        [(2, 2, 12), (2, 2, 12 / 64), (2, 2 / 64, 12 / 64), (2 / 64, 2 / 64, 12 / 64)]
+        [(2, 2, 12), (2, 2, 12 / 64), (2, 2 / 64, 12 / 64), (4 / 64, 4 / 64, 8 / 64)]
     ):
         stage = rank_memory(L70, Layout(dp=64, zero=zero), training).worst
         assert stage.weights_bytes == pytest.approx(n * weights, rel=1e-6)
@@ -59,9 +60,11 @@ def test_a_llama_layer_keeps_what_the_closed_form_says() -> None:
     # 2*T*(6h + 2kd + 3f) bytes, flash attention, no dropout; and 4 bytes a head and token of log-sums.
     tokens = 8192
     closed = 2 * tokens * (6 * 8192 + 2 * 8 * 128 + 3 * 28672) + 4 * 64 * tokens
-    training = Training(tokens, 1)
+    training = Training(tokens, 1, fused=True)
     one = layer_activation_bytes(L70, Layout(), training)
     assert one == closed
+    # Eager PyTorch keeps silu(gate) as well.
+    assert layer_activation_bytes(L70, Layout(), Training(tokens, 1)) == closed + 2 * tokens * 28672
     assert layer_activation_bytes(L70, Layout(tp=8, sp=True), training) == closed / 8
     assert layer_activation_bytes(L70, Layout(cp=4), training) == closed / 4
     whole_norms = layer_activation_bytes(L70, Layout(tp=8), training)

@@ -80,14 +80,14 @@ def test_where_nothing_fits_each_remedy_fits_and_says_how() -> None:
     plan = planned(L70, H100, 8)
     assert plan.best is None and plan.rejected
     assert [remedy.change for remedy in plan.remedies] == [
-        "--gpus 24xH100",
+        "--gpus 16xH100",
         "offload to the host on the same 8 GPUs",
         "--optimizer adamw-8bit on the same 8 GPUs",
     ]
     # 12 bytes a parameter of each GPU's eighth go to the host; 8-bit states are 6.03 bytes a parameter in all.
     more, host, less = (remedy.because for remedy in plan.remedies)
-    assert more == "1.92 TB for 1.129 TB of state"
-    assert host == "105.8 GB a GPU on the host, 846.7 GB a node"
+    assert more == "1.28 TB for 1.129 TB of state"
+    assert host == "105.8 GB a GPU on the host, 846.8 GB a node"
     assert less == "425.5 GB of state instead of 1.129 TB"
     for remedy in plan.remedies:
         asked = f"offload={remedy.candidate.layout.offload}"
@@ -180,7 +180,7 @@ def test_less_than_a_node_may_be_enough() -> None:
 def test_admission_names_what_would_help_where_no_layout_does() -> None:
     refused = _admitted(L70, H100, 8)
     assert refused.suggestion is None
-    assert (refused.error().hint or "").startswith("--gpus 24xH100: ")
+    assert (refused.error().hint or "").startswith("--gpus 16xH100: ")
     tiny = _admitted(L405, A10, 1, seq_tokens=1024)
     assert not tiny.fits and tiny.error().hint
 

@@ -140,7 +140,7 @@ def test_packed_documents_attend_to_themselves() -> None:
 
 
 def test_the_search_with_paged_moments_finds_what_brute_force_finds() -> None:
-    small = replace(H100, memory_bytes=30 * 10**9)
+    small = replace(H100, memory_bytes=20 * 10**9)
     training = _training(batch=8, optimizer="adamw-8bit-paged", loss="chunked")
     case = Case(LLAMA, small, 2, training)
     winner, _ = optimum(case, ANY_LAYOUT, default_choices(case))

@@ -186,7 +186,7 @@ def plan(
     settings = _settings(
         seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads, packed_tokens=packed,
         freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=_one_of("way to train", train, TRAINED),
-        rank=rank, targets=targets, base_bits=base_bits,
+        rank=rank, targets=targets, base_bits=base_bits, model_code=model_code,
     )  # fmt: skip
     wanted, gpu = _layout(layout, recompute, micro_batch), warned(find_gpu(catalogue, gpus or "", last, kind))
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json)

@@ -24,12 +24,14 @@ from cordee.plan.ask import Request, ask
 from cordee.plan.buffers import context_bytes
 from cordee.plan.layout import Layout
 from cordee.plan.memory import RankMemory, rank_memory
+from cordee.plan.replay import with_replay
 from cordee.plan.settings import Settings
 from cordee.plan.training import PURE_BF16, Training, find_optimizer
 from cordee.plan.wanted import LayoutWanted
 from cordee.train.trace_memory.answer import Traced
 from cordee.train.trace_memory.question import MODEL_CODES, ModelCode, Question, Weights
 from cordee.workload.load import load_config, load_shape
+from cordee.workload.model import ModelShape
 
 # Families whose code is written out here as torchtitan writes it.
 _TITAN = ("llama", "mistral", "qwen2", "qwen3")
@@ -90,7 +92,7 @@ class Tracing:
         code = _code(self.model, self.code)
         layout, training = _unplanned(self.wanted, self.settings, self.gpus) if request is None else _planned(request)
         question = _question(self.model, code, layout, training, autocast=self.autocast)
-        planned = None if request is None else rank_memory(request.shape, layout, training)
+        planned = None if request is None else _planned_memory(request.shape, layout, training)
         found = Comparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), planned)
         if self.as_json:
             terminal.print_json(document(found))
@@ -124,6 +126,11 @@ def document(found: Comparison) -> dict[str, object]:
         "needed_bytes": found.needed_bytes,
         "fits": found.fits,
     }
+
+
+def _planned_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMemory:
+    """Return the plan's memory of a layout, with the segments that a replay of the formulas' tensors keeps."""
+    return with_replay(rank_memory(shape, layout, training), shape, layout, training)
 
 
 def _is_planned(model: str) -> bool:

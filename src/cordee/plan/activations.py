@@ -70,15 +70,19 @@ def layer_activation_bytes(
         heads_wide, compressed = 2 * attention_out + 2 * kv_heads * shape.head_dim, 0
     if layout.cp_kind == "ulysses":
         heads_wide = heads_wide + (layout.cp > 1) * attention_out
-    per_token = (4 * shape.hidden + compressed) / split + heads_wide / tp
+    per_token: Real = (4 * shape.hidden + compressed) / split + heads_wide / tp
     moe = shape.experts
     if expert and moe is not None:
-        per_token = per_token + _inner_widths(shape) * moe.shared_ffn / tp
+        widths = _kept_widths(shape, training)
+        per_token = per_token + widths * moe.shared_ffn / tp
         per_token = per_token + routed_fraction(shape, layout, training) * shape.hidden
-        per_token = per_token + moe.per_token / tp * training.imbalance_at(layout.ep) * _inner_widths(shape) * moe.ffn
+        per_token = per_token + moe.per_token / tp * training.imbalance_at(layout.ep) * widths * moe.ffn
     else:
-        per_token = per_token + _inner_widths(shape) * shape.ffn / tp
+        per_token = per_token + _kept_widths(shape, training) * shape.ffn / tp
     total = tokens * (training.activation_bytes * per_token + 4 * shape.heads / tp)
+    if training.tuning.composite_norms and shape.norm == "rms":
+        # Two norms, each with its input in fp32 and what it is scaled to, in place of its 16-bit input.
+        total = total + tokens * 2 * 4 * shape.hidden / split
     if keeps_fp8(training):
         # Products keep their inputs in one byte, but the attention's output is kept in two as well, for itself.
         inner = _product_inputs(shape, layout, training, expert=expert)
@@ -166,6 +170,11 @@ def routed_fraction(shape: ModelShape, layout: Layout, training: Training) -> Re
 
 def _inner_widths(shape: ModelShape) -> int:
     return 3 if shape.gated else 2
+
+
+def _kept_widths(shape: ModelShape, training: Training) -> int:
+    """Return the MLP's inner tensors that are kept: eager PyTorch has silu(gate) beside gate, up and their product."""
+    return _inner_widths(shape) + (shape.gated and not training.is_fused)
 
 
 def _latent_widths(shape: ModelShape) -> tuple[int, int]:

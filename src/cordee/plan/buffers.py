@@ -44,7 +44,8 @@ def standing_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
         return _dummy_bytes(shape, layout, training, held) + _fp8_bytes(shape, layout, training, held)
     if training.framework == "deepspeed":
         return (layout.data_ranks > 1) * 2 * training.activation_bytes * DEEPSPEED_BUCKET
-    return (layout.data_ranks > 1) * 2 * BUCKET_BYTES
+    # FSDP2 reduces each layer in a buffer of its size.
+    return (layout.data_ranks > 1) * (1 - (layout.zero == 3) * (training.framework == "torch")) * 2 * BUCKET_BYTES
 
 
 def _dummy_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
@@ -105,6 +106,25 @@ def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
         own = training.optimizer.weight_bytes * adapter_parameters(shape, training.adapters)
         whole = whole + own - quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
     return passing * 2 * whole
+
+
+def gradients_appear(layout: Layout, training: Training) -> Real:
+    """Return 1 where torch has no gradients before the first backward pass of a step, since `zero_grad` drops them.
+
+    So it is with FSDP2, and on one GPU; DDP's are views of its buckets, a pipeline's add up unsharded.
+    """
+    if training.framework != "torch" or layout.pp > 1 or training.optimizer.in_backward:
+        return 0
+    return 1 * ((layout.zero == 3) | (layout.gpus == 1))
+
+
+def keeps_fp32_shards(layout: Layout, training: Training) -> Real:
+    """Return 1 where a rank keeps its part of fp32 weights and gathers them in 16 bits: FSDP2 in mixed precision."""
+    optimizer = training.optimizer
+    mixed = optimizer.weight_bytes == 2 and optimizer.master_bytes == 4 and optimizer.gradient_bytes == 2
+    plain = training.framework == "torch" and layout.pp == 1 and training.adapters is None
+    plain = plain and layout.offload not in ("optimizer", "both")
+    return (mixed and plain) * (layout.zero == 3)
 
 
 def stays_whole(layout: Layout, training: Training) -> bool:

@@ -250,25 +250,32 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     arriving = buf.arriving_bytes(shape, layout, training, held)
     gathered_or_whole = gathered + act.dequantised_bytes(shape, training)
     backward = act.backward_moment_bytes(shape, layout, training, held) + gathered_or_whole + arriving
+    appear = buf.gradients_appear(layout, training)
+    first = appear * (layout.micro_batches(training.global_batch) == 1)
 
-    def still(event: str, buffers: Real = 0.0) -> Moment:
-        return Moment(weights, gradients, optimizer, 0.0, 0.0, standing + buffers, event)
+    def still(event: str, buffers: Real = 0.0, missing: Real = 0.0) -> Moment:
+        return Moment(weights, gradients * (1 - missing), optimizer, 0.0, 0.0, standing + buffers, event)
 
-    def at(event: str, activations: Real, loss: Real, buffers: Real) -> Moment:
-        held_weights, held_gradients = weights + weights_whole, gradients + gradients_whole
+    def at(event: str, activations: Real, loss: Real, buffers: Real, missing: Real = 0.0) -> Moment:
+        held_weights, held_gradients = weights + weights_whole, gradients - missing + gradients_whole
         return Moment(held_weights, held_gradients, optimizer, activations, loss, standing + buffers, event)
 
-    moments = [still("states"), at("forward", kept + between, 0.0, gathered_or_whole)]
+    none = first * gradients
+    moments = [still("states", missing=appear), at("forward", kept + between, 0.0, gathered_or_whole, none)]
     if held.heads:
         logits = act.loss_bytes(shape, layout, training)
         beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
-        moments.append(at("loss", kept + between, logits, beside + gathered))
+        # FSDP2 has let go of the last layer when the head runs.
+        beside = beside + gathered * (1 - appear * (layout.zero == 3))
+        moments.append(at("loss", kept + between, logits, beside, none))
         stage = training.tuning.stage
         if stage is not None and stage.sequences_together > 1 and stage.free_passes:
             # The reference passes while the policy's activations and logits wait for their loss.
             both = logits if training.loss_kind == "chunked" else 2 * act.output_bytes(shape, layout, training)
-            moments.append(at("reference", kept + between, both, beside + gathered))
-    moments.append(at("backward", kept + between, 0.0, backward))
+            moments.append(at("reference", kept + between, both, beside, none))
+    # Gradients come as activations go, layer by layer: the fullest is the first of them or the last.
+    going = kept * (1 - 1 / max(1, held.layers))
+    moments.append(at("backward", kept + between, 0.0, backward, first * np.minimum(gradients, going)))
     frozen = training.tuning.frozen
     if held.embeddings and training.adapters is None and not (frozen is not None and frozen.embeddings):
         rows = buf.embedding_gradient_bytes(shape, layout, training)
@@ -286,13 +293,18 @@ def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) ->
     kept: Real = 0.0
     moment: Real = 0.0
     # Moments that CUDA can move to the host are none that the GPU cannot do without.
-    own = optimizer.master_bytes + (0 if optimizer.paged else optimizer.moment_bytes)
+    own: Real = optimizer.master_bytes + (0 if optimizer.paged else optimizer.moment_bytes)
+    # FSDP2 shards the fp32 weights themselves, and their gradients are as wide: 4 + 4 + 8 bytes, not 2 + 2 + 12.
+    wide = buf.keeps_fp32_shards(layout, training)
+    own = own - wide * optimizer.master_bytes
     for count, shards in (
         (parameters.dense, layout.shard_ranks),
         (parameters.experts, layout.expert_shard_ranks),
     ):
-        weights = weights + optimizer.weight_bytes * count / (1 + (zero >= 3) * (shards - 1))
-        standing = 0 if optimizer.in_backward else optimizer.gradient_bytes
+        each = optimizer.weight_bytes + wide * (optimizer.master_bytes - optimizer.weight_bytes)
+        weights = weights + each * count / (1 + (zero >= 3) * (shards - 1))
+        standing = optimizer.gradient_bytes + wide * (optimizer.master_bytes - optimizer.gradient_bytes)
+        standing = (not optimizer.in_backward) * standing
         gradients = gradients + standing * count / (1 + (zero >= 2) * (shards - 1))
         over = 1 + (zero >= 1) * (shards - 1)
         kept = kept + own * count / over

@@ -47,6 +47,7 @@ class Settings:
 
     `train` lora, qlora or dora trains adapters of this `rank` on `targets` (all, attention, or names: q,v) over frozen
     weights of `base_bits` or in a format of `BASES`: None is 16 bits, and 4 for qlora.
+    `model_code` hf has RMS norms of several kernels.
     """
 
     seq_tokens: int | None = None
@@ -64,6 +65,7 @@ class Settings:
     rank: int = 16
     targets: str = "all"
     base_bits: int | str | None = None
+    model_code: str | None = None
 
     def training(self, shape: ModelShape, gpus: int) -> Training:
         """Return the training of this model on so many GPUs, with every default filled in.
@@ -91,7 +93,7 @@ class Settings:
         return Training(
             seq, batch, optimizer, self.precision, self.flash, framework=framework, loss=self.loss,
             imbalance_by_ep=self._imbalance_by_ep(shape), adapters=adapters,
-            tuning=Tuning(self._frozen(shape, seq), self._packed(seq)),
+            tuning=Tuning(self._frozen(shape, seq), self._packed(seq), composite_norms=self.model_code == "hf"),
         )  # fmt: skip
 
     def sequence(self, shape: ModelShape) -> int:

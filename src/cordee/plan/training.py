@@ -244,14 +244,16 @@ class Stage:
 class Tuning:
     """Changes that fine-tuners make to a step beside adapters.
 
-    They are frozen parts, documents packed into a sequence, and stages with a reference. `packed_tokens` is the length
+    They are frozen parts, documents packed into a sequence, stages with a reference, and a model's own code. `packed_tokens` is the length
     of a document that a sequence is packed with, as its tokens see it (the mean weighted by length): attention does not
-    go beyond it. None: each sequence is one document.
+    go beyond it. None: each sequence is one document. `composite_norms`: an RMS norm is several kernels, as Hugging
+    Face's models have it, which keep its input in fp32 and what it is scaled to.
     """
 
     frozen: Frozen | None = None
     packed_tokens: int | None = None
     stage: Stage | None = None
+    composite_norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
