@@ -7,7 +7,7 @@ import pytest
 
 from cordee.plan.layout import Layout
 from cordee.plan.rules import RULES, Proposal, first_misfit, permitted
-from cordee.plan.training import OPTIMIZERS, Adapters, Frozen, Training, Tuning
+from cordee.plan.training import OPTIMIZERS, Adapters, Frozen, Stage, Training, Tuning
 from cordee.workload.load import load_shape
 
 L70, MOE = load_shape("llama-3-70b"), load_shape("mixtral-8x7b")
@@ -25,6 +25,7 @@ BROKEN = {
     "each stage has a layer": (L70, Layout(pp=81), 81),
     "sequence parallelism divides the tokens": (replace(L70, heads=60, kv_heads=60, ffn=60), Layout(tp=5, sp=True), 5),
     "the data ranks divide the batch": (L70, Layout(dp=3), 3),
+    "a micro-batch has whole pairs": (L70, Layout(dp=4), 4),
     "context parallelism divides the sequence": (L70, Layout(cp=3), 3),
     "ulysses divides the heads": (L70, Layout(cp=128, cp_kind="ulysses"), 128),
     "sharding groups divide the data ranks": (L70, Layout(dp=4, zero=3, shard=3), 4),
@@ -48,6 +49,7 @@ TRAINED = {
     "an optimizer in the backward pass sees each gradient once": Training(
         8192, 512, replace(OPTIMIZERS["adamw-bf16"], in_backward=True)
     ),
+    "a micro-batch has whole pairs": Training(8192, 512, tuning=Tuning(stage=Stage("dpo", "model"))),
 }
 
 

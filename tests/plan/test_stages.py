@@ -97,7 +97,7 @@ def test_an_iteration_is_the_sum_of_its_parts() -> None:
     assert made.iteration_s == pytest.approx(made.generate_s + made.weights_s + made.reference_s + made.update_s)
     # On the same GPUs the engine has what the training's weights and moments leave.
     alone = _asked("grpo,prompt=1024,rollouts=apart,rollout-gpus=8", 16, global_batch=512).rollouts
-    assert alone is not None and alone.engine == made.engine and alone.kv_tokens > made.kv_tokens
+    assert alone is not None and alone.kv_tokens > made.kv_tokens
     assert made.engine_bytes <= H100.memory_bytes and standing_bytes(best) > 12 * LLAMA.parameters / 8
 
 

@@ -244,10 +244,10 @@ class Stage:
 class Tuning:
     """Changes that fine-tuners make to a step beside adapters.
 
-    They are frozen parts, documents packed into a sequence, stages with a reference, and a model's own code. `packed_tokens` is the length
-    of a document that a sequence is packed with, as its tokens see it (the mean weighted by length): attention does not
-    go beyond it. None: each sequence is one document. `composite_norms`: an RMS norm is several kernels, as Hugging
-    Face's models have it, which keep its input in fp32 and what it is scaled to.
+    They are frozen parts, documents packed into a sequence, stages with a reference, and a model's own code.
+    `packed_tokens` is the length of a document that a sequence is packed with, as its tokens see it (the mean weighted
+    by length): attention does not go beyond it. None: each sequence is one document. `composite_norms`: an RMS norm is
+    several kernels, as Hugging Face's models have it, which keep its input in fp32 and what it is scaled to.
     """
 
     frozen: Frozen | None = None
