@@ -6,7 +6,6 @@ from types import MappingProxyType
 from cordee.control.prices import SLOT
 from cordee.errors import SpecError, TooLargeError
 from cordee.serve.engines.known import find_engine
-from cordee.storage.destination import is_remote, level_urls
 from cordee.workload.service import (
     SETTINGS_ENV,
     WHOLE_MILLI,
@@ -118,6 +117,8 @@ def replica_of(
     # A node's wrapper may be of an earlier version, which knows no such settings.
     unused = {name for name, value in (("trained", found), ("artifacts", artifacts)) if not value}
     env = spec.env | {SETTINGS_ENV: settings.model_dump_json(exclude=unused)}
+    from cordee.storage.destination import is_remote, level_urls  # their hashes are not in every extra
+
     # What only the server's disk has comes over the agent's connection; an object store is open to every node.
     stores = {each.store for each in artifacts.values()}
     is_here = not any(is_remote(place) for store in stores for place in level_urls(store))
