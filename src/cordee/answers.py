@@ -483,12 +483,6 @@ class FilesWanted(FileDigests):
     epoch: Annotated[int, Field(ge=1)]
 
 
-class ArtifactBlobsWanted(FilesWanted):
-    """The chunks or manifests that a node asks for, of the artifacts that an attempt there reads."""
-
-    kind: Literal["chunks", "manifests"]
-
-
 class FilesReceived(View):
     """The number of contents in a pack that were stored."""
 

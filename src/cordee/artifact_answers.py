@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from cordee.answers import View
+from cordee.answers import FilesWanted, View
 
 DIGEST = r"[0-9a-f]{64}"
 TAG = r"^[A-Za-z][A-Za-z0-9._-]{0,62}$"
@@ -177,3 +177,9 @@ class CollectedView(View):
     chunks: int
     freed_bytes: int
     dry: bool
+
+
+class ArtifactBlobsWanted(FilesWanted):
+    """The chunks or manifests that a node asks for, of the artifacts that an attempt there reads."""
+
+    kind: Literal["chunks", "manifests"]

@@ -236,7 +236,15 @@ class GatewayStatus(View):
     idle_us: dict[Word, Count] = Field(default_factory=dict)
 
 
-class UsageLine(View):
+class UsageTimes(View):
+    """Time within which requests were open, and what of it a knowledge base spent in retrieval and in generation."""
+
+    busy_us: Count = 0
+    retrieval_us: Count = 0
+    generation_us: Count = 0
+
+
+class UsageLine(UsageTimes):
     """The requests of one tenant, key and model that an attempt answered between `from_us` and `until_us`.
 
     The line with neither tenant nor key has the time in which the attempt had a request open, and no requests.
@@ -250,14 +258,11 @@ class UsageLine(View):
     model: Printable = ""
     from_us: Count
     until_us: Count
-    busy_us: Count = 0
     requests: Count = 0
     failed: Count = 0
     input_tokens: Count = 0
     cached_tokens: Count = 0
     output_tokens: Count = 0
-    retrieval_us: Count = 0
-    generation_us: Count = 0
 
 
 class GatewayReport(View):

@@ -296,7 +296,7 @@ def test_the_agents_own_visible_devices_are_what_it_offers(machine, stub, monkey
 
 def test_slots_are_what_was_asked_for_or_the_cores(monkeypatch):
     assert (discover(3).count, discover(3).gpu_name) == (3, "slot")
-    monkeypatch.setattr("cordee.agent.gpus._nvml", lambda: None)
+    monkeypatch.setattr("cordee.agent.gpus.nvml_library", lambda: None)
     found = discover(None)
     assert found.count == os.cpu_count() and "no NVIDIA driver was found" in found.says
 

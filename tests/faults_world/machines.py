@@ -19,6 +19,7 @@ from cordee.agent.clock import Clock, MachineClock
 from cordee.agent.copies import Copied
 from cordee.agent.facts import Facts
 from cordee.agent.gpus import Devices
+from cordee.agent.prefetches import Prefetches
 from cordee.agent.process import Process
 from cordee.agent.settings import AgentSettings
 from cordee.agent.transfers import Transfers
@@ -229,6 +230,7 @@ class NoTransfers(Transfers):
 
     def __init__(self, folder: Path, settings: AgentSettings, wake: Callable[[], None]) -> None:
         self._shipper = None
+        self.prefetches = Prefetches()
         self.gpu_files = ()
         self.copies = _NoCopies()  # type: ignore[assignment]
         self.tunnels = Tunnels(folder, "")  # nobody opens one

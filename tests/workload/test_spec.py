@@ -309,6 +309,8 @@ def test_the_reference_names_every_key_and_no_other() -> None:
         for key in spec._keys(None)
         for inner in (spec._keys(key) if key in spec._SECTIONS else [""])
     ]
+    at = keys.index("model.tune")
+    keys[at : at + 1] = [f"model.tune.{field}" for field in spec.TuneSpec.model_fields]
     assert told == keys
 
 

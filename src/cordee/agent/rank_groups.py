@@ -18,7 +18,6 @@ from cordee.agent.launch import Assignment, LaunchError, RankGroupLaunch, prepar
 from cordee.agent.logs import LogPump
 from cordee.agent.messages import Dial
 from cordee.agent.mig import MigError
-from cordee.agent.prefetches import Prefetches
 from cordee.agent.preflight import Preflights
 from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup, RankGroupResult
@@ -82,7 +81,6 @@ class RankGroups:
         self._next_follow_s = 0.0
         self._samples = Samples(node, devices, report, clock)
         self._preflights = Preflights(node, devices, transfers.gpu_files)
-        self._prefetches = Prefetches()
 
     def __bool__(self) -> bool:
         """Return whether a rank group runs."""
@@ -145,7 +143,7 @@ class RankGroups:
         group = RankGroup(order, folder, self._clock, self._processes)
         self._samples.begin(order, self._clock.now_s())
         copied = order.spec.get("files") is None and not order.spec.get("artifacts")
-        if copied and not self._preflights.wanted(order.spec) and not self._prefetches.wanted(order.spec):
+        if copied and not self._preflights.wanted(order.spec) and not self.transfers.prefetches.wanted(order.spec):
             self._launch(group, order, secrets, base_env, kept)
             return
         self._journal.keep_order(order)
@@ -167,7 +165,7 @@ class RankGroups:
         preflight: str = "",
     ) -> None:
         """Start the ranks of a group when the datasets that its job names have arrived, or the wait is over."""
-        if not self._prefetches.wanted(order.spec):
+        if not self.transfers.prefetches.wanted(order.spec):
             self._launch(group, order, secrets, base_env, says=preflight)
             return
         try:
@@ -176,7 +174,7 @@ class RankGroups:
             self._launch(group, order, secrets, base_env)  # which says why
             return
         self._waiting[order.tag] = secrets, base_env
-        self._prefetches.begin(order, group.folder, launch.processes[0].env, preflight)
+        self.transfers.prefetches.begin(order, group.folder, launch.processes[0].env, preflight)
 
     def _prepared(
         self, group: RankGroup, order: Assignment, secrets: Mapping[str, str], base_env: Mapping[str, str]
@@ -250,7 +248,7 @@ class RankGroups:
 
     def _launch_prefetched(self) -> None:
         """Start the ranks of groups that wait for their data no longer, unless they were ended meanwhile."""
-        for each in self._prefetches.ended():
+        for each in self.transfers.prefetches.ended():
             tag = each.order.tag
             group, (secrets, base_env) = self._running.get(tag), self._waiting.pop(tag)
             if group is not None and not group.ends:

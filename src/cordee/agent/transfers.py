@@ -6,6 +6,7 @@ from pathlib import Path
 from cordee.agent.clock import monotonic_s
 from cordee.agent.copies import Copies
 from cordee.agent.log_shipping import LogShipper
+from cordee.agent.prefetches import Prefetches
 from cordee.agent.settings import AgentSettings
 from cordee.agent.tunnels import Tunnels
 from cordee.agent.uplink import Uplink
@@ -21,6 +22,7 @@ class Transfers:
     Attributes:
         copies: the copies of submitted files.
         tunnels: to commands, ports and shells.
+        prefetches: of datasets, before the ranks start.
         gpu_files: what the server's home knows of GPUs beyond the catalogue, if the agent sees it.
     """
 
@@ -28,6 +30,7 @@ class Transfers:
         self._attempts, self._node = settings.attempts(folder), settings.node
         self._shipper: LogShipper | None = None
         self.tunnels = Tunnels(folder, settings.node)
+        self.prefetches = Prefetches()
         self.gpu_files = () if settings.home is None else own_gpu_files(Path(settings.home))
         if settings.home is not None:
             self.copies = Copies(Contents(Path(settings.home) / FILES), None, wake)

@@ -12,7 +12,7 @@ from cordee.cli import terminal
 from cordee.units import format_bytes, format_latency, plural
 
 if TYPE_CHECKING:
-    from cordee.serve.policy.rag_forecast import Latency, MemoryPlan, RagProfile
+    from cordee.serve.policy.rag_forecast import AnswerLatency, MemoryPlan, RagProfile
     from cordee.serve.rag.index import Change, RagIndex, Retrieved
     from cordee.serve.rag.predict import Prediction
 
@@ -183,7 +183,7 @@ class LatencyDocument(BaseModel):
     generation_s: float
 
     @classmethod
-    def of(cls, found: "list[Latency]") -> "LatencyDocument":
+    def of(cls, found: "list[AnswerLatency]") -> "LatencyDocument":
         """Return the document of some latencies."""
         totals = sorted(each.total_s for each in found)
         number = len(found)

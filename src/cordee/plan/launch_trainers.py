@@ -69,16 +69,16 @@ def lightning(shape: ModelShape, layout: Layout, training: Training) -> Settings
     """Return the arguments of `lightning.Trainer`, as Python."""
     precision = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}.get(training.precision, "bf16-mixed")
     if layout.zero == 3 or layout.tp > 1:
-        strategy = f"ModelParallelStrategy(data_parallel_size={layout.dp}, tensor_parallel_size={layout.tp})"
+        ways = f"ModelParallelStrategy(data_parallel_size={layout.dp}, tensor_parallel_size={layout.tp})"
         notes = ["in configure_model: fully_shard(layer, mesh=self.device_mesh['data_parallel']) for each layer"]
     else:
-        strategy = "'ddp'" if layout.gpus > 1 else "'auto'"
+        ways = "'ddp'" if layout.gpus > 1 else "'auto'"
         notes = []
     lines = [
         "Trainer(",
         "    accelerator='gpu',",
         f"    devices={layout.gpus},  # of a node; num_nodes=... for more",
-        f"    strategy={strategy},",
+        f"    strategy={ways},",
         f"    precision={precision!r},",
         f"    accumulate_grad_batches={layout.micro_batches(training.global_batch)},",
         ")",

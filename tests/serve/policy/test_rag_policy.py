@@ -10,7 +10,7 @@ from cordee.serve.policy.rag_forecast import RagProfile, RagSetup, even_arrivals
 from cordee.serve.policy.retrieval import (
     PATIENCE_US,
     RetrievalRules,
-    Waiting,
+    WaitingQuery,
     batch_of,
     next_load,
     next_search,
@@ -25,8 +25,8 @@ PROFILE = RagProfile(
 )
 
 
-def waits(since_us: int, *wants: int) -> Waiting:
-    return Waiting(since_us, frozenset(wants))
+def waits(since_us: int, *wants: int) -> WaitingQuery:
+    return WaitingQuery(since_us, frozenset(wants))
 
 
 def test_what_ends_most_waits_is_loaded_first_until_the_oldest_has_waited_long() -> None:

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 
-from cordee.answers import ArtifactBlobsWanted
 from cordee.artifact_answers import (
     DIGEST,
+    ArtifactBlobsWanted,
     BlobSize,
     CollectedView,
     CollectRequest,

@@ -13,7 +13,7 @@ from cordee.serve.policy.generation import knee, seconds_at
 from cordee.serve.policy.retrieval import (
     BUFFERS,
     RetrievalRules,
-    Waiting,
+    WaitingQuery,
     batch_of,
     next_load,
     next_search,
@@ -68,7 +68,7 @@ class RagSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class AnswerLatency:
     """The seconds of one request: without anything done for it, in retrieval, in generation."""
 
     wait_s: float
@@ -140,7 +140,7 @@ def plan_memory(
 
 def forecast(
     profile: RagProfile, setup: RagSetup, arrivals_s: Sequence[float], wanted: Sequence[frozenset[int]] | None = None
-) -> list[Latency]:
+) -> list[AnswerLatency]:
     """Return the latency of each request of a workload.
 
     Args:
@@ -156,7 +156,7 @@ def forecast(
     times = played.play([(at + profile.embed_s, (wanted[n] if wanted else every)) for n, at in enumerate(arrivals_s)])
     begun = _generation(profile.generation_s, setup.at_once, [end for _, end in times])
     return [
-        Latency(start - at - profile.embed_s + first - end, profile.embed_s + end - start, last - first)
+        AnswerLatency(start - at - profile.embed_s + first - end, profile.embed_s + end - start, last - first)
         for at, (start, end), (first, last) in zip(arrivals_s, times, begun, strict=True)
     ]
 
@@ -168,8 +168,8 @@ class _Retrieval:
         self._profile, self._setup, rules = profile, setup, setup.rules
         self._pinned = to_pin(setup.sizes, {}, setup.memory_bytes) if rules.pin else frozenset[int]()
         self._resident: dict[int, int] = dict.fromkeys(sorted(self._pinned), 0)  # by last search
-        self._waiting: dict[int, Waiting] = {}
-        self._later: dict[int, Waiting] = {}  # those that do not join a scan that goes on
+        self._waiting: dict[int, WaitingQuery] = {}
+        self._later: dict[int, WaitingQuery] = {}  # those that do not join a scan that goes on
         self._times: dict[int, tuple[float, float]] = {}
         self._events: list[tuple[float, int, str, int]] = []
         self._loading: int | None = None
@@ -192,7 +192,7 @@ class _Retrieval:
         return [self._times[number] for number in range(len(queries))]
 
     def _come(self, now: float, number: int, wants: frozenset[int]) -> None:
-        each = Waiting(round(now * 1e6), wants)
+        each = WaitingQuery(round(now * 1e6), wants)
         self._times[number] = (now, now)
         if self._setup.rules.join or not self._waiting:
             self._waiting[number] = each

@@ -18,7 +18,7 @@ BUFFERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingQuery:
     """A query that waits: since when, and the partitions in which it is still to be searched."""
 
     since_us: int
@@ -44,10 +44,10 @@ class RetrievalRules:
     order: bool = True
 
 
-def weights(waiting: Collection[Waiting]) -> dict[int, float]:
+def weights(waiting: Collection[WaitingQuery]) -> dict[int, float]:
     """Return by partition how much a search brings: each query that wants it counts, more the nearer it is to its end.
 
-    >>> weights([Waiting(0, frozenset({1, 2})), Waiting(5, frozenset({2}))])
+    >>> weights([WaitingQuery(0, frozenset({1, 2})), WaitingQuery(5, frozenset({2}))])
     {1: 0.5, 2: 1.5}
     """
     found: dict[int, float] = {}
@@ -57,7 +57,7 @@ def weights(waiting: Collection[Waiting]) -> dict[int, float]:
     return dict(sorted(found.items()))
 
 
-def next_search(waiting: Collection[Waiting], resident: Collection[int], pinned: Collection[int]) -> int | None:
+def next_search(waiting: Collection[WaitingQuery], resident: Collection[int], pinned: Collection[int]) -> int | None:
     """Return the partition to search next; those that are not pinned go first, since they make room for a load."""
     wanted = weights(waiting)
     ready = [each for each in resident if each in wanted]
@@ -65,7 +65,7 @@ def next_search(waiting: Collection[Waiting], resident: Collection[int], pinned:
 
 
 def next_load(
-    now_us: int, waiting: Collection[Waiting], held: Collection[int], rules: RetrievalRules = RetrievalRules()
+    now_us: int, waiting: Collection[WaitingQuery], held: Collection[int], rules: RetrievalRules = RetrievalRules()
 ) -> int | None:
     """Return the partition to load next; None: all that are wanted are in memory or on their way.
 
@@ -88,7 +88,7 @@ def next_load(
     return min(missing, key=lambda each: (-wanted[each], each), default=None)
 
 
-def to_release(waiting: Collection[Waiting], resident: Mapping[int, int], pinned: Collection[int]) -> int | None:
+def to_release(waiting: Collection[WaitingQuery], resident: Mapping[int, int], pinned: Collection[int]) -> int | None:
     """Return the partition that gives its memory to the next one: one that nobody wants, the longest unused first.
 
     Args:
@@ -131,7 +131,7 @@ def to_pin(
     return frozenset(kept)
 
 
-def batch_of(waiting: Mapping[int, Waiting], partition: int, most: int | None = None) -> list[int]:
+def batch_of(waiting: Mapping[int, WaitingQuery], partition: int, most: int | None = None) -> list[int]:
     """Return the queries that are searched in a partition together, the oldest first."""
     wanting = [name for name, each in waiting.items() if partition in each.wants]
     return sorted(wanting, key=lambda name: (waiting[name].since_us, name))[:most]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cordee.serve.policy.generation import AtOnce, decide
-from cordee.serve.policy.rag_forecast import Latency
+from cordee.serve.policy.rag_forecast import AnswerLatency
 from cordee.serve.rag.catalog import Passage
 from cordee.serve.rag.engine import EngineRefused, Generator
 from cordee.serve.rag.index import Problem, RagIndex
@@ -56,10 +56,10 @@ class Asked:
     generation_s: float = 0.0
 
     @property
-    def latency(self) -> Latency:
+    def latency(self) -> AnswerLatency:
         """Return its seconds by what they were spent on."""
         assert self.found is not None, "it was retrieved"
-        return Latency(self.wait_s, self.found.retrieval_s, self.generation_s)
+        return AnswerLatency(self.wait_s, self.found.retrieval_s, self.generation_s)
 
 
 @dataclass(slots=True)

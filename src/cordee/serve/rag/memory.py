@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from math import inf
 
-from cordee.serve.policy.retrieval import Waiting, to_release
+from cordee.serve.policy.retrieval import WaitingQuery, to_release
 from cordee.serve.rag.catalog import Partition
 from cordee.serve.rag.index import RagIndex
 from cordee.serve.rag.partition import BLOCK_BYTES, MappedPartition, read_checked
@@ -95,7 +95,7 @@ class Memory:
         coming = self.partitions.get(self.loading) if self.loading is not None else None
         return sum(each.partition.size_bytes for each in self.mapped.values()) + (coming.size_bytes if coming else 0)
 
-    def make_room(self, partition: int, waiting: Collection[Waiting], pinned: Collection[int]) -> bool:
+    def make_room(self, partition: int, waiting: Collection[WaitingQuery], pinned: Collection[int]) -> bool:
         """Give up what nobody wants until a partition fits; False: it does not fit now."""
         size = self.partitions[partition].size_bytes
         while self.held_bytes + size > self.limit_bytes:

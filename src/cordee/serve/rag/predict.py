@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from cordee.serve.policy.generation import knee
 from cordee.serve.policy.rag_forecast import (
-    Latency,
+    AnswerLatency,
     MemoryPlan,
     RagProfile,
     RagSetup,
@@ -26,8 +26,8 @@ class Prediction:
     """The latencies of requests at a rate; none were measured if nobody asked for that."""
 
     rate_per_s: float
-    predicted: list[Latency]
-    measured: list[Latency]
+    predicted: list[AnswerLatency]
+    measured: list[AnswerLatency]
 
 
 async def predictions(
@@ -50,7 +50,7 @@ async def predictions(
         questions = sample(index, len(arrivals))
         say(f"predicting {rate:g} requests a second")
         predicted = predict(index, options, plan, profile, arrivals, questions)
-        measured: list[Latency] = []
+        measured: list[AnswerLatency] = []
         if check_s:
             say(f"playing {rate:g} requests a second")
             for each in index.catalog.partitions():
@@ -70,7 +70,7 @@ def predict(
     profile: RagProfile,
     arrivals_s: Sequence[float],
     questions: Sequence[str],
-) -> list[Latency]:
+) -> list[AnswerLatency]:
     """Return the latencies that the profile leads to."""
     partitions = index.catalog.partitions()
     sizes = {each.id: each.size_bytes for each in partitions}

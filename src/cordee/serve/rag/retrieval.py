@@ -14,7 +14,7 @@ import numpy as np
 
 from cordee.serve.policy.retrieval import (
     RetrievalRules,
-    Waiting,
+    WaitingQuery,
     batch_of,
     next_load,
     next_search,
@@ -110,8 +110,8 @@ class Retrieval:
         self._index, self._say = index, say
         self._turn = threading.Condition()
         self._queries: dict[int, _Query] = {}
-        self._waiting: dict[int, Waiting] = {}
-        self._later: dict[int, Waiting] = {}
+        self._waiting: dict[int, WaitingQuery] = {}
+        self._later: dict[int, WaitingQuery] = {}
         self._next, self._looked_s = 0, time.monotonic()
         self._stopped = self._slow = False
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._load_on, self._search_on)]
@@ -133,7 +133,7 @@ class Retrieval:
             number, self._next = self._next, self._next + 1
             self._queries[number] = query = _Query(vector, k, BestChunks(k), future, now)
             wants = self._wants(query) if k > 0 else frozenset()
-            each = Waiting(round(now * 1e6), wants)
+            each = WaitingQuery(round(now * 1e6), wants)
             if self.settings.rules.join or not self._waiting:
                 self._waiting[number] = each
             else:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cordee.serve.engines.openai import CHAT
-from cordee.serve.policy.rag_forecast import Latency
+from cordee.serve.policy.rag_forecast import AnswerLatency
 from cordee.serve.rag.answer import Asked, Rag
 
 
 class Played(NamedTuple):
     """One request: its latency, and the chunks that were found."""
 
-    latency: Latency
+    latency: AnswerLatency
     chunks: tuple[int, ...]
 
 
