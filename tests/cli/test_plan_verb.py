@@ -69,7 +69,7 @@ def test_people_read_the_state_the_layouts_and_the_prices_source(capsys: pytest.
     code, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "64xH100")
     assert code == 0
     assert "70,553,706,496 parameters x 16 bytes = 1.129 TB" in out
-    assert "needs at least 15 GPUs for its state; 24 is the fewest tried that trains it (" in out
+    assert "needs at least 15 GPUs for its state; 16 is the fewest tried that trains it (" in out
     assert "Layouts that fit" in out and "Layouts that do not fit" in out
     assert "a checkpoint is 846.6 GB" in out
     assert "$2.99 a GPU-hour: Lambda H100 SXM" in out
@@ -106,7 +106,7 @@ def test_where_nothing_fits_it_prints_what_would_and_exits_with_21(capsys: pytes
     code, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "8xH100")
     assert code == 21
     assert "Layouts that fit" not in out
-    assert "What would fit" in out and "--gpus 24xH100: " in out
+    assert "What would fit" in out and "--gpus 16xH100: " in out
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120, 200])
@@ -318,7 +318,7 @@ def test_a_range_of_gpus_draws_the_curve(
     code, out, _ = run(capsys, "plan", "llama-3-70b", "--gpus", "8..512xH100", "--html", str(page))
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= columns
-    assert "no layout fits" in out and "The smallest size that fits is 32 GPUs" in " ".join(out.split())
+    assert "no layout fits" in out and "The smallest size that fits is 16 GPUs" in " ".join(out.split())
     assert page.read_text().count("<svg") > 1  # the mark and the curve, wide and narrow
 
 
@@ -350,7 +350,7 @@ def test_the_page_holds_everything_itself(capsys: pytest.CaptureFixture[str], tm
     outside = re.findall(r"(?:src|href)=[\"']?(?!#)[^\"'> ]+|url\([^)]*\)|@import|<script", text)
     assert outside == []
     run(capsys, "plan", "llama-3-70b", "--gpus", "8xH100", "--html", str(page))
-    assert "does not fit" in page.read_text() and "--gpus 24xH100" in page.read_text()
+    assert "does not fit" in page.read_text() and "--gpus 16xH100" in page.read_text()
     code, _, err = run(capsys, "plan", "gpt2", "--gpus", "1xA10", "--html", str(tmp_path / "no" / "plan.html"))
     assert code == 53 and "cannot be written" in err
 
