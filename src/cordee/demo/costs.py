@@ -1,5 +1,6 @@
 """Part 5: the ledger of the live run, and a reclaim of 64 GPUs in the simulator."""
 
+import math
 from collections.abc import Sequence
 
 from cordee.answers import CostRowView, CostView
@@ -28,7 +29,14 @@ def show_costs(narrator: Narrator, stage: Stage, jobs: LiveJobs, sizing: Sizing)
         cost = stage.client.cost("job")
         _show_ledger(narrator, stage, cost)
         narrator.claim(_nothing_lost(cost, jobs))
-        seen = play_reclaims(sizing.survival, step_s=sizing.step_s, usd_per_gpu_hour=USD_PER_GPU_HOUR)
+        # A notice of as many minutes as a step and a checkpoint need: less is as good as none.
+        needed_s = sizing.step_s + sizing.survival.checkpoint_s
+        seen = play_reclaims(
+            sizing.survival,
+            step_s=sizing.step_s,
+            usd_per_gpu_hour=USD_PER_GPU_HOUR,
+            notice_s=60.0 * math.ceil(needed_s / 60),
+        )
         _show_reclaims(narrator, seen)
     return seen
 
