@@ -9,20 +9,11 @@ Weights = Literal["mixed", "autocast", "bf16", "fp32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """Adapters of this rank on the linear layers of these names, over a frozen base of so many bits."""
-
-    rank: int
-    targets: tuple[str, ...]
-    base_bits: int = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """One rank of a step.
 
     `config` is a Hugging Face config.json; `function`, a `module:function`, is asked instead of it where it is given.
-    `fsdp` ranks share one copy of the state, `replicas` such groups have the same (HSDP); `tp` cuts each layer.
+    `fsdp` ranks share one copy of the state, `replicas` such groups have the same (HSDP).
     `weights`: fp32 ones that FSDP2 gathers in 16 bits (mixed; on one rank under autocast), fp32 ones under autocast,
     16-bit ones alone, fp32 alone.
     `micro_batches` is 1 or 2: with the second one there are gradients when the loss is.
@@ -36,12 +27,9 @@ class Question:
     micro_batches: int = 1
     fsdp: int = 1
     replicas: int = 1
-    tp: int = 1
     weights: Weights = "mixed"
     recompute: Literal["none", "selective", "full"] = "none"
     attention: Literal["sdpa", "eager"] = "sdpa"
-    compile: bool = False
-    lora: Lora | None = None
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -50,7 +38,4 @@ class Question:
     @classmethod
     def read(cls, document: dict[str, Any]) -> "Question":
         """Return the question of a document."""
-        lora = document.get("lora")
-        if lora is not None:
-            lora = Lora(**lora | {"targets": tuple(lora["targets"])})
-        return cls(**document | {"lora": lora})
+        return cls(**document)

@@ -27,9 +27,9 @@ def fake_ranks(question: Question) -> Iterator[DeviceMesh | None]:
     """Yield the mesh alone."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    sizes = {"replicas": question.replicas, "fsdp": question.fsdp, "tp": question.tp}
+    sizes = {"replicas": question.replicas, "fsdp": question.fsdp}
     sizes = {name: size for name, size in sizes.items() if size > 1 or name == "fsdp"}
-    world = question.replicas * question.fsdp * question.tp
+    world = question.replicas * question.fsdp
     if world == 1:
         yield None
         return
