@@ -6,15 +6,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import cordee
 from cordee import errors
+from sources import PACKAGE, SOURCES, nodes, parsed
 
-PACKAGE = Path(cordee.__file__).parent
-SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 ATTRIBUTES_MAX = 15
@@ -46,24 +43,25 @@ RECORDS = {
 """Frozen records that mirror a file or a text key by key; nesting them would only hide a name."""
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_and_no_function_wants_to_be_two(path: Path) -> None:
-    text = path.read_text()
-    lines = text.count("\n")
-    assert lines <= FILE_LINES_MAX, f"{path} has {lines} lines: divide it"
-    too_long = [
-        f"{node.name} ({node.end_lineno - node.lineno + 1} lines)"
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno - node.lineno + 1 > FUNCTION_LINES_MAX
-    ]
-    assert not too_long, f"{path}: functions over {FUNCTION_LINES_MAX} lines: {', '.join(too_long)}"
+def test_no_file_and_no_function_wants_to_be_two() -> None:
+    too_long = []
+    for path in SOURCES:
+        lines = path.read_text(encoding="utf-8").count("\n")
+        if lines > FILE_LINES_MAX:
+            too_long.append(f"{path} has {lines} lines of at most {FILE_LINES_MAX}: divide it")
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    too_long.append(
+                        f"{path}:{node.lineno}: {node.name} has {lines} lines of at most {FUNCTION_LINES_MAX}"
+                    )
+    assert not too_long, "\n".join(too_long)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_module_says_what_it_is_for(path: Path) -> None:
-    text = path.read_text()
-    assert not text or ast.get_docstring(ast.parse(text)), f"{path} has no module docstring"
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [str(path) for path in SOURCES if parsed(path).body and not ast.get_docstring(parsed(path))]
+    assert not silent, "without a module docstring:\n" + "\n".join(silent)
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
@@ -82,17 +80,19 @@ def _attributes(node: ast.ClassDef) -> set[str]:
     return fields | assigned
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_class_wants_to_be_two(path: Path) -> None:
-    too_many = [
-        f"{node.name} ({len(_attributes(node))})"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-        and len(_attributes(node)) > ATTRIBUTES_MAX
-        and node.name not in RECORDS
-        and path.name != "document.py"  # pydantic models: the keys of a JSON document
-    ]
-    assert not too_many, f"{path}: classes with over {ATTRIBUTES_MAX} attributes: {', '.join(too_many)}"
+def test_no_class_wants_to_be_two() -> None:
+    too_many = []
+    for path in SOURCES:
+        if path.name == "document.py":  # pydantic models: the keys of a JSON document
+            continue
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef) and node.name not in RECORDS:
+                count = len(_attributes(node))
+                if count > ATTRIBUTES_MAX:
+                    too_many.append(
+                        f"{path}:{node.lineno}: {node.name} has {count} of at most {ATTRIBUTES_MAX} attributes"
+                    )
+    assert not too_many, "\n".join(too_many)
 
 
 _CALLED_BY_OTHERS = {"down_revision", "Protect", "protect"}
@@ -127,7 +127,7 @@ def test_every_public_name_has_a_user_outside_its_tests() -> None:
     used: set[str] = set()
     folder = PACKAGE.parent.parent
     for path in (*SOURCES, *(folder / "benchmarks").rglob("*.py"), *(folder / "examples").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 used.add(node.id)
             elif isinstance(node, ast.Attribute):
@@ -138,7 +138,7 @@ def test_every_public_name_has_a_user_outside_its_tests() -> None:
     unused = [
         f"{path}:{line}: {name}"
         for path in SOURCES
-        for name, line in _public(ast.parse(path.read_text(encoding="utf-8")).body)
+        for name, line in _public(parsed(path).body)
         if name not in used | _CALLED_BY_OTHERS and not re.search(rf"\.{name}\b", pages)
     ]
     assert not unused, "\n".join(unused)
@@ -164,7 +164,7 @@ def test_errors_of_the_product_live_in_one_place() -> None:
     for path in SOURCES:
         if path.name == "errors.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
                 assert "CordeeError" not in bases, f"{path}: {node.name} belongs in errors.py"

@@ -2,16 +2,15 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-import cordee
+from sources import PACKAGE, SOURCES, nodes, room
 
-PACKAGE = Path(cordee.__file__).parent
 GLOSSARY = (Path(__file__).parent.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
-SOURCES = sorted(PACKAGE.rglob("*.py"))
 HEADLESS = {"what", "whether", "how", "who", "whom", "whose", "of", "so", "that", "in", "by"}
 """Words with which no docstring begins: they leave a sentence without its subject or its verb."""
 
@@ -30,9 +29,9 @@ FORBIDDEN = {word.strip() for row in _table("Not these") for word in row[0].spli
 HOMONYMS = {row[0]: [room.strip() for room in row[2].split(",")] for row in _table("One meaning")}
 
 
-def _names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield each name that the module defines, with its line."""
-    for node in ast.walk(tree):
+def _names(of: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield each name that these nodes define, with its line."""
+    for node in of:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, node.lineno
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -43,6 +42,7 @@ def _names(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.arg, node.lineno
 
 
+@cache
 def words(name: str) -> list[str]:
     """Split an identifier into its words, in lower case.
 
@@ -56,36 +56,32 @@ def _singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
-def _room(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
-
-
 def _may_stand(word: str, room: str) -> bool:
     return any(room == allowed or room.startswith(f"{allowed}/") for allowed in HOMONYMS[word])
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=_room)
-def test_every_name_is_in_the_words_of_the_field(path: Path) -> None:
+def test_every_name_is_in_the_words_of_the_field() -> None:
     wrong = []
-    for name, line in _names(ast.parse(path.read_text(encoding="utf-8"))):
-        if PROPER_NOUNS.search(name):
-            continue
-        for word in words(name):
-            if {word, _singular(word), name} & FORBIDDEN:
-                wrong.append(f"{path}:{line}: {name}: {word!r} stands under 'Not these' in docs/glossary.md")
-            elif _singular(word) in HOMONYMS and not _may_stand(_singular(word), _room(path)):
-                wrong.append(f"{path}:{line}: {name}: {word!r} has another meaning, see docs/glossary.md")
+    for path in SOURCES:
+        for name, line in _names(nodes(path)):
+            if PROPER_NOUNS.search(name):
+                continue
+            for word in words(name):
+                if {word, _singular(word), name} & FORBIDDEN:
+                    wrong.append(f"{path}:{line}: {name}: {word!r} stands under 'Not these' in docs/glossary.md")
+                elif _singular(word) in HOMONYMS and not _may_stand(_singular(word), room(path)):
+                    wrong.append(f"{path}:{line}: {name}: {word!r} has another meaning, see docs/glossary.md")
     assert not wrong, "\n".join(sorted(set(wrong)))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=_room)
-def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     wrong = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text and re.split(r"\W", text, maxsplit=1)[0].lower() in HEADLESS:
-                wrong.append(f"{path}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
+    for path in SOURCES:
+        for node in nodes(path):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and re.split(r"\W", text, maxsplit=1)[0].lower() in HEADLESS:
+                    wrong.append(f"{path}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -93,7 +89,7 @@ def test_a_class_name_means_one_thing_in_a_room() -> None:
     seen: dict[tuple[str, str], Path] = {}
     twice = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 key = (path.relative_to(PACKAGE).parts[0], node.name)
                 if seen.setdefault(key, path) != path:
@@ -106,4 +102,4 @@ def test_a_class_name_means_one_thing_in_a_room() -> None:
     [("def pusher(x): pass", "pusher"), ("eaten_at_us = 1", "eaten"), ("class FaultDice: pass", "dice")],
 )
 def test_a_forbidden_word_is_found(source: str, what: str) -> None:
-    assert any(what in words(name) and what in FORBIDDEN for name, _ in _names(ast.parse(source)))
+    assert any(what in words(name) and what in FORBIDDEN for name, _ in _names(ast.walk(ast.parse(source))))
