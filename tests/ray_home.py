@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cordee.answers import NodeView
+from cordee.answers.nodes import NodeView
 from cordee.client import Client
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.spawn import start_server

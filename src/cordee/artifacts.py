@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from cordee.artifact_answers import (
+from cordee.answers.artifacts import (
     BlobSize,
     CollectedView,
     CollectRequest,

@@ -1,4 +1,4 @@
-"""The Python client of the HTTP API; `answers.py` defines its answers.
+"""The Python client of the HTTP API; `answers` defines its answers.
 
 `Client()` finds the server, on this machine or another, and raises its errors as the same classes of `cordee.errors`.
 """
@@ -16,53 +16,13 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
-from cordee.answers import (
-    CostView,
-    DryRunView,
-    FileDigests,
-    FilesReceived,
-    HealthView,
-    JobDetailView,
-    JobView,
-    Joined,
-    JoinTokenView,
-    Leaving,
-    MaintenanceView,
-    NodeView,
-    QueueRules,
-    QueuesSubmission,
-    QueuesView,
-    RehearsalView,
-    ReservationView,
-    Submission,
-    Submitted,
-    WhyView,
-)
-from cordee.errors import (
-    InputError,
-    NoServerError,
-    SpecError,
-    StandbyError,
-)
-from cordee.event_json import decode
-from cordee.events import Event, Queue
-from cordee.ids import JobId
-from cordee.ids import job_id as new_job_id
-from cordee.metric_answers import JobCostView, LiveView, MetricsView
-from cordee.rehearsal_answers import RehearsalStarted, RehearsalSubmission
-from cordee.servers import (
-    ServerAddress,
-    default_home,
-    error_of,
-    find_server,
-    fingerprint_of_environment,
-    home_token,
-    is_private,
-    read_join_token,
-    secrets_kept,
-    transport,
-)
-from cordee.service_answers import (
+from cordee.answers.cost import CostView
+from cordee.answers.files import FileDigests, FilesReceived
+from cordee.answers.jobs import JobDetailView, JobView, WhyView
+from cordee.answers.metrics import JobCostView, LiveView, MetricsView
+from cordee.answers.nodes import Joined, JoinTokenView, Leaving, MaintenanceView, NodeView, ReservationView
+from cordee.answers.queues import QueueRules, QueuesSubmission, QueuesView
+from cordee.answers.services import (
     CostLinesView,
     GatewayAcknowledged,
     GatewayReport,
@@ -75,7 +35,38 @@ from cordee.service_answers import (
     TenantView,
     UsageView,
 )
-from cordee.sweep_answers import SweepDetailView, SweepSubmission, SweepView
+from cordee.answers.submissions import (
+    DryRunView,
+    RehearsalStarted,
+    RehearsalSubmission,
+    RehearsalView,
+    Submission,
+    Submitted,
+)
+from cordee.answers.sweeps import SweepDetailView, SweepSubmission, SweepView
+from cordee.answers.view import HealthView
+from cordee.errors import (
+    InputError,
+    NoServerError,
+    SpecError,
+    StandbyError,
+)
+from cordee.event_json import decode
+from cordee.events import Event, Queue
+from cordee.ids import JobId
+from cordee.ids import job_id as new_job_id
+from cordee.servers import (
+    ServerAddress,
+    default_home,
+    error_of,
+    find_server,
+    fingerprint_of_environment,
+    home_token,
+    is_private,
+    read_join_token,
+    secrets_kept,
+    transport,
+)
 from cordee.tls import client_context
 from cordee.workload.rehearsal import rehearsal_name
 

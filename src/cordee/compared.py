@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cordee.answers import JobDetailView
-from cordee.metric_answers import CurveView, JobCostView, MetricsView
+from cordee.answers.jobs import JobDetailView
+from cordee.answers.metrics import CurveView, JobCostView, MetricsView
 
 _LEFT_OUT = ("run", "files", "name", "cwd", "version")
 _LABEL_MAX = 24

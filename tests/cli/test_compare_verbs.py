@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cordee.answers import AttemptView, CostRowView, ElectricityView, FilesView, JobDetailView, SplitView
+from cordee.answers.cost import CostRowView, ElectricityView, SplitView
+from cordee.answers.files import FilesView
+from cordee.answers.jobs import AttemptView, JobDetailView
+from cordee.answers.metrics import CurveView, JobCostView, LiveJobView, LiveNodeView, LiveView, MetricsView
 from cordee.cli import compare_text, terminal
 from cordee.cli.compare import compare
 from cordee.cli.compare_text import comparison_page, outcome_rows, print_comparison
@@ -14,14 +17,6 @@ from cordee.cli.metrics_text import metrics_table, small_curve
 from cordee.cli.top_text import screen
 from cordee.compared import ComparedRun, common_curves, differences, labels
 from cordee.errors import InputError
-from cordee.metric_answers import (
-    CurveView,
-    JobCostView,
-    LiveJobView,
-    LiveNodeView,
-    LiveView,
-    MetricsView,
-)
 
 S = 1_000_000
 NO_TIME = SplitView(**dict.fromkeys(SplitView.model_fields, 0))

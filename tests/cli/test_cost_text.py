@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from cordee.account import Split
-from cordee.answers import CostRowView, CostView, ElectricityView, LostView, SplitView
+from cordee.answers.cost import CostRowView, CostView, ElectricityView, LostView, SplitView
+from cordee.answers.services import CostLineView, TokenCostView, TokenCountsView, TokenPrices, UsageRowView, UsageView
 from cordee.cli.cost_text import class_table, cost_table, energy_lines, line_table, retrieval_lines, token_table
-from cordee.service_answers import CostLineView, TokenCostView, TokenCountsView, TokenPrices, UsageRowView, UsageView
 
 HOUR = 3_600_000_000
 REPLICAS = Split(loading=HOUR // 10, serving=61 * HOUR, idle_held=30 * HOUR, draining=HOUR // 2, lost=HOUR // 3)

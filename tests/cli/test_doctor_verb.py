@@ -11,7 +11,7 @@ from verbs import run
 
 from cordee.agent import findings, probes
 from cordee.agent.findings import limit, room, write_speed
-from cordee.answers import NodeView
+from cordee.answers.nodes import NodeView
 from cordee.cli.doctor import node_findings
 from cordee.hardware.load import load_catalogue
 from cordee.view.faults import NodeFault

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 import cordee
-from cordee.answers import JobDetailView, NodeView
+from cordee.answers.jobs import JobDetailView
+from cordee.answers.nodes import NodeView
 from cordee.cli.main import main
 from cordee.cli.nodes import detail, node_state, show
 from cordee.client import Client

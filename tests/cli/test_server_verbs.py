@@ -17,9 +17,15 @@ import pytest
 from pydantic import TypeAdapter
 from verbs import code_of
 
-from cordee import answers as views
 from cordee import errors
-from cordee import service_answers as service_views
+from cordee.answers.cost import CostView
+from cordee.answers.files import FilesView
+from cordee.answers.jobs import JobDetailView, JobView, WhyView
+from cordee.answers.nodes import NodeView
+from cordee.answers.queues import QueuesView
+from cordee.answers.services import CostLinesView, NewKeyView, UsageView
+from cordee.answers.submissions import DryRunView, Submitted
+from cordee.answers.view import HealthView
 from cordee.cli.dry_run import VariantView
 from cordee.cli.jobs import files_line
 from cordee.client import Client
@@ -41,21 +47,21 @@ SCHEMAS = Path(__file__).with_name("schemas.json")
 Verb = Callable[..., str]
 
 ANSWERS: dict[str, Any] = {
-    "up": views.HealthView,
-    "run": views.Submitted,
-    "run --dry-run": views.DryRunView,
+    "up": HealthView,
+    "run": Submitted,
+    "run --dry-run": DryRunView,
     "run --dry-run, compared": list[VariantView],
-    "jobs": list[views.JobView],
-    "jobs JOB": views.JobDetailView,
-    "why": views.WhyView,
-    "nodes": list[views.NodeView],
-    "queues": views.QueuesView,
-    "cost": views.CostView,
-    "cost --by tenant": service_views.UsageView,
-    "cost --usage": service_views.CostLinesView,
-    "serve keys create": service_views.NewKeyView,
-    "stop": views.JobView,
-    "down": views.HealthView,
+    "jobs": list[JobView],
+    "jobs JOB": JobDetailView,
+    "why": WhyView,
+    "nodes": list[NodeView],
+    "queues": QueuesView,
+    "cost": CostView,
+    "cost --by tenant": UsageView,
+    "cost --usage": CostLinesView,
+    "serve keys create": NewKeyView,
+    "stop": JobView,
+    "down": HealthView,
 }
 
 
@@ -450,7 +456,7 @@ def test_the_schemas_are_held() -> None:
     ],
 )
 def test_the_files_of_a_job_in_words(commit: str | None, changed: int, line: str) -> None:
-    seen = views.FilesView(files=3, size_bytes=5000, commit=commit, changed=changed > 0, files_changed=changed)
+    seen = FilesView(files=3, size_bytes=5000, commit=commit, changed=changed > 0, files_changed=changed)
     assert files_line(seen) == line
 
 

@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 from verbs import run
 
+from cordee.answers.services import ModelView, ReplicaView, ServedView, ServiceView
 from cordee.cli import terminal
 from cordee.cli.services import changed, service_name
 from cordee.cli.services_text import print_list, print_service, print_urls, progress_line
 from cordee.errors import InputError, SpecError
-from cordee.service_answers import ModelView, ReplicaView, ServedView, ServiceView
 from cordee.workload.service import Slo
 from cordee.workload.spec import JobSpec, parse_spec
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cordee.answers import AttemptView, FailureView, JobView
+from cordee.answers.jobs import AttemptView, FailureView, JobView
+from cordee.answers.sweeps import SweepDetailView, TrialView
 from cordee.cli.jobs import _with_sweeps, earlier_failures, print_list
 from cordee.cli.main import main
 from cordee.cli.run import _section
 from cordee.cli.sweep_text import page, print_sweep, summary
 from cordee.errors import InputError, SpecError
-from cordee.sweep_answers import SweepDetailView, TrialView
 
 STATES = ("done", "paused", "running", "failed")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from api_scene import Api
 
+from cordee.answers.services import GatewayReport, GatewayStatus, ReplicaView, ServiceView, UsageLine
 from cordee.client import Client
 from cordee.events import Outcome, RanksEnded, ReplicaReady
 from cordee.ids import JobId
-from cordee.service_answers import GatewayReport, GatewayStatus, ReplicaView, ServiceView, UsageLine
 
 S = 1_000_000
 CHAT: dict[str, Any] = {

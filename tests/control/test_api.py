@@ -1,8 +1,10 @@
 """The API over a real socket: the token, errors that come back as they were, and that a refusal changes nothing."""
 
 import json
+import pkgutil
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,9 @@ import pytest
 from api_scene import OTHER, SPEC, TOKEN, Api
 from stage import GPT, JOB
 
-from cordee import (
-    __version__,
-    artifact_answers,
-    errors,
-    metric_answers,
-    rehearsal_answers,
-    service_answers,
-    sweep_answers,
-)
-from cordee import answers as views
-from cordee.answers import View
+import cordee.answers
+from cordee import __version__, errors
+from cordee.answers.view import View
 from cordee.cli.jobs import steps_text
 from cordee.client import Client
 from cordee.errors import (
@@ -43,6 +37,8 @@ from cordee.events import (
     Outcome,
 )
 from cordee.ids import JobId
+
+SHAPES = [import_module(f"cordee.answers.{each.name}") for each in pkgutil.iter_modules(cordee.answers.__path__)]
 
 
 def _paths(api: Api) -> list[tuple[str, str]]:
@@ -135,8 +131,7 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "post /down": "HealthView",
     }
     for name in set(answers.values()) - {"a stream"}:
-        rooms = (views, service_answers, sweep_answers, metric_answers, rehearsal_answers, artifact_answers)
-        shape = next(getattr(each, name) for each in rooms if hasattr(each, name))
+        shape = next(getattr(each, name) for each in SHAPES if hasattr(each, name))
         assert described["components"]["schemas"][name]["properties"].keys() == shape.model_fields.keys()
 
 

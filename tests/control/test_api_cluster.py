@@ -6,7 +6,7 @@ import pytest
 from api_scene import SPEC, TOKEN, Api
 from stage import GPT
 
-from cordee import answers as views
+from cordee.answers.queues import QueuesView
 from cordee.client import Client
 from cordee.control.tick import Control
 from cordee.errors import (
@@ -133,7 +133,7 @@ def test_queues_are_set_as_a_whole_or_not_at_all(api: Api) -> None:
     with pytest.raises(QueuesError, match="5 GPUs are guaranteed"):
         api.client.set_queues([Queue(name="team", quota_gpus=5)])
     with pytest.raises(InputError, match="quota_gpus"):
-        api.client._ask(views.QueuesView, "PUT", "/v1/queues", json={"queues": [{"name": "a", "quota_gpus": "some"}]})
+        api.client._ask(QueuesView, "PUT", "/v1/queues", json={"queues": [{"name": "a", "quota_gpus": "some"}]})
     assert api.scene.control.number == number
     made = api.client.submit(SPEC | {"queue": "llm"})
     llm = api.client.queues().queues[-1]

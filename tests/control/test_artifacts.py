@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from api_scene import OTHER, SPEC, Api
 
-from cordee.artifact_answers import CollectRequest, Committed, PushCommit
+from cordee.answers.artifacts import CollectRequest, Committed, PushCommit
 from cordee.artifacts import ArtifactClient, PushWanted, ServerBlobs
 from cordee.client import Client
 from cordee.control.artifacts import pushes

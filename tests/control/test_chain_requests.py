@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from api_scene import OTHER, SPEC, Api
 
-from cordee.answers import JobView, ReservationView
+from cordee.answers.jobs import JobView
+from cordee.answers.nodes import ReservationView
 from cordee.client import Client
 from cordee.control.fold import Fold
 from cordee.control.snapshot import loaded, taken

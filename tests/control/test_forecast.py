@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.account.measured import StepsLeft
-from cordee.answers import ForecastView
+from cordee.answers.jobs import ForecastView
 from cordee.cli.dry_run import forecast_line
 from cordee.control.forecast import Forecast, _steps_us, forecast
 from cordee.events import Job, JobSubmitted, Node, NodeUp, Tier

@@ -9,7 +9,7 @@ from api_scene import OTHER, SPEC, TOKEN, Api
 from fastapi.testclient import TestClient
 from stage import GPT
 
-from cordee.answers import Joined, JoinTokenView
+from cordee.answers.nodes import Joined, JoinTokenView
 from cordee.client import Client
 from cordee.control.agents.committed import CommittedLog
 from cordee.control.api import create_app

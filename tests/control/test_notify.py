@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.answers import AttemptView, FailureView, JobDetailView
+from cordee.answers.jobs import AttemptView, FailureView, JobDetailView
 from cordee.cli.main import main
 from cordee.client import Client
 from cordee.control.notify import notifier as notifier_module

@@ -10,11 +10,11 @@ import pytest
 from api_scene import TOKEN, Api
 
 from cordee.account.measured import service_comparisons
+from cordee.answers.services import GatewayReport, GatewayStatus
 from cordee.control.services.planned import check_part, planned_replica
 from cordee.control.services.replica_spec import engine_of
 from cordee.errors import DoesNotFitError
 from cordee.events import Estimate, Node, NodeUp, ReplicaReady
-from cordee.service_answers import GatewayReport, GatewayStatus
 from cordee.view.measured import compared_texts
 from cordee.workload.service import SETTINGS_ENV, ReplicaSettings
 from cordee.workload.spec import JobSpec

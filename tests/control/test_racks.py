@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cordee.agent.settings import AgentSettings
-from cordee.answers import JobDetailView
+from cordee.answers.jobs import JobDetailView
 from cordee.client import Client
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.spawn import is_owned, start_server

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stage import GPT, JOB, Scene
 
-from cordee.answers import JobDetailView
+from cordee.answers.jobs import JobDetailView
 from cordee.cli.main import main
 from cordee.client import Client
 from cordee.control.spawn import is_owned, start_server

@@ -10,7 +10,8 @@ from api_scene import OTHER
 from services_world import CHAT, S, World, chat
 from stage import JOB, NODE, URGENT
 
-from cordee.artifact_answers import CollectRequest
+from cordee.answers.artifacts import CollectRequest
+from cordee.answers.services import GatewayStatus, ReplicaView, UsageLine
 from cordee.artifacts import ArtifactClient, PushWanted
 from cordee.client import Client
 from cordee.control.fold import Fold
@@ -35,7 +36,6 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
-from cordee.service_answers import GatewayStatus, ReplicaView, UsageLine
 from cordee.workload.service import SETTINGS_ENV, ReplicaSettings, ServiceSpec
 from cordee.workload.spec import JobSpec
 from world import mig_table

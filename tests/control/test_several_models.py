@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from services_world import CHAT, S, World, chat
 
+from cordee.answers.services import GatewayReport, GatewayStatus, ReplicaView
 from cordee.control.snapshot import loaded, taken
 from cordee.errors import SpecError
 from cordee.events import ModelOrdered, Outcome, ReplicaReady, ReplicaUnready
 from cordee.schedule.policy import Policy
-from cordee.service_answers import GatewayReport, GatewayStatus, ReplicaView
 
 LOAD_US = 2 * S
 

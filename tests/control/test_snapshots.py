@@ -11,7 +11,7 @@ from api_scene import Api
 from stage import GPT, JOB, PROD, URGENT, Scene
 from structlog.testing import capture_logs
 
-from cordee.answers import Submission
+from cordee.answers.submissions import Submission
 from cordee.control import snapshots
 from cordee.control.fold import Fold
 from cordee.control.snapshot import taken

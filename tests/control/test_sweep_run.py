@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from kill_story import Nursery, left_behind
 
+from cordee.answers.sweeps import SweepDetailView
 from cordee.client import Client
 from cordee.errors import NoServerError
 from cordee.events import JobResumed, JobSubmitted
-from cordee.sweep_answers import SweepDetailView
 from cordee.workload.spec import JobSpec
 
 TRIAL = Path(__file__).with_name("sweep_trial.py")

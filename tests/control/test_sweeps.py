@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from api_scene import Api
 
+from cordee.answers.sweeps import SweepDetailView, TrialView
 from cordee.control.fold import Fold
 from cordee.control.snapshot import loaded, taken
 from cordee.control.sweeps.bayes import propose
@@ -28,7 +29,6 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
-from cordee.sweep_answers import SweepDetailView, TrialView
 from cordee.workload.spec import JobSpec
 
 S = 1_000_000

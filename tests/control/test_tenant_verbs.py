@@ -12,10 +12,10 @@ from api_scene import TOKEN, Api
 from pydantic import TypeAdapter
 from stage import GPT, JOB
 
+from cordee.answers.services import CostLinesView, NewKeyView, UsageView
 from cordee.cli.main import main
 from cordee.events import TokensServed
 from cordee.ids import JobId
-from cordee.service_answers import CostLinesView, NewKeyView, UsageView
 from cordee.units import MICRO_USD
 
 CHAT = JobId("chat-abcdef")

@@ -10,6 +10,7 @@ from api_scene import OTHER, TOKEN, Api
 from stage import JOB, NODE, Scene
 
 from cordee.account.usage import usage_rows
+from cordee.answers.services import KeyRequest
 from cordee.client import Client
 from cordee.control.members import hash_of
 from cordee.control.store.sql import SqlStore
@@ -18,7 +19,6 @@ from cordee.control.tenants import Tenants
 from cordee.errors import ForbiddenError, InputError, NotFoundError, StoreError
 from cordee.events import KeyCreated, KeyRevoked, ReplicaReady, TenantSet, TokensServed
 from cordee.ids import JobId
-from cordee.service_answers import KeyRequest
 
 CHAT = JobId("chat-abcdef")
 REPLICA = replace(JOB, job_id=CHAT, name="chat", service="chat", protected=False)

@@ -8,7 +8,8 @@ from typing import Any
 from api_scene import Api
 from stage import Scene
 
-from cordee.answers import QueueRules, QueuesSubmission, Submission
+from cordee.answers.queues import QueueRules, QueuesSubmission
+from cordee.answers.submissions import Submission
 from cordee.control.services.operations import ServiceOperations
 from cordee.events import (
     CheckpointCommitted,

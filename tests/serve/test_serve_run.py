@@ -19,12 +19,12 @@ import pytest
 from engines_world import FLAGS, RunningEngine
 from replica_world import plain_flags
 
+from cordee.answers.services import ServiceView
 from cordee.client import Client
 from cordee.control.spawn import start_server
 from cordee.demo import tiny_model
 from cordee.events import Event, ModelOrdered, ReplicaReady
 from cordee.serve.policy.residency import KEEP
-from cordee.service_answers import ServiceView
 from cordee.workload.spec import JobSpec
 
 ENGINE = """

@@ -18,6 +18,7 @@ from engines_world import free_port, running_llama, until
 from replica_world import Wrapper, wrapped
 
 from cordee.agent.settings import AgentSettings
+from cordee.answers.services import ServiceView
 from cordee.client import Client
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.spawn import start_server
@@ -25,7 +26,6 @@ from cordee.demo import tiny_model
 from cordee.errors import EXIT_CHECKPOINTED, ReplicaError
 from cordee.events import Event, ReplicaReady
 from cordee.serve.engines.openai import COMPLETIONS
-from cordee.service_answers import ServiceView
 from cordee.workload.spec import JobSpec
 
 ENGINE = Path(__file__).with_name("parted_engine.py")

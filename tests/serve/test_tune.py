@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from engines_world import CONTEXT, FLAGS, RunningEngine, follow, free_port, running, seen
 
+from cordee.answers.services import ServiceView
 from cordee.cli.main import main
 from cordee.client import Client
 from cordee.control.spawn import start_server
@@ -16,7 +17,6 @@ from cordee.plan.serving.tuning import TuningBase, changes
 from cordee.serve.engines.llama_cpp import LlamaCpp, LlamaDialect
 from cordee.serve.engines.openai import CHAT
 from cordee.serve.engines.port import EngineLaunch
-from cordee.service_answers import ServiceView
 from cordee.workload.spec import JobSpec
 
 

@@ -19,7 +19,7 @@ from kill_story import POINTS
 from soaking import Soak
 
 from cordee.agent.process import find, send
-from cordee.answers import JobDetailView
+from cordee.answers.jobs import JobDetailView
 from cordee.client import Client
 from cordee.control.spawn import start_server
 from cordee.errors import NoServerError

@@ -250,7 +250,8 @@ def test_a_mistake_is_pointed_at(line: str, place: str, says: str, hint: str) ->
         ("\x00", "not valid YAML"),
         ("run: x\ngpus: 1\nenv: &e {A: *e}", "env.A is not a text"),
         ("run: x\ngpus: 1\nenv: {A: 2026-01-01}", "env.A is not a text"),
-        ("run: " + "[" * 3000, "nested too deeply"),
+        ("run: " + "[" * 100_000, "nested too deeply"),
+        ("\n".join(" " * level + "a:" for level in range(100)), "nested too deeply"),
     ],
 )
 def test_what_is_no_job_is_refused(text: str, says: str) -> None:

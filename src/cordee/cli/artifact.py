@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
-from cordee.artifact_answers import CollectRequest
+from cordee.answers.artifacts import CollectRequest
 from cordee.artifacts import ArtifactClient, PushWanted, pushed_bytes
 from cordee.cli import terminal
 from cordee.cli.artifact_text import page, print_diff, print_list, print_version

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from cordee.artifact_answers import RelativeView, VersionDetailView, VersionView
+from cordee.answers.artifacts import RelativeView, VersionDetailView, VersionView
 from cordee.cli import terminal
 from cordee.storage.registry.compare import ArtifactDiff, Differences
 from cordee.units import US_PER_HOUR, format_bytes, format_micro_usd, plural

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from cordee.answers import JobView
+from cordee.answers.jobs import JobView
+from cordee.answers.sweeps import SweepView
 from cordee.cli import terminal
 from cordee.cli.jobs import JobRef
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
-from cordee.sweep_answers import SweepView
 from cordee.units import plural
 
 _MOVING = ("running", "stopping")

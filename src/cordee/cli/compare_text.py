@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from cordee.answers.metrics import CurveView
 from cordee.cli import terminal
 from cordee.cli.metrics_text import BUSY, small_curve, written
 from cordee.compared import ComparedRun, Difference, common_curves, differences, labels
-from cordee.metric_answers import CurveView
 from cordee.units import US_PER_S, format_duration, format_micro_usd
 from cordee.view.chart import Axis, ChartLine, chart_html
 from cordee.view.report import HtmlReport, Section, report_html

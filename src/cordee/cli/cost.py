@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from cordee.answers import CostView
+from cordee.answers.cost import CostView
+from cordee.answers.services import CostLinesView, CostLineView, UsageView
 from cordee.cli import measured, terminal
 from cordee.cli.cost_elsewhere import (
     Asked,
@@ -35,7 +36,6 @@ from cordee.cli.cost_text import (
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError
-from cordee.service_answers import CostLinesView, CostLineView, UsageView
 from cordee.units import MICRO_USD, US_PER_S
 
 BY = ("job", "user", "queue", "epoch")

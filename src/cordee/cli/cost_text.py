@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from cordee.answers import CostRowView, CostView, SplitView
+from cordee.answers.cost import CostRowView, CostView, SplitView
+from cordee.answers.metrics import JobCostView
+from cordee.answers.services import CostLineView, TokenCountsView, TokenPrices, UsageRowView, UsageView
 from cordee.cli import terminal
-from cordee.metric_answers import JobCostView
-from cordee.service_answers import CostLineView, TokenCountsView, TokenPrices, UsageRowView, UsageView
 from cordee.units import US_PER_S, format_count, format_duration, format_kg, format_micro_usd
 from cordee.view.markup import CLASSES, SERVING_CLASSES, class_label
 from cordee.view.money import gpu_time

@@ -11,10 +11,10 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from cordee.answers.services import UsageView
 from cordee.cli.cost_text import class_table, token_table
 from cordee.cli.plan_text import COLOURS
 from cordee.demo.narrator import Amount
-from cordee.service_answers import UsageView
 from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
 from cordee.view.report import Claim
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from cordee.agent.findings import Finding, State, host_findings, write_speed
 from cordee.agent.gpus import discover
 from cordee.agent.probes import probe_findings
-from cordee.answers import NodeView
+from cordee.answers.nodes import NodeView
 from cordee.cli import terminal
 from cordee.cli.nodes import CLOCK_OFF_S, node_state
 from cordee.errors import InputError, NotFoundError

@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ValidationError
 from rich.text import Text
 
-from cordee.answers import DryRunView, ForecastView, SpreadView
+from cordee.answers.jobs import ForecastView, SpreadView
+from cordee.answers.submissions import DryRunView
 from cordee.cli import terminal
 from cordee.client import Client
 from cordee.errors import AdmissionError, InputError, SpecError

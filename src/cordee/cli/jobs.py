@@ -11,15 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.answers import AttemptView, FailureView, FilesView, JobDetailView, JobView
+from cordee.answers.files import FilesView
+from cordee.answers.jobs import AttemptView, FailureView, JobDetailView, JobView
+from cordee.answers.metrics import MetricsView
+from cordee.answers.sweeps import SweepView
 from cordee.cli import dry_run, measured, terminal
 from cordee.cli.capture import copied_text, write_code
 from cordee.cli.metrics_text import metrics_table, remarks
 from cordee.cli.sweep_text import summary
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
-from cordee.metric_answers import MetricsView
-from cordee.sweep_answers import SweepView
 from cordee.units import format_bytes, plural
 
 ENDED_SHOWN = 10

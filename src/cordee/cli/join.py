@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordee.answers import Leaving
+from cordee.answers.nodes import Leaving
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from cordee.answers.services import KeyView, TenantView
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.errors import InputError
-from cordee.service_answers import KeyView, TenantView
 from cordee.units import MICRO_USD, format_micro_usd
 
 keys = typer.Typer(no_args_is_help=True, add_completion=False)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cordee.answers import MaintenanceView
+from cordee.answers.nodes import MaintenanceView
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.errors import InputError

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from cordee.answers import ComparisonView
+from cordee.answers.jobs import ComparisonView
 from cordee.cli import terminal
 from cordee.view.measured import HEADS, compared_texts
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from cordee.answers.metrics import CurveView, MetricsView
 from cordee.cli import terminal
-from cordee.metric_answers import CurveView, MetricsView
 from cordee.units import format_bytes, format_count
 
 CELLS = "▁▂▃▄▅▆▇█"

@@ -9,7 +9,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 import cordee
-from cordee.answers import NodeView
+from cordee.answers.nodes import NodeView
 from cordee.cli import maintenance, terminal
 from cordee.cli.join import consent_to_evict, join, leave, token
 from cordee.cli.terminal import Home, Json

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cordee.answers import HealthView, NodeView
+from cordee.answers.nodes import NodeView
+from cordee.answers.view import HealthView
 from cordee.cli import terminal
 from cordee.cli.nodes import price
 from cordee.cli.terminal import Home, Json

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cordee.answers import QueuesView, QueueView
+from cordee.answers.queues import QueuesView, QueueView
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.errors import InputError, SpecError

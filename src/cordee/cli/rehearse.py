@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from cordee.answers import RehearsalView
+from cordee.answers.submissions import RehearsalStarted, RehearsalView
 from cordee.cli import terminal
 from cordee.cli.capture import capture_job
 from cordee.cli.job_file import plan_of
@@ -50,7 +50,6 @@ from cordee.events import (
     Restored,
     StepsRehearsed,
 )
-from cordee.rehearsal_answers import RehearsalStarted
 from cordee.servers import is_remote
 from cordee.units import US_PER_S, format_duration, parse_duration_s, plural
 from cordee.workload.rehearsal import REPLAYED, STEPS

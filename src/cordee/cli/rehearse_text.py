@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cordee.answers import RehearsalView
+from cordee.answers.submissions import RehearsalView
 from cordee.units import US_PER_S, format_bytes, format_duration, plural
 
 

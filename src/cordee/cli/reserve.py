@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cordee.answers import ReservationView
+from cordee.answers.nodes import ReservationView
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.errors import InputError

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cordee.answers import DryRunView, Submitted
+from cordee.answers.submissions import DryRunView, Submitted
 from cordee.cli import sweep as sweeps
 from cordee.cli import terminal
 from cordee.cli.capture import capture_job, names_program

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cordee.answers.services import ServiceView
 from cordee.cli import terminal
 from cordee.cli.capture import capture_job
 from cordee.cli.job_file import job_from_file, pairs
@@ -18,7 +19,6 @@ from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, SpecError
 from cordee.servers import is_remote
-from cordee.service_answers import ServiceView
 from cordee.workload.launcher import SEARCH_PATHS
 from cordee.workload.service import FROM_ARTIFACT, FROM_JOB, WRITTEN_AS
 from cordee.workload.spec import JobSpec

@@ -4,8 +4,8 @@ from collections import Counter
 
 from rich.text import Text
 
+from cordee.answers.services import ReplicaView, ServiceView
 from cordee.cli import measured, terminal
-from cordee.service_answers import ReplicaView, ServiceView
 from cordee.units import (
     US_PER_S,
     format_bytes,

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
+from cordee.answers.sweeps import SweepDetailView, SweepView
 from cordee.cli import terminal
 from cordee.cli.plan_more import write_page
 from cordee.cli.sweep_text import page, print_list, print_sweep
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.control.sweeps.picture import best_text, rungs_text, values_text
-from cordee.sweep_answers import SweepDetailView, SweepView
 
 _LOOK_S = 0.5
 

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cordee.answers.sweeps import SweepDetailView, SweepView, TrialView
 from cordee.cli import terminal
 from cordee.control.sweeps.picture import best_text, drawing, metric_text, ranked, rungs_text, value_text, values_text
-from cordee.sweep_answers import SweepDetailView, SweepView, TrialView
 from cordee.units import US_PER_HOUR, format_micro_usd
 from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from cordee.answers.metrics import LiveJobView, LiveNodeView, LiveView
 from cordee.cli import terminal
-from cordee.metric_answers import LiveJobView, LiveNodeView, LiveView
 from cordee.units import format_bytes, format_count, format_micro_usd, plural
 
 WIDE_COLUMNS = 110

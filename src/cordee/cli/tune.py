@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from cordee.answers.services import ReplicaView, ServiceView
 from cordee.cli import terminal
 from cordee.cli.job_file import pairs
 from cordee.cli.services import plain_flag
@@ -26,7 +27,6 @@ from cordee.serve.policy.tuning import tune as tune_engine
 from cordee.serve.tuning.load import Lengths, read_prompts
 from cordee.serve.tuning.replica import TuningReplica
 from cordee.serve.tuning.session import LoadOptions, Session
-from cordee.service_answers import ReplicaView, ServiceView
 from cordee.units import MICRO_USD, parse_duration_s, plural
 from cordee.workload.service import Flag, flag_name
 from cordee.workload.spec import JobSpec

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cordee.answers import WebTicketView
+from cordee.answers.nodes import WebTicketView
 from cordee.cli import terminal
 
 

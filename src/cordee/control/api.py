@@ -18,27 +18,13 @@ from starlette.routing import Match, Route
 import cordee
 from cordee import errors
 from cordee.account.sums import By
-from cordee.answers import (
-    CostView,
-    DryRunView,
-    FileDigests,
-    FilesReceived,
-    HealthView,
-    JobDetailView,
-    JobView,
-    Joined,
-    JoinRequest,
-    JoinTokenRequest,
-    JoinTokenView,
-    Leaving,
-    NodeOrder,
-    NodeView,
-    QueuesSubmission,
-    QueuesView,
-    Submission,
-    Submitted,
-    WhyView,
-)
+from cordee.answers.cost import CostView
+from cordee.answers.files import FileDigests, FilesReceived
+from cordee.answers.jobs import JobDetailView, JobView, WhyView
+from cordee.answers.nodes import Joined, JoinRequest, JoinTokenRequest, JoinTokenView, Leaving, NodeOrder, NodeView
+from cordee.answers.queues import QueuesSubmission, QueuesView
+from cordee.answers.submissions import DryRunView, Submission, Submitted
+from cordee.answers.view import HealthView
 from cordee.control import chain_routes, job_metrics, logs, tenants_api, tunnels
 from cordee.control.agents import transfers
 from cordee.control.agents.executor import AgentsExecutor

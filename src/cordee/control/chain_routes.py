@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import Depends
 
-from cordee.answers import JobView, MaintenanceOrder, MaintenanceView, ReservationOrder, ReservationView
+from cordee.answers.jobs import JobView
+from cordee.answers.nodes import MaintenanceOrder, MaintenanceView, ReservationOrder, ReservationView
 from cordee.control.chains import ChainOperations
 from cordee.control.dependencies import Asked, Owner, user_router
 from cordee.control.reservations import ReservationOperations

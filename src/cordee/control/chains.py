@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cordee.answers import JobView, MaintenanceOrder, MaintenanceView
+from cordee.answers.jobs import JobView
+from cordee.answers.nodes import MaintenanceOrder, MaintenanceView
 from cordee.control.operations import Operations
 from cordee.errors import ForbiddenError, InputError, NotFoundError
 from cordee.events import (

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cordee.answers import QueueView
+from cordee.answers.queues import QueueView
 from cordee.control.operations import Operations
 from cordee.schedule.state.records import NodeRecord, Phase
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
-from cordee.answers import ErrorView
+from cordee.answers.view import ErrorView
 from cordee.control.home import Bearer
 from cordee.control.operations import Operations
 from cordee.errors import ForbiddenError, InputError, TokenError

@@ -6,7 +6,8 @@ The live state is not touched: the caller has made the copy and owns it.
 from collections.abc import Iterable, Mapping
 
 from cordee.account.measured import StepsLeft
-from cordee.answers import DryRunView, ForecastView, VictimView
+from cordee.answers.jobs import ForecastView
+from cordee.answers.submissions import DryRunView, VictimView
 from cordee.control.admission import Admitted
 from cordee.control.forecast import Forecast, forecast
 from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, NoticeGiven

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cordee.answers import ElectricityView
+from cordee.answers.cost import ElectricityView
 from cordee.hardware.load import load_electricity
 
 

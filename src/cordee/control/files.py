@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cordee.agent.copies import files_of_job
-from cordee.answers import AttemptView, FilesView
+from cordee.answers.files import FilesView
+from cordee.answers.jobs import AttemptView
 from cordee.errors import DestinationError, InputError, NotFoundError, SpecError, StoreError
 from cordee.storage.content import KEEP_S, Contents, pack, unpack
 from cordee.storage.destination import is_remote, level_urls

@@ -8,14 +8,8 @@ from cordee.account.curves import JobCurves
 from cordee.account.epochs import epoch_costs
 from cordee.account.ledger import Ledger
 from cordee.account.sums import CostRow, sum_rows
-from cordee.answers import JobView
-from cordee.control.dependencies import Asked, user_router
-from cordee.control.electricity import electricity_of
-from cordee.control.operations import Operations, cost_row_view
-from cordee.control.snapshot import decoded_curves, decoded_jobs
-from cordee.events import GpusSampled
-from cordee.ids import JobId
-from cordee.metric_answers import (
+from cordee.answers.jobs import JobView
+from cordee.answers.metrics import (
     CurveView,
     EpochCostView,
     JobCostView,
@@ -24,6 +18,12 @@ from cordee.metric_answers import (
     LiveView,
     MetricsView,
 )
+from cordee.control.dependencies import Asked, user_router
+from cordee.control.electricity import electricity_of
+from cordee.control.operations import Operations, cost_row_view
+from cordee.control.snapshot import decoded_curves, decoded_jobs
+from cordee.events import GpusSampled
+from cordee.ids import JobId
 from cordee.schedule.state.records import micro_usd_per_hour
 from cordee.schedule.state.state import State
 

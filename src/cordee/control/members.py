@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cordee.answers import Joined, JoinRequest, JoinTokenRequest, JoinTokenView, Leaving
+from cordee.answers.nodes import Joined, JoinRequest, JoinTokenRequest, JoinTokenView, Leaving
 from cordee.control.node_tokens import NEW_TOKEN, DerivedTokens, check_node
 from cordee.control.ports import Clock
 from cordee.control.store.credentials import Credentials

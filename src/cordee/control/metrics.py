@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from cordee.account.sums import CostRow, Totals
 from cordee.account.usage import CostLine, TokenCost, Tokens
+from cordee.answers.services import ServiceView, TenantView
 from cordee.control.cluster_counts import ClusterCounts
-from cordee.service_answers import ServiceView, TenantView
 from cordee.units import MICRO_USD, US_PER_S
 from cordee.view.markup import CLASSES
 

@@ -12,26 +12,12 @@ from typing import Any, Protocol
 import cordee
 from cordee.account.measured import Measurement, StepsLeft
 from cordee.account.sums import By, CostRow, summed
-from cordee.answers import (
-    AttemptView,
-    ComparisonView,
-    CostRowView,
-    CostView,
-    DryRunView,
-    FailureView,
-    ForecastView,
-    HealthView,
-    JobDetailView,
-    JobView,
-    LostView,
-    NodeView,
-    QueuesSubmission,
-    QueuesView,
-    QueueView,
-    Submission,
-    Submitted,
-    WhyView,
-)
+from cordee.answers.cost import CostRowView, CostView, LostView
+from cordee.answers.jobs import AttemptView, ComparisonView, FailureView, ForecastView, JobDetailView, JobView, WhyView
+from cordee.answers.nodes import NodeView
+from cordee.answers.queues import QueuesSubmission, QueuesView, QueueView
+from cordee.answers.submissions import DryRunView, Submission, Submitted
+from cordee.answers.view import HealthView
 from cordee.control.admission import Admitted, admit, spec_for
 from cordee.control.dry_run import dry_run, forecast_of
 from cordee.control.electricity import electricity_of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from cordee.answers import ReservationOrder, ReservationView
+from cordee.answers.nodes import ReservationOrder, ReservationView
 from cordee.control.operations import Operations
 from cordee.errors import ForbiddenError, InputError, NotFoundError
 from cordee.events import ReservationCancelled, ReservationMade

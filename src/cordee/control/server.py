@@ -23,7 +23,7 @@ from types import FrameType
 import structlog
 from starlette.types import ASGIApp
 
-from cordee.answers import JoinTokenRequest
+from cordee.answers.nodes import JoinTokenRequest
 from cordee.client import Client
 from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor

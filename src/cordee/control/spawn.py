@@ -9,7 +9,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from cordee.answers import HealthView
+from cordee.answers.view import HealthView
 from cordee.client import Client
 from cordee.errors import HomeInUseError, HomeUnsuitableError, MissingExtraError, NoServerError, from_body
 from cordee.servers import read_remote

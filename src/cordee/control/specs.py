@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cordee.answers import Submission
+from cordee.answers.submissions import Submission
 from cordee.errors import SpecError
 from cordee.ids import ALPHABET
 from cordee.workload.spec import JobSpec

@@ -9,13 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cordee.account.usage import DAY_US, month_start_us
-from cordee.control.members import hash_of
-from cordee.control.ports import Clock
-from cordee.control.store.tenants import Row, TenantRows
-from cordee.control.tick import Control
-from cordee.errors import ForbiddenError, NotFoundError
-from cordee.events import KeyCreated, KeyRevoked, TenantSet
-from cordee.service_answers import (
+from cordee.answers.services import (
     KeyHashView,
     KeyRequest,
     KeyView,
@@ -24,6 +18,12 @@ from cordee.service_answers import (
     TenantView,
     TokenPricesView,
 )
+from cordee.control.members import hash_of
+from cordee.control.ports import Clock
+from cordee.control.store.tenants import Row, TenantRows
+from cordee.control.tick import Control
+from cordee.errors import ForbiddenError, NotFoundError
+from cordee.events import KeyCreated, KeyRevoked, TenantSet
 
 PREFIX = "sk-cordee-"
 _ID_CHARS = 12  # of the hash: ids of a million keys differ

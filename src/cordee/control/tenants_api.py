@@ -6,14 +6,7 @@ from fastapi import Depends, Path, Query
 from fastapi.responses import PlainTextResponse, Response
 
 from cordee.account.usage import UsageBy
-from cordee.control.cluster_counts import cluster_counts
-from cordee.control.dependencies import Asked, Owner, user_router
-from cordee.control.metrics import CONTENT_TYPE, Measures, metrics_text
-from cordee.control.services.routes import Services
-from cordee.control.tenants import Tenants
-from cordee.control.usage import lines_view, usage_view
-from cordee.reports import COUNT_MAX
-from cordee.service_answers import (
+from cordee.answers.services import (
     TENANT,
     CostLinesView,
     KeyRequest,
@@ -23,6 +16,13 @@ from cordee.service_answers import (
     TenantView,
     UsageView,
 )
+from cordee.control.cluster_counts import cluster_counts
+from cordee.control.dependencies import Asked, Owner, user_router
+from cordee.control.metrics import CONTENT_TYPE, Measures, metrics_text
+from cordee.control.services.routes import Services
+from cordee.control.tenants import Tenants
+from cordee.control.usage import lines_view, usage_view
+from cordee.reports import COUNT_MAX
 
 router = user_router("/v1")
 metrics_router = user_router("")

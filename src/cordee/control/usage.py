@@ -6,8 +6,8 @@ from cordee.account.ledger import Ledger
 from cordee.account.split import Split
 from cordee.account.sums import CostRow
 from cordee.account.usage import CostLine, UsageBy, UsageRow, usage_rows
-from cordee.answers import SplitView
-from cordee.service_answers import (
+from cordee.answers.cost import SplitView
+from cordee.answers.services import (
     CostLinesView,
     CostLineView,
     TokenCostView,

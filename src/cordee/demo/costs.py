@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from cordee.answers import CostRowView, CostView
+from cordee.answers.cost import CostRowView, CostView
 from cordee.demo import claims
 from cordee.demo.live import LiveJobs
 from cordee.demo.memory import GPUS, Sizing

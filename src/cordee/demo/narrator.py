@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from cordee.service_answers import UsageView
+from cordee.answers.services import UsageView
 from cordee.view.memory import MemoryBar
 from cordee.view.report import Claim, Section
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from cordee.account.ledger import attempt_segments
+from cordee.answers.services import UsageView
 from cordee.demo import claims, serving_claims, tiny_model
 from cordee.demo.costs import leased_gpu_us
 from cordee.demo.live import step_lines
@@ -33,7 +34,6 @@ from cordee.events import (
     ServiceScaled,
 )
 from cordee.ids import JobId
-from cordee.service_answers import UsageView
 from cordee.units import format_micro_usd, plural
 from cordee.view.money import CLASSES, MoneyRow, money_html
 from cordee.view.slots import SlotMark, slots_svg

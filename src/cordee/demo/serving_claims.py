@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from cordee.answers.services import UsageView
 from cordee.demo.claims import check
 from cordee.demo.traffic import Answer, tokens_of
 from cordee.events import (
@@ -20,7 +21,6 @@ from cordee.events import (
     Tier,
 )
 from cordee.ids import JobId
-from cordee.service_answers import UsageView
 from cordee.units import US_PER_S, format_duration, format_micro_usd, plural
 from cordee.view.report import Claim
 

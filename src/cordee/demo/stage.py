@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from cordee.agent.gpus import discover
-from cordee.answers import HealthView
+from cordee.answers.view import HealthView
 from cordee.client import Client
 from cordee.control.spawn import start_server
 from cordee.demo.lines import line, progress

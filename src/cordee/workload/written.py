@@ -97,6 +97,9 @@ def _is_branch(part: str | int) -> bool:
     return isinstance(part, str) and bool(re.search(r"[\[\]()]|^(str|float|int|tuple|constrained)", part))
 
 
+_LEVELS_MAX = 64
+
+
 def load_yaml(text: str, source: str) -> tuple[Any, dict[Path, tuple[int, int]]]:
     """Return the document as plain values, and the places of its keys."""
     from ruamel.yaml import YAML
@@ -104,6 +107,8 @@ def load_yaml(text: str, source: str) -> tuple[Any, dict[Path, tuple[int, int]]]
 
     positions: dict[Path, tuple[int, int]] = {}
     try:
+        if _is_deep(text):
+            raise SpecError(f"{source}: the YAML is nested too deeply", hint="a job needs three levels at most")
         return _strip(YAML(typ="rt").load(text), (), positions), positions
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -112,8 +117,29 @@ def load_yaml(text: str, source: str) -> tuple[Any, dict[Path, tuple[int, int]]]
         raise SpecError(f"{place}: not valid YAML: {_first_line(error.problem)}", hint=hint) from None
     except YAMLError as error:
         raise SpecError(f"{source}: not valid YAML: {_first_line(str(error))}", hint="use plain text") from None
-    except RecursionError:
-        raise SpecError(f"{source}: the YAML is nested too deeply", hint="a job needs three levels at most") from None
+
+
+def _is_deep(text: str) -> bool:
+    """Return whether more levels lie in each other than any document needs: composing them takes quadratic time."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.tokens import (
+        BlockEndToken,
+        BlockMappingStartToken,
+        BlockSequenceStartToken,
+        FlowMappingEndToken,
+        FlowMappingStartToken,
+        FlowSequenceEndToken,
+        FlowSequenceStartToken,
+    )
+
+    opens = (BlockMappingStartToken, BlockSequenceStartToken, FlowMappingStartToken, FlowSequenceStartToken)
+    closes = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
+    depth = 0
+    for token in YAML(typ="rt").scan(text):
+        depth += isinstance(token, opens) - isinstance(token, closes)
+        if depth > _LEVELS_MAX:
+            return True
+    return False
 
 
 def _first_line(text: str | None) -> str:

@@ -16,10 +16,10 @@ from aiohttp import web
 from fake_engine import expected, template
 from gateway_rig import FakeEngine, Process, chat, run, stream, until
 
+from cordee.answers.services import GatewayReport
 from cordee.errors import HomeInUseError
 from cordee.serve.gateway.__main__ import main
 from cordee.serve.gateway.usage import UsageSpool
-from cordee.service_answers import GatewayReport
 
 ROW = {"service": "chat", "job_id": "chat-a", "epoch": 1, "tenant": "t", "key": "k", "model": "tiny", "from_us": 5}
 TOKEN = "token-of-the-gateway"

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response
 
-from cordee.answers import FilesWanted, LogReceived
+from cordee.answers.files import FilesWanted, LogReceived
 from cordee.control import logs
 from cordee.control.dependencies import Asked, Itself, body_of
 from cordee.control.operations import Operations

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from cordee.artifact_answers import (
+from cordee.answers.artifacts import (
     CollectedView,
     CollectRequest,
     Committed,

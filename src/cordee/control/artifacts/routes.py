@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 
-from cordee.artifact_answers import (
+from cordee.answers.artifacts import (
     DIGEST,
     ArtifactBlobsWanted,
     BlobSize,

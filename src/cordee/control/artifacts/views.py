@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cordee.artifact_answers import ChangeView, MakerView, RelativeView, VersionDetailView, VersionView
+from cordee.answers.artifacts import ChangeView, MakerView, RelativeView, VersionDetailView, VersionView
 from cordee.control.directory import Directory
 from cordee.control.operations import Operations
 from cordee.control.versions import Artifacts, Named, Version

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cordee.answers import AttemptView, JobDetailView
+from cordee.answers.jobs import AttemptView, JobDetailView
 from cordee.events import (
     AttemptEnded,
     Behind,

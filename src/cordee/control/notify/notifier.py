@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from cordee.answers import JobDetailView
+from cordee.answers.jobs import JobDetailView
 from cordee.control.notify.channels import deliver
 from cordee.control.notify.destinations import Destination, Destinations, read_destinations
 from cordee.control.notify.messages import BUDGET_PERCENT, Budget, Message, budget_message, kind_of, message_of

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cordee.answers import JobView, RehearsalView
+from cordee.answers.jobs import JobView
+from cordee.answers.submissions import RehearsalStarted, RehearsalSubmission, RehearsalView
 from cordee.control.admission import Admitted, spec_for
 from cordee.control.operations import Operations
 from cordee.control.rehearsals.controller import RehearsalController
@@ -11,7 +12,6 @@ from cordee.control.rehearsed.measured import rehearsal_view
 from cordee.control.specs import spec_of
 from cordee.errors import AdmissionError, LayoutError, StoreError
 from cordee.ids import JobId
-from cordee.rehearsal_answers import RehearsalStarted, RehearsalSubmission
 from cordee.units import format_bytes, plural
 from cordee.workload.rehearsal import RehearsedSteps, rehearsal_name, rehearsal_spec
 from cordee.workload.spec import JobSpec

@@ -4,10 +4,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from cordee.answers import RehearsalView
+from cordee.answers.submissions import RehearsalStarted, RehearsalSubmission, RehearsalView
 from cordee.control.dependencies import Owner, refuse_exposed_secrets, user_router
 from cordee.control.rehearsals.operations import RehearsalOperations
-from cordee.rehearsal_answers import RehearsalStarted, RehearsalSubmission
 
 router = user_router("/v1")
 

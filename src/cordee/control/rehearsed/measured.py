@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from cordee.answers import RehearsalView
+from cordee.answers.submissions import RehearsalView
 from cordee.control.admission import Admitted, script_of
 from cordee.control.home import read_settings
 from cordee.control.rehearsed.fold import Rehearsals

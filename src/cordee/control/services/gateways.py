@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
+from cordee.answers.services import GatewayReport, GatewayStatus, ServedView
 from cordee.control.directory import Service
 from cordee.ids import attempt_name
-from cordee.service_answers import GatewayReport, GatewayStatus, ServedView
 from cordee.units import US_PER_S
 
 STALE_US = 15 * US_PER_S

@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 import structlog
 
+from cordee.answers.services import (
+    GatewayAcknowledged,
+    GatewayReport,
+    RoutesView,
+    ScaleOrder,
+    ServiceSubmission,
+    ServiceView,
+)
 from cordee.control.admission import check_program
 from cordee.control.directory import Service
 from cordee.control.operations import Operations
@@ -22,14 +30,6 @@ from cordee.control.tenants import Tenants
 from cordee.errors import ForbiddenError, InputError, NotFoundError, SpecError, UnitError
 from cordee.events import Estimate
 from cordee.ids import job_id as new_job_id
-from cordee.service_answers import (
-    GatewayAcknowledged,
-    GatewayReport,
-    RoutesView,
-    ScaleOrder,
-    ServiceSubmission,
-    ServiceView,
-)
 from cordee.workload.service import ServiceSpec, parse_replicas
 from cordee.workload.spec import JobSpec
 

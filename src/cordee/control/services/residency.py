@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from cordee.answers.services import GatewayStatus
 from cordee.control.directory import Replica, Service
 from cordee.control.services.rollout import backoff_us
 from cordee.ids import JobId, attempt_name
 from cordee.serve.policy.residency import Demand, ModelSlot, Swap, copies, first_model, swaps
-from cordee.service_answers import GatewayStatus
 from cordee.units import US_PER_S
 
 LOAD_US = 10 * US_PER_S

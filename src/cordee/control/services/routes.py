@@ -5,10 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
-from cordee.control.dependencies import Owner, refuse_exposed_secrets, user_router
-from cordee.control.services.operations import ServiceOperations
-from cordee.reports import COUNT_MAX
-from cordee.service_answers import (
+from cordee.answers.services import (
     GatewayAcknowledged,
     GatewayReport,
     RoutesView,
@@ -16,6 +13,9 @@ from cordee.service_answers import (
     ServiceSubmission,
     ServiceView,
 )
+from cordee.control.dependencies import Owner, refuse_exposed_secrets, user_router
+from cordee.control.services.operations import ServiceOperations
+from cordee.reports import COUNT_MAX
 
 WAIT_S_MAX, _LOOK_S = 60.0, 0.05
 

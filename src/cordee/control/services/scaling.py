@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
+from cordee.answers.services import GatewayStatus
 from cordee.control.directory import Service
 from cordee.control.services.gateways import served
 from cordee.serve.policy.scale import Decision, ScaleInput, ScaleRules, ScaleState, decide, usable_slots
-from cordee.service_answers import GatewayStatus
 from cordee.units import US_PER_S
 from cordee.workload.service import ServiceSpec
 

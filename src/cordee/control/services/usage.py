@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from cordee.answers.services import UsageLine
 from cordee.events import TokensServed
 from cordee.ids import JobId
-from cordee.service_answers import UsageLine
 
 
 def usage_events(gateway: str, lines: Iterable[UsageLine]) -> list[TokensServed]:

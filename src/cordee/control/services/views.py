@@ -5,13 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cordee.account.measured import service_comparisons
-from cordee.answers import ComparisonView
-from cordee.control.directory import Replica, Service
-from cordee.control.services.gateways import served
-from cordee.control.services.rollout import in_reserve
-from cordee.events import Estimate
-from cordee.ids import JobId, attempt_name
-from cordee.service_answers import (
+from cordee.answers.jobs import ComparisonView
+from cordee.answers.services import (
     EndpointState,
     EndpointView,
     GatewayStatus,
@@ -23,6 +18,11 @@ from cordee.service_answers import (
     ServiceState,
     ServiceView,
 )
+from cordee.control.directory import Replica, Service
+from cordee.control.services.gateways import served
+from cordee.control.services.rollout import in_reserve
+from cordee.events import Estimate
+from cordee.ids import JobId, attempt_name
 from cordee.units import US_PER_S
 from cordee.workload.service import ServiceSpec
 from cordee.workload.spec import JobSpec

@@ -4,6 +4,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from cordee.answers.sweeps import SweepDetailView, SweepSubmission, SweepView
 from cordee.control.operations import Operations
 from cordee.control.specs import read_spec
 from cordee.control.sweeps.bayes import check_optuna
@@ -14,7 +15,6 @@ from cordee.control.trials import Sweep
 from cordee.errors import InputError, NotFoundError, SpecError
 from cordee.events import SweepHeld
 from cordee.ids import ALPHABET, JobId
-from cordee.sweep_answers import SweepDetailView, SweepSubmission, SweepView
 from cordee.workload.spec import JobSpec
 
 

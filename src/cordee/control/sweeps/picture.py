@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from cordee.sweep_answers import SweepDetailView, SweepView, TrialView
+from cordee.answers.sweeps import SweepDetailView, SweepView, TrialView
 from cordee.units import plural
 from cordee.view.parallel import Coordinate, Polyline, parallel_html
 from cordee.workload.sweep import Value

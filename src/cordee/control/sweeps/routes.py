@@ -4,9 +4,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from cordee.answers.sweeps import SweepDetailView, SweepSubmission, SweepView
 from cordee.control.dependencies import Owner, refuse_exposed_secrets, user_router
 from cordee.control.sweeps.operations import SweepOperations
-from cordee.sweep_answers import SweepDetailView, SweepSubmission, SweepView
 
 router = user_router("/v1")
 

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from cordee.answers.sweeps import SweepDetailView, SweepView, TrialView
 from cordee.control.sweeps.policy import reached_target
 from cordee.control.trials import Sweep, Trial, declared_spec
 from cordee.ids import JobId
-from cordee.sweep_answers import SweepDetailView, SweepView, TrialView
 
 
 class Spent(NamedTuple):

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
-from cordee.answers import JobDetailView, NodeView
+from cordee.answers.jobs import JobDetailView
+from cordee.answers.nodes import NodeView
 from cordee.control.chains import ChainOperations
 from cordee.control.operations import Operations
 from cordee.control.web.frame import HEADERS, PageRoute, framed

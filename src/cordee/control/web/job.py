@@ -6,7 +6,8 @@ from itertools import islice
 from pathlib import Path
 
 from cordee.account.ledger import attempt_segments
-from cordee.answers import JobDetailView
+from cordee.answers.jobs import JobDetailView
+from cordee.answers.metrics import CurveView, JobCostView
 from cordee.control import logs
 from cordee.control.job_metrics import job_cost, metrics
 from cordee.control.operations import Operations
@@ -15,7 +16,6 @@ from cordee.control.web.months import Books
 from cordee.control.web.parts import Parts
 from cordee.control.web.viewer import Viewer
 from cordee.events import CheckpointCommitted, Event, NodeUp
-from cordee.metric_answers import CurveView, JobCostView
 from cordee.units import format_count
 from cordee.view.chart import Axis, ChartLine, chart_svg
 from cordee.view.frame import Frame

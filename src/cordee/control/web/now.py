@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cordee.answers.metrics import LiveJobView
 from cordee.control.forecast import Forecast
 from cordee.control.job_metrics import live
 from cordee.control.operations import Operations
@@ -12,7 +13,6 @@ from cordee.control.web.parts import Parts
 from cordee.errors import CordeeError
 from cordee.events import Job, Node
 from cordee.ids import JobId
-from cordee.metric_answers import LiveJobView
 from cordee.schedule.explain import explain
 from cordee.schedule.state.records import Attempt, NodeRecord
 from cordee.view.page import part

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cordee.answers import NodeView, QueueView
+from cordee.answers.nodes import NodeView
+from cordee.answers.queues import QueueView
+from cordee.answers.services import ServiceView
 from cordee.control.chains import ChainOperations
 from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
@@ -16,7 +18,6 @@ from cordee.control.web.months import Amounts, Books, Costs, Span
 from cordee.control.web.parts import Parts
 from cordee.control.web.viewer import Viewer
 from cordee.events import NodeCordoned, NodeDown, NodeUncordoned, NodeUp
-from cordee.service_answers import ServiceView
 from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_micro_usd, plural
 from cordee.view.chart import Axis, ChartLine, chart_svg
 from cordee.view.faults import faults_of

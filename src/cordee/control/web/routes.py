@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from starlette.requests import Request
 
-from cordee.answers import WebTicketView
+from cordee.answers.nodes import WebTicketView
 from cordee.control.dependencies import Asked, Owner, Shown, bearer_of, body_of, user_router
 from cordee.control.web import others
 from cordee.control.web.frame import HEADERS, PageRoute, asset_answer, framed

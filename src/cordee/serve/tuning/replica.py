@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from cordee.answers.services import GatewayReport, GatewayStatus, ReplicaView, ServiceView
 from cordee.client import Client
 from cordee.errors import CordeeError, InputError, NotFoundError, ReplicaError
 from cordee.serve.policy.tuning import merged_flags
-from cordee.service_answers import GatewayReport, GatewayStatus, ReplicaView, ServiceView
 from cordee.units import US_PER_S, format_duration
 from cordee.workload.service import Flag, Replicas, Slo
 from cordee.workload.spec import JobSpec

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cordee.answers.services import ReplicaView
 from cordee.serve.policy.tuning import Measured
 from cordee.serve.tuning.load import Lengths, MadeUp, Prompt, Target, rounds_of
 from cordee.serve.tuning.replica import TuningReplica
-from cordee.service_answers import ReplicaView
 from cordee.workload.service import Flag
 
 OPEN_MAX, OPEN_UNKNOWN = 32, 8

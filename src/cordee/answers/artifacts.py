@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from cordee.answers import FilesWanted, View
+from cordee.answers.files import FilesWanted
+from cordee.answers.view import View
 
 DIGEST = r"[0-9a-f]{64}"
 TAG = r"^[A-Za-z][A-Za-z0-9._-]{0,62}$"

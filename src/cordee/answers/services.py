@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cordee.answers import ComparisonView, SplitView, View
+from cordee.answers.cost import SplitView
+from cordee.answers.jobs import ComparisonView
+from cordee.answers.view import View
 from cordee.events import Estimate
 
 EndpointState = Literal["ready", "standby", "unready", "draining"]

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from cordee.answers import Submission, View
+from cordee.answers.submissions import Submission
+from cordee.answers.view import View
 from cordee.workload.sweep import Value
 
 

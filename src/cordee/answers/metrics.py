@@ -1,6 +1,7 @@
 """Answers of the API about the metrics of jobs, as pydantic models."""
 
-from cordee.answers import CostRowView, ElectricityView, View
+from cordee.answers.cost import CostRowView, ElectricityView
+from cordee.answers.view import View
 
 
 class CurveView(View):
