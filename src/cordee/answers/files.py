@@ -28,9 +28,9 @@ class FilesView(View):
     files_changed: int = 0
     branch: str | None = None
     folder: str = ""
-    links: list[str] = Field(default_factory=list)
+    links: list[str] = Field([])
     copy_folder: str | None = None
-    written: list[str] = Field(default_factory=list)
+    written: list[str] = Field([])
 
 
 class FileDigests(View):

@@ -34,14 +34,14 @@ class NodeView(View):
     reachable: bool = True
     refused: int = 0
     clock_off_us: int = 0
-    unavailable_why: list[str] = Field(default_factory=list)
-    domain: list[str] = Field(default_factory=list)
+    unavailable_why: list[str] = Field([])
+    domain: list[str] = Field([])
     island_gpus: int = 0
     capacity: str = "on-demand"
     cpu_milli: int | None = None
     memory_bytes: int | None = None
-    software: list[str] = Field(default_factory=list)
-    reserved: list[str] = Field(default_factory=list)
+    software: list[str] = Field([])
+    reserved: list[str] = Field([])
 
 
 class NodeOrder(View):
@@ -75,7 +75,7 @@ class ReservationOrder(NodeOrder):
     Without either it is for the user who asks.
     """
 
-    nodes: Annotated[list[str], Field(max_length=10_000)] = Field(default_factory=list)
+    nodes: Annotated[list[str], Field(max_length=10_000)] = Field([])
     gpus: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     from_us: Annotated[int, Field(ge=0, le=2**62)]
     until_us: Annotated[int, Field(ge=0, le=2**62)]

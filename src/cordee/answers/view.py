@@ -33,7 +33,7 @@ class HealthView(View):
     log_number: int
     problem: str | None = None
     role: Literal["leader", "standby"] = "leader"
-    servers: list[str] = Field(default_factory=list)
+    servers: list[str] = Field([])
     listens: str | None = None
     fingerprint: str | None = None
 
