@@ -50,7 +50,8 @@ def score(paths: Sequence[Path]) -> list[Scored]:
 
 
 def _score(run: Published, training: Training) -> Scored:
-    memory = rank_memory(run.shape, run.layout, training)
+    layout = replace(run.layout, offload="activations") if re.search(r"\boffload\b", run.note) else run.layout
+    memory = rank_memory(run.shape, layout, training)
     assert run.gpu is not None, f"{run.gpu_type} is not in the catalogue"
     refused = memory.total_bytes > usable_bytes(run.gpu)
     metric = next((name for name in TOTALS if name in run.metrics), None)
@@ -67,18 +68,26 @@ def _training(run: Published, dtype: str, framework: str) -> Training:
 
     torchtune trains in pure bf16, its NF4 is doubly quantised (torchao's `to_nf4`), and its loss goes over the output
     in chunks, so that fp32 logits are those of one chunk: as a fused loss.
+
+    Lightning Fabric makes logits fp32 (`HalfPrecision.convert_output`), of which the loss keeps log-probabilities: 8
+    bytes. It quantises every linear layer, by bitsandbytes 0.41 with this torch: weights come back in fp16 before they
+    are bf16, and products keep their inputs. Its FSDP is the first. LitGPT's `finetune/lora.py` has a dropout of 0.05.
     """
     note, pure = run.note, "bf16-true" in dtype or "torchtune" in framework
+    fabric = "Lightning Fabric" in framework
     rank = re.search(r"\br=(\d+)", note)
     on = re.search(r" on ([\w/, ]+?)[;,]? (?:\d|samples|longest)|all linear", note)
     text = on[0] if on else ""
     names = LINEARS if not on or "all linear" in text else ("q", "v") if "q,v" in text else ("q", "k", "v")
     double = "nf4-dq" in dtype or "torchtune" in framework
     four = re.search("nf4|int4", dtype) or "QLoRA nf4" in note
+    base = BASES[("nf4-double" if double else "nf4") if four else "int8" if "int8" in dtype else "bf16"]
     adapters = Adapters(
         rank=int(rank[1]) if rank else 8,
         targets=tuple(name for name in names if name != "gate" or run.shape.gated),
-        base=BASES[("nf4-double" if double else "nf4") if four else "int8" if "int8" in dtype else "bf16"],
+        base=replace(base, keeps_inputs=True, head=True, copies=2) if fabric and four else base,
+        dropout=fabric,
+        joined=fabric,
     )
     optimizer = Optimizer("adamw in 16 bits", 2, 2, 0, 4) if pure else find_optimizer("adamw", "fp32")
     return replace(
@@ -87,7 +96,8 @@ def _training(run: Published, dtype: str, framework: str) -> Training:
         optimizer=optimizer,
         precision="bf16",
         flash="eager attention" not in framework,
-        loss="fused" if "torchtune" in framework else run.training.loss,
+        loss="fused" if "torchtune" in framework else "parallel" if fabric else run.training.loss,
+        tuning=replace(run.training.tuning, flat=fabric),
     )
 
 

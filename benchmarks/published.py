@@ -275,8 +275,11 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
 
 
 def _is_fused(framework: str, note: str) -> bool:
-    """Whether norms, rotations and activations are one kernel each: compiled, or written so."""
-    return bool(re.search("compile|XLA|flash-attn training|nanotron", framework) or "torch.compile of" in note)
+    """Whether norms, rotations and activations are one kernel each: compiled, or written so.
+
+    An in-house trainer is taken to have kernels of its own; eager torch is what a public name stands for.
+    """
+    return bool(re.search("compile|XLA|flash-attn training|nanotron|internal", framework) or "torch.compile of" in note)
 
 
 def _attention(framework: str) -> Attention | None:

@@ -8,6 +8,7 @@ from asking import planned
 from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Settings, Training
+from cordee.plan.activations import layer_activation_bytes
 from cordee.plan.layout import Layout
 from cordee.plan.memory import RankMemory, rank_memory, state_bytes
 from cordee.plan.states import adapter_parameters, flop_per_token
@@ -153,6 +154,44 @@ def test_an_int8_base_has_a_constant_for_each_row_and_keeps_the_inputs_of_its_pr
 
     # `q` reads the first norm's output in any case; the second norm's and down's input are kept for int8 alone.
     assert kept("int8") - kept("fp8") == 32 * 2048 * 2 * (4096 + 14336)
+
+
+def test_a_joined_product_stays_whole_with_the_outputs_of_its_adapter() -> None:
+    training, plain = _training(train="lora"), Adapters(8, ("q", "v"))
+
+    def kept(adapters: Adapters) -> float:
+        return float(layer_activation_bytes(LLAMA, Layout(), replace(training, adapters=adapters)))
+
+    joined = replace(plain, joined=True)
+    # Queries and keys before their rotation, and what the adapter adds to queries and values: 16 bits, 2,048 tokens.
+    assert kept(joined) - kept(plain) == 2 * 2048 * ((4096 + 1024) + (4096 + 1024))
+    # One copy of the input and one mask for the two of them, in place of the norm's output.
+    assert kept(replace(joined, dropout=True)) - kept(joined) == 2048 * 4096 * (3 - 2)
+
+
+def test_a_quantised_head_is_smaller_and_in_16_bits_while_its_product_runs() -> None:
+    training = _training(train="qlora")
+    assert training.adapters is not None
+    whole = replace(training, adapters=replace(training.adapters, base=replace(BASES["nf4"], head=True, copies=2)))
+    head = LLAMA.vocab * LLAMA.hidden
+    assert state_bytes(LLAMA, training) - state_bytes(LLAMA, whole) == head * (2 - 0.5625)
+    at_loss = [
+        next(moment for moment in rank_memory(LLAMA, Layout(), one).worst_timeline if moment.event == "loss")
+        for one in (training, whole)
+    ]
+    assert at_loss[1].buffers_bytes - at_loss[0].buffers_bytes == 2 * 2 * head
+
+
+def test_flat_parameters_have_a_whole_gradient_while_micro_batches_add_up() -> None:
+    layout = Layout(dp=4, zero=3)
+    training = _training(train="lora")
+    flat = replace(training, tuning=replace(training.tuning, flat=True))
+    gradients = [rank_memory(LLAMA, layout, one).worst.gradients_bytes for one in (training, flat)]
+    assert gradients[1] - gradients[0] == 2 * (MATRICES + OUTER)
+    at_once = replace(flat, global_batch=4)
+    assert max(m.gradients_bytes for m in rank_memory(LLAMA, layout, at_once).worst_timeline) == pytest.approx(
+        (2 * (MATRICES + OUTER) + 4 * ADAPTERS) / 4
+    )
 
 
 def test_dora_adds_lengths_two_outputs_and_a_16_bit_matrix_of_a_quantised_base() -> None:

@@ -102,7 +102,9 @@ def _adapted_layer_bytes(
     Norms keep their input (an eager RMSNorm in fp32), the attention its queries, keys, values and output, an eager
     gated activation gate, silu and up (fused: gate and up). An adapter's input is kept once for all that read it, and
     what it makes of it, as wide as its rank; with dropout each target keeps a copy of its own and a mask of a byte.
-    Source: what autograd saves of each function in peft's `lora.Linear` and Hugging Face's Llama.
+    A joined product stays whole, since the attention keeps its values as a view, and so do its adapter's outputs, since
+    their copying keeps its source. Source: what autograd saves of each function in peft's `lora.Linear`, Hugging Face's
+    Llama and LitGPT's.
     """
     item, eager = training.activation_bytes, not training.is_fused
     norm = 4 if eager and shape.norm == "rms" else item
@@ -110,8 +112,12 @@ def _adapted_layer_bytes(
     inner = (3 if eager else 2) if shape.gated else 1
     per_token = 2 * norm * shape.hidden + item * (attention + inner * shape.ffn) + 4 * shape.heads
     targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
+    if adapters.joined:
+        own = [linear for linear in targets if linear.name in ("q", "k", "v")]
+        per_token += item * ((shape.heads + shape.kv_heads) * shape.head_dim + sum(linear.outputs for linear in own))
     if adapters.dropout:
-        per_token += (item + 1) * sum(linear.inputs for linear in targets)
+        read = targets if not adapters.joined else {linear.reads: linear for linear in targets}.values()
+        per_token += (item + 1) * sum(linear.inputs for linear in read)
     if not adapters.dropout or adapters.base.keeps_inputs:
         # The attention keeps its own output already.
         readers = layer_linears(shape) if adapters.base.keeps_inputs else targets
@@ -128,18 +134,27 @@ def _adapted_layer_bytes(
 
 
 def dequantised_bytes(shape: ModelShape, training: Training) -> float:
-    """Return the bytes of the largest quantised matrix of a layer, 16-bit again while its product runs.
+    """Return the bytes of the largest quantised matrix of a layer, in 16 bits again while its product runs.
 
     DoRA writes out the low-rank product of a target through an identity matrix, scales it and adds it to the weight.
     """
     adapters, linears = training.adapters, layer_linears(shape) if training.adapters else ()
     if adapters is None:
         return 0.0
-    elements = [(adapters.base_bits < 16) * each.inputs * each.outputs for each in linears]
+    copies = (adapters.base_bits < 16) * adapters.base.copies
+    elements = [copies * each.inputs * each.outputs for each in linears]
     if adapters.magnitudes:
         targets = [each for each in linears if each.name in adapters.targets]
-        elements += [((adapters.base_bits < 16) + 3) * each.inputs * each.outputs + each.inputs**2 for each in targets]
+        elements += [(copies + 3) * each.inputs * each.outputs + each.inputs**2 for each in targets]
     return float(training.activation_bytes * max(elements))
+
+
+def dequantised_head_bytes(shape: ModelShape, training: Training) -> float:
+    """Return the bytes of a quantised output head, in 16 bits again while its product runs."""
+    adapters = training.adapters
+    if adapters is None or not adapters.base.head:
+        return 0.0
+    return training.activation_bytes * adapters.base.copies * shape.vocab * shape.hidden
 
 
 def keeps_fp8(training: Training) -> bool:

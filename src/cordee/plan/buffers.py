@@ -118,6 +118,17 @@ def gradients_appear(layout: Layout, training: Training) -> Real:
     return 1 * ((layout.zero == 3) | (layout.gpus == 1))
 
 
+def frozen_gradient_bytes(layout: Layout, training: Training, parameters: Real) -> Real:
+    """Return the gradient of frozen parameters that are one flat tensor with trained ones.
+
+    It is whole while micro-batches add up without traffic, and sharded with one micro-batch.
+    """
+    if not training.tuning.flat or training.adapters is None:
+        return 0.0
+    shards = 1 + (layout.micro_batches(training.global_batch) == 1) * (layout.shard_ranks - 1)
+    return (layout.zero == 3) * training.activation_bytes * parameters / shards
+
+
 def keeps_fp32_shards(layout: Layout, training: Training) -> Real:
     """Return 1 where a rank keeps its part of fp32 weights and gathers them in 16 bits: FSDP2 in mixed precision."""
     optimizer = training.optimizer

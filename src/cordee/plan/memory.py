@@ -265,6 +265,7 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     if held.heads:
         logits = act.loss_bytes(shape, layout, training)
         beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
+        beside = beside + act.dequantised_head_bytes(shape, training)
         # FSDP2 has let go of the last layer when the head runs.
         beside = beside + gathered * (1 - appear * (layout.zero == 3))
         moments.append(at("loss", kept + between, logits, beside, none))
@@ -309,6 +310,9 @@ def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) ->
         over = 1 + (zero >= 1) * (shards - 1)
         kept = kept + own * count / over
         moment = moment + buf.step_moment_bytes(layout, training, count, over)
+    gradients = gradients + buf.frozen_gradient_bytes(
+        layout, training, rank_parameters(shape, layout, training, rank).total
+    )
     kept = kept + optimizer.outer_extra_bytes * parameters.outer / (1 + (zero >= 1) * (layout.shard_ranks - 1))
     if layout.offload in ("optimizer", "both"):
         kept, moment = 0.0 * kept, 0.0 * moment

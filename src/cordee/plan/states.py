@@ -220,9 +220,10 @@ def frozen_bytes(shape: ModelShape, layout: Layout, training: Training, rank: in
     if training.adapters is None:
         frozen = training.tuning.frozen
         return 0.0 if frozen is None else training.activation_bytes * _frozen_parameters(shape, frozen).dense
-    whole = training.activation_bytes * rank_parameters(shape, layout, training, rank).total
-    layers = holding(shape, layout, rank).layers
-    return whole - layers * quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
+    item, base = training.activation_bytes, training.adapters.base
+    whole, held = item * rank_parameters(shape, layout, training, rank).total, holding(shape, layout, rank)
+    head = base.head * held.heads * (item * shape.vocab * shape.hidden - base.matrix_bytes(shape.hidden, shape.vocab))
+    return whole - held.layers * quantised_saving_bytes(shape, training.adapters, item) - head
 
 
 def reference_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:

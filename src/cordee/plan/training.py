@@ -107,7 +107,8 @@ def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
 class Base:
     """A format of frozen matrices: bits of an element, and the bytes of the constants that it is scaled by.
 
-    `keeps_inputs`: its product keeps its input for the backward pass although the weight has no gradient.
+    `keeps_inputs`: its product keeps its input for the backward pass although the weight has no gradient. `head`: the
+    output head is in this format too. `copies`: 16-bit matrices that are there at once while a product runs.
     """
 
     name: str
@@ -115,6 +116,8 @@ class Base:
     block_bytes: float = 0.0  # of constants, for each element
     row_bytes: float = 0.0  # of constants, for each row
     keeps_inputs: bool = False
+    head: bool = False
+    copies: int = 1
 
     def matrix_bytes(self, inputs: int, outputs: int) -> float:
         """Return the bytes of one matrix.
@@ -148,7 +151,8 @@ class Adapters:
     Each target, one of `LINEARS`, gets two matrices of this rank: rank x (inputs + outputs) parameters. `base` is the
     format of the frozen matrices of the layers, one of `BASES`; embeddings, head and norms keep 16 bits.
     With `dropout` each target has its own copy of its input, and a mask. With `magnitudes` each target learns the
-    length of each of its weight's rows apart from its direction: DoRA (arXiv:2402.09353).
+    length of each of its weight's rows apart from its direction: DoRA (arXiv:2402.09353). `joined`: queries, keys and
+    values are one product with one adapter, whose outputs are put into their columns (LitGPT's `LoRAQKVLinear`).
     """
 
     rank: int = 16
@@ -156,6 +160,7 @@ class Adapters:
     base: "Base" = BASES["bf16"]
     dropout: bool = False
     magnitudes: bool = False
+    joined: bool = False
 
     @property
     def base_bits(self) -> int:
@@ -247,13 +252,16 @@ class Tuning:
     They are frozen parts, documents packed into a sequence, stages with a reference, and a model's own code.
     `packed_tokens` is the length of a document that a sequence is packed with, as its tokens see it (the mean weighted
     by length): attention does not go beyond it. None: each sequence is one document. `composite_norms`: an RMS norm is
-    several kernels, as Hugging Face's models have it, which keep its input in fp32 and what it is scaled to.
+    several kernels, as Hugging Face's models have it, which keep its input in fp32 and what it is scaled to. `flat`:
+    a layer's parameters are one sharded tensor, whose gradient has frozen ones too, and which is whole as micro-batches
+    add up (FSDP1 with `use_orig_params`, accumulating in `no_sync`).
     """
 
     frozen: Frozen | None = None
     packed_tokens: int | None = None
     stage: Stage | None = None
     composite_norms: bool = False
+    flat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
