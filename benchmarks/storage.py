@@ -167,6 +167,7 @@ def play(way: str, python: str, port: int, shards: int, seeds: list[int], folder
                 )
             )
         found = [job.communicate(timeout=900)[0] for job in jobs]
+        link_cpu_s = cpu_s(link.pid)
         link.stdin.write("count\n")
         link.stdin.flush()
         counted = json.loads(link.stdout.readline())
@@ -174,7 +175,14 @@ def play(way: str, python: str, port: int, shards: int, seeds: list[int], folder
         link.wait()
     disk = sum(each.stat().st_blocks * 512 for each in cache.rglob("*") if each.is_file()) if cache.exists() else 0
     shutil.rmtree(cache, ignore_errors=True)
-    return {"jobs": [json.loads(each) if each else None for each in found], "link": counted, "disk_bytes": disk}
+    ended = [json.loads(each) if each else None for each in found]
+    return {"jobs": ended, "link": counted, "disk_bytes": disk, "link_cpu_s": link_cpu_s}
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process has used."""
+    used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
 
 
 def summary(way: str, found: dict, set_bytes: int, label: str) -> dict[str, object]:
@@ -191,6 +199,8 @@ def summary(way: str, found: dict, set_bytes: int, label: str) -> dict[str, obje
         "total_s": max((job["total_s"] for job in jobs), default=None),
         "link_s": set_bytes / RATE,
         "cpu_s_per_gb": sum(job["cpu_s"] for job in jobs) / total * 1e9 if total else None,
+        "children_cpu_s_per_gb": sum(job["children_cpu_s"] for job in jobs) / total * 1e9 if total else None,
+        "link_cpu_s": found["link_cpu_s"],  # in no other figure
         "disk_ratio": found["disk_bytes"] / set_bytes,
         "orders": len({job["order"] for job in jobs}),
         "exact": all(job["distinct"] == job["samples"] for job in jobs),

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import cordee
 from cordee.errors import DataDamagedError, DataError, InputError
 from cordee.storage.cache.pieces import PIECE_BYTES
+from cordee.storage.cache.samples import _Uses
 
 
 def mds(folder, shards: list[list[tuple[int, bytes]]], **changes) -> None:
@@ -32,6 +33,33 @@ def mds(folder, shards: list[list[tuple[int, bytes]]], **changes) -> None:
         row |= {"compression": None, "format": "mds", "hashes": [], "samples": len(samples), "version": 2}
         rows.append(row | {"raw_data": {"basename": name, "bytes": len(data), "hashes": {}}} | changes)
     (folder / "index.json").write_text(json.dumps({"shards": rows, "version": 2}))
+
+
+def test_a_sample_that_is_not_its_columns_is_named(tmp_path) -> None:
+    """The table of offsets may be right, and the sample's own sizes wrong."""
+    mds(tmp_path / "set", [[(k, b"x" * 50) for k in range(4)]])
+    shard = tmp_path / "set" / "shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    begin = int(np.frombuffer(data, "<u4", 1, 4 * 3)[0])  # of the third sample
+    for size in (49, 51, 2**31):
+        data[begin : begin + 4] = struct.pack("<I", size)
+        shard.write_bytes(data)
+        samples = direct(tmp_path / "set", tmp_path / "cache").data.samples()
+        assert samples[1] == {"id": 1, "x": b"x" * 50}
+        with pytest.raises(DataDamagedError, match="sample 2 is not what index"):
+            samples[2]
+
+
+def test_what_is_read_next_is_fetched_in_runs_of_neighbours(tmp_path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name in ("a.bin", "b.bin"):
+        (folder / name).write_bytes(bytes(20 * PIECE_BYTES))
+    uses = _Uses(direct(folder, tmp_path / "cache").data)
+    spans = [(1, PIECE_BYTES * at, PIECE_BYTES * at + 10) for at in (5, 3, 4)]
+    spans += [(0, 0, 12 * PIECE_BYTES), (1, 4 * PIECE_BYTES + 100, 6 * PIECE_BYTES + 1)]
+    assert uses.fresh(spans) == [(1, 3, 7), (0, 0, 8), (0, 8, 12)]
+    assert uses.fresh(spans) == []
 
 
 def tar(path, members: dict[str, bytes]) -> None:

@@ -20,6 +20,9 @@ from cordee.units import plural
 Span = tuple[int, int, int]
 """The number of an object in a dataset, the first byte and the one behind the last."""
 _CHECK_S = 1.0
+_KEEP_BYTES = 2**24
+"""glibc keeps twice as much for reuse as the largest block that was freed (mallopt, M_MMAP_THRESHOLD). With less than a
+batch, each batch's memory is new to the kernel, which costs four times the reading."""
 
 
 class PinnedData:
@@ -43,6 +46,7 @@ class PinnedData:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
+        bytes(_KEEP_BYTES)
         self._open: OrderedDict[int, Reading] = OrderedDict()
         self._check_s = time.monotonic() + _CHECK_S
 
@@ -99,6 +103,7 @@ class PinnedData:
         Raises:
             DataError: they cannot be had: replaced (DataReplacedError) or damaged (DataDamagedError).
         """
+        self._own()
         stop = min(stop, self.pins[number].size_bytes)
         return self._reading(number).read(start, stop) if start < stop else b""
 
@@ -136,15 +141,15 @@ class PinnedData:
             except DataError:
                 pass  # each read asks for its own, and says what is wrong with it
 
-    def ahead(self, pieces: Sequence[tuple[int, int]], *, begin: bool = False) -> None:
+    def ahead(self, pieces: Sequence[Span], *, begin: bool = False) -> None:
         """Let the fetcher bring these pieces, in this order, while nobody waits for others.
 
         Args:
-            pieces: numbers of objects, and of a piece in each.
+            pieces: numbers of objects, of the first piece in each, and of the one behind the last.
             begin: forget what was asked for before.
         """
         if self._channel is not None:
-            rows = [[self.pins[number].as_json(), piece, piece + 1] for number, piece in pieces]
+            rows = [[self.pins[number].as_json(), first, stop] for number, first, stop in pieces]
             self._channel.ask("ahead", pieces=rows, begin=begin)
 
     def will_read(self, numbers: Sequence[int]) -> None:
@@ -184,6 +189,7 @@ class PinnedData:
             CacheFullError: there is no room for it.
             DataError: as `read`.
         """
+        self._own()
         number = self.number(name)
         pin, reading = self.pins[number], self._reading(number)
         if isinstance(reading, CachedReading) and self._channel is not None:
@@ -223,7 +229,6 @@ class PinnedData:
             self._begin()
 
     def _reading(self, number: int) -> Reading:
-        self._own()
         found = self._open.get(number)
         if found is None:
             pin = self.pins[number]

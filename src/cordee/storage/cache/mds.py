@@ -5,7 +5,9 @@ The format is that of mosaicml-streaming 0.13, streaming/base/format/mds/{reader
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,8 @@ from cordee.storage.cache.samples import Located, Samples
 
 INDEX = "index.json"
 _OFFSET = np.dtype("<u4")
-_NUMBERS = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64"
-_SCALARS: dict[str, Any] = {name: np.dtype(name).newbyteorder("<") for name in _NUMBERS.split()}
-_SCALARS["int"] = np.dtype("<i8")
+_SCALARS = {"uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "int8": "b", "int16": "h", "int32": "i"}
+_SCALARS |= {"int64": "q", "int": "q", "float16": "e", "float32": "f", "float64": "d"}
 _HASHES: dict[str, Callable[[bytes], Any]] = {
     "xxh3_64": xxhash.xxh3_64,
     "xxh3_128": xxhash.xxh3_128,
@@ -49,11 +50,8 @@ class MdsSamples(Samples):
                 hint="write the shards without compression; columns may be compressed",
             )
         self._numbers = [data.number(name) for name in names]
-        self._offsets: dict[int, Any] = {}
-        self._columns = [
-            list(zip(each["column_names"], each["column_encodings"], each["column_sizes"], strict=True))
-            for each in self._shards
-        ]
+        self._offsets: dict[int, array[int]] = {}
+        self._rows: dict[int, _Row] = {}
         for shard, at in zip(self._shards, self._numbers, strict=True):
             if data.pins[at].size_bytes != shard["raw_data"]["bytes"]:
                 raise DataDamagedError(
@@ -61,6 +59,10 @@ class MdsSamples(Samples):
                     f"{shard['raw_data']['bytes']}",
                     hint="it was cut off, or is of another index: write it again",
                 )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return it without what is made again when it is needed."""
+        return {**super().__getstate__(), "_rows": {}}
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -73,6 +75,8 @@ class MdsSamples(Samples):
 
     def prepare(self, indices: Sequence[int]) -> None:
         """Fetch the offsets of all shards that have these samples."""
+        if len(self._offsets) == len(self._shards):
+            return
         shards = {self._located.place(int(index))[0] for index in indices} - self._offsets.keys()
         if shards:
             self.data.ensure([(self._numbers[each], 0, self._table_bytes(each)) for each in shards])
@@ -83,23 +87,27 @@ class MdsSamples(Samples):
         offsets = self._offsets.get(shard)
         if offsets is None:
             offsets = self._offsets[shard] = self._table(shard)
-        return self._numbers[shard], int(offsets[at]), int(offsets[at + 1])
+        return self._numbers[shard], offsets[at], offsets[at + 1]
 
     def parse(self, index: int, found: bytes) -> Any:
-        """Return the sample's columns."""
-        columns = self._columns[self._located.place(index)[0]]
-        at, sizes = 0, []
-        for _, _, size in columns:
-            if size:
-                sizes.append(size)
-            else:
-                sizes.append(int(np.frombuffer(found, _OFFSET, 1, at)[0]))
-                at += _OFFSET.itemsize
-        sample = {}
-        for (name, encoding, _), size in zip(columns, sizes, strict=True):
-            sample[name] = _value(encoding, found[at : at + size])
-            at += size
-        return sample
+        """Return the sample's columns.
+
+        Raises:
+            DataDamagedError: its bytes are not those of its columns.
+        """
+        shard = self._located.place(index)[0]
+        row = self._rows.get(shard)
+        if row is None:
+            of = self._shards[shard]
+            columns = zip(of["column_names"], of["column_encodings"], of["column_sizes"], strict=True)
+            row = self._rows[shard] = _Row(columns)
+        try:
+            return row.parse(found)
+        except (ValueError, struct.error) as error:
+            raise DataDamagedError(
+                f"{self.data.pins[self._numbers[shard]].where}: sample {index} is not what {INDEX} says: {error}",
+                hint="the shard is damaged in its store, or of another index: write it again",
+            ) from error
 
     def verify(self) -> None:
         """Read all shards and hold them against the digests of the index, if it has any.
@@ -122,7 +130,7 @@ class MdsSamples(Samples):
     def _table_bytes(self, shard: int) -> int:
         return (self._located.counts[shard] + 2) * _OFFSET.itemsize
 
-    def _table(self, shard: int) -> Any:
+    def _table(self, shard: int) -> "array[int]":
         number, count = self._numbers[shard], self._located.counts[shard]
         table = np.frombuffer(self.data.read(number, 0, self._table_bytes(shard)), _OFFSET)
         size_bytes = self.data.pins[number].size_bytes
@@ -132,21 +140,42 @@ class MdsSamples(Samples):
                 f"{self.data.pins[number].where} does not begin with the offsets of its {count} samples",
                 hint="the shard is damaged in its store, or of another index: write it again",
             )
-        return offsets
+        return array("I", offsets.astype(np.uint32).tobytes())  # its items are ints, made faster than numpy's
 
 
-def _value(encoding: str, found: bytes) -> Any:
+class _Row:
+    """The columns of a shard's samples: sizes of those that vary, then the columns, one after the other."""
+
+    def __init__(self, columns: Iterable[tuple[str, str, int | None]]) -> None:
+        self._columns = [(name, _decoder(encoding), size) for name, encoding, size in columns]
+        self._sizes = struct.Struct(f"<{sum(not size for _, _, size in self._columns)}I")
+
+    def parse(self, found: bytes) -> dict[str, Any]:
+        """Return the columns of one sample.
+
+        Raises:
+            ValueError, struct.error: it has too few bytes, or too many, or a column is not of its encoding.
+        """
+        sizes, at = iter(self._sizes.unpack_from(found)), self._sizes.size
+        sample = {}
+        for name, decode, size in self._columns:
+            end = at + (size or next(sizes))
+            column = found[at:end]
+            sample[name] = column if decode is None else decode(column)
+            at = end
+        if at != len(found):
+            raise ValueError(f"its columns have {at} bytes of {len(found)}")
+        return sample
+
+
+def _decoder(encoding: str) -> Callable[[bytes], Any] | None:
+    """Return how a column is read; None: it stays bytes."""
     if encoding in _SCALARS:
-        return np.frombuffer(found, _SCALARS[encoding])[0].item()
-    if encoding == "str":
-        return found.decode()
-    if encoding == "json":
-        return json.loads(found)
-    if encoding == "str_int":
-        return int(found)
-    if encoding == "str_float":
-        return float(found)
+        unpack = struct.Struct(f"<{_SCALARS[encoding]}").unpack
+        return lambda found: unpack(found)[0]
     if encoding.startswith("ndarray:") and encoding.count(":") == 2:
         _, dtype, shape = encoding.split(":")
-        return np.frombuffer(found, dtype).reshape([int(each) for each in shape.split(",")])
-    return found
+        sizes = [int(each) for each in shape.split(",")]
+        return lambda found: np.frombuffer(found, dtype).reshape(sizes)
+    texts: dict[str, Callable[[bytes], Any]] = {"str": bytes.decode, "json": json.loads}
+    return {**texts, "str_int": int, "str_float": float}.get(encoding)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -39,8 +40,7 @@ class Pin:
     @property
     def object_id(self) -> str:
         """The name of the object in caches: one for equal contents, if the store says that they are equal."""
-        where = "" if self.md5 else f"{self.url}\n{self.name}"
-        return blake3(f"{where}\n{self.tag}\n{self.size_bytes}".encode()).hexdigest()[:ID_CHARS]
+        return _object_id(self)
 
     @property
     def where(self) -> str:
@@ -50,6 +50,12 @@ class Pin:
     def as_json(self) -> list[Any]:
         """Return it as a row of JSON."""
         return [self.url, self.name, self.size_bytes, self.tag]
+
+
+@lru_cache(maxsize=4096)  # a fetcher asks for it several times a piece
+def _object_id(pin: Pin) -> str:
+    where = "" if pin.md5 else f"{pin.url}\n{pin.name}"
+    return blake3(f"{where}\n{pin.tag}\n{pin.size_bytes}".encode()).hexdigest()[:ID_CHARS]
 
 
 def digest_of_pins(pins: tuple[Pin, ...]) -> str:

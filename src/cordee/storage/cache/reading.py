@@ -44,6 +44,8 @@ class CachedReading:
             DataError: they cannot be had.
         """
         first, last = start // PIECE_BYTES, (stop - 1) // PIECE_BYTES
+        if first == last and not self._good[first]:
+            return self._part(first, start, stop)
         if not all(self._good[first : last + 1]):
             for number in range(first, last + 1):
                 if not self._good[number]:

@@ -17,6 +17,8 @@ _ROUNDS = 16  # With 8, orders of 5 or 6 samples were not equally likely (chi-sq
 # Of SplitMix64's last steps: Steele, Lea, Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
+_BLOCK = 512  # samples; so many are permuted in twice the time of one
+
 Numbers = NDArray[np.uint64]
 
 
@@ -71,6 +73,13 @@ class SampleOrder:
 
     def samples(self, position: int, count: int) -> NDArray[np.int64]:
         """Return the indices of `count` samples from this position on."""
+        if count >= _BLOCK:
+            return self._computed(position, count)
+        first, last = position // _BLOCK, (position + count - 1) // _BLOCK
+        found = np.concatenate([_block(self, number) for number in range(first, last + 1)])
+        return found[position - first * _BLOCK :][:count]
+
+    def _computed(self, position: int, count: int) -> NDArray[np.int64]:
         found = []
         while count > 0:
             epoch, at = divmod(position, self.epoch_samples)
@@ -94,6 +103,11 @@ class SampleOrder:
         if whole.any():
             runs[whole] = permute(runs[whole], self.length // self.run, _keys(self.seed, epoch))
         return runs * np.uint64(self.run) + within_run
+
+
+@lru_cache(maxsize=8)
+def _block(order: SampleOrder, number: int) -> NDArray[np.int64]:
+    return order._computed(number * _BLOCK, _BLOCK)
 
 
 def permute(numbers: Numbers, length: int, keys: Numbers) -> Numbers:
