@@ -37,6 +37,7 @@ def store(weed: str, folder: Path) -> Iterator[int]:
     ports = {name: _free_port() for name in ("master.port", "volume.port", "filer.port", "s3.port")}
     # Their gRPC ports are 10,000 above.
     command = [weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-volume.max=64"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += [f"-{name}={port}" for name, port in ports.items()] + [f"-s3.config={folder / 'users.json'}"]
     own = {"name": "user", "credentials": [{"accessKey": "key", "secretKey": "secret"}], "actions": ["Admin"]}
     anyone = {"name": "anonymous", "actions": ["Read", "List"]}  # WebDataset reads by curl
@@ -52,8 +53,8 @@ def store(weed: str, folder: Path) -> Iterator[int]:
             except HTTPError:  # it answers
                 break
             except OSError:
-                if time.monotonic() > until_s:
-                    raise
+                if time.monotonic() > until_s or process.poll() is not None:
+                    raise SystemExit((folder / "log").read_text(errors="replace")[-2000:]) from None
                 time.sleep(0.2)
         yield ports["s3.port"]
     finally:

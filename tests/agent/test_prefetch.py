@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from agent_world import World, python
 
+from cordee.agent.prefetches import Prefetches
 from cordee.control.engines.local import NodeConfig
-from cordee.events import Outcome
+from cordee.events import HeldSet, NodeUp, Outcome
+from cordee.storage.cache.node import NodeCache
+from cordee.storage.cache.pins import Pin
 
 HAS_ALL = """
 import cordee
@@ -39,6 +42,39 @@ def test_ranks_that_wait_for_all_find_all(world, tmp_path):
     world.start(python(HAS_ALL.format(at=at)), epoch=2, data={"sets": [at], "wait_s": "all"})
     assert "2.1 MB of 2.1 MB are on the node, 0 B fetched" in world.started(epoch=2).launch
     assert world.ended(epoch=2).outcome is Outcome.FINISHED
+
+
+def test_a_node_tells_which_datasets_it_has_and_what_that_has_saved(world, tmp_path):
+    at = str(tmp_path / "set")
+    sizes = {"url": at, "held_bytes": 2_100_000, "size_bytes": 2_100_000, "fetched_bytes": 2_100_000}
+    for epoch, found_bytes in ((1, 0), (2, 2_100_000)):
+        world.start(python("print('runs')"), epoch=epoch, data={"sets": [at], "wait_s": "all"})
+        assert world.ended(epoch=epoch).outcome is Outcome.FINISHED
+        world.until(lambda bytes=found_bytes: [each.found_bytes for each in _told(world)] == [bytes])
+        [held] = _told(world)
+        assert held == HeldSet(**sizes, found_bytes=found_bytes, bytes_per_s=held.bytes_per_s) and held.bytes_per_s > 0
+
+
+def _told(world) -> tuple[HeldSet, ...]:
+    return [event for event in world.log if isinstance(event, NodeUp)][-1].node.data
+
+
+def test_the_cache_keeps_what_waiting_jobs_will_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("CORDEE_CACHE", str(tmp_path / "cache"))
+    node = NodeCache(limit_bytes=3_000_000)
+    for name in ("first", "second", "unwanted"):
+        node.admit([Pin(f"s3://bucket/{name}", "x", 1_000_000, name)])
+    prefetches = Prefetches()
+    prefetches.will_come(None)
+    prefetches.will_come([])
+    prefetches.will_come(["s3://bucket/first", "s3://bucket/second/"])
+    for new, left in (("new", "unwanted"), ("newer", "new")):
+        node.admit([Pin(f"s3://bucket/{new}", "x", 1_000_000, new)], soon=1.0)
+        urls = {node.about(each.object_id)["url"].rpartition("/")[2] for each in node.held()}
+        assert urls == {"first", "second", new}, f"{left} goes, which nobody waits for"
+    prefetches.will_come(["s3://bucket/newer"])
+    node.admit([Pin("s3://bucket/last", "x", 2_000_000, "last")], soon=1.0)
+    assert {node.about(each.object_id)["url"].rpartition("/")[2] for each in node.held()} == {"newer", "last"}
 
 
 def test_ranks_that_do_not_wait_start_at_once_and_a_dataset_that_is_not_there_is_told(world, tmp_path):

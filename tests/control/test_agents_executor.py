@@ -654,6 +654,17 @@ def test_an_agent_learns_of_a_new_standby_by_its_next_beat(bench):
     assert told == [None, ["https://a", "https://b"], None]
 
 
+def test_an_agent_learns_which_datasets_waiting_jobs_will_read(bench):
+    agent = bench.agent()
+    agent.hear()
+    told = []
+    for number, queued in enumerate([(), (), ("s3://a", "s3://b"), ("s3://a", "s3://b"), ("s3://b",), ()], 1):
+        bench.executor.queued = queued
+        agent.say(Beat(number=number, clock_us=1))
+        told.append(agent.hear().queued)
+    assert told == [[], None, ["s3://a", "s3://b"], None, ["s3://b"], []]
+
+
 def test_a_server_that_may_have_been_replaced_extends_no_lease(bench):
     """The server that leads counts the silence of these nodes, and starts their ranks elsewhere."""
     agent = bench.agent()

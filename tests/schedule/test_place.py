@@ -1,8 +1,10 @@
 """Where a gang goes."""
 
+from dataclasses import replace
+
 import pytest
 
-from cordee.events import Capacity, Lease, NodeDown
+from cordee.events import Capacity, HeldSet, Lease, NodeDown
 from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.placement.entry import Entry, Used, entry_of
@@ -18,7 +20,31 @@ def rack(name: str, *nodes: str, **more):
 
 TWO_RACKS = (*rack("r1", "n1", "n2"), *rack("r2", "n3", "n4"))
 
+SET = "s3://bucket/set"
+HELD = HeldSet(url=SET, held_bytes=10**12, size_bytes=10**12, bytes_per_s=10**9)
+HALF = replace(HELD, held_bytes=5 * 10**11)
+ALMOST = replace(HELD, held_bytes=995 * 10**9)
+
 CASES = {
+    "where its data lie": ([node("n1"), node("n2", data=(HELD,)), job("a", 8, data=(SET,))], "place a n2:8"),
+    "where most of its data lie": (
+        [node("n1"), node("n2", data=(HALF,)), node("n3", data=(HELD,)), job("x", 8, priority=1, data=(SET,)),
+         job("a", 8, data=(SET,))],
+        "place a n2:8",
+    ),
+    "not there for five seconds of loading": (
+        [node("n1", data=(ALMOST,)), node("n2", data=(HELD,)), job("a", 8, data=(SET,))],
+        "place a n1:8",
+    ),
+    "not there at the cost of a second rack": (
+        [*rack("r1", "n1", data=(HELD,)), *rack("r1", "n0"), *rack("r2", "n2", data=(HELD,)),
+         job("a", 16, data=(SET,))],
+        "place a n0:8+n1:8",
+    ),
+    "at once elsewhere rather than later where its data lie": (
+        [node("n1", data=(HELD,)), node("n2"), job("x", 8, priority=1), job("a", 8, data=(SET,))],
+        "place a n2:8",
+    ),
     "fewest free GPUs that are enough": ([*TWO_RACKS, job("x", 6, priority=1), job("a", 2)], "place a n1:2"),
     "a whole node rather than two halves": ([*TWO_RACKS, job("x", 4, priority=1), job("a", 8)], "place a n2:8"),
     "of equal nodes, in the fullest rack": (

@@ -16,7 +16,7 @@ from cordee.agent.gpus import Devices
 from cordee.agent.mig import MODES
 from cordee.agent.nvlink import FABRIC_GPUS
 from cordee.errors import InputError
-from cordee.events import NO_PRICE, Capacity, Node
+from cordee.events import NO_PRICE, Capacity, HeldSet, Node
 from cordee.hardware.labels import check_labels, domain_of, parse_node_file, price_of
 from cordee.telemetry import host
 
@@ -36,6 +36,7 @@ class Facts:
     Attributes:
         devices: its GPUs or slots.
         problem: why none of them can be leased, whatever their own state; "" if nothing is in the way.
+        data: the datasets in its cache.
     """
 
     def __init__(self, node: str, devices: Devices, labels: Mapping[str, str]) -> None:
@@ -48,6 +49,7 @@ class Facts:
             name=node, epoch=0, gpu_name=devices.gpu_name, gpus=devices.count, software=tuple(_software(devices))
         )
         self._seen: Node | None = None
+        self.data: tuple[HeldSet, ...] = ()
 
     def learn(self, cloud: Mapping[str, str]) -> None:
         """Take in the labels that the cloud states."""
@@ -77,6 +79,7 @@ class Facts:
             cpu_milli=self._cpu_milli,
             memory_bytes=self._memory_bytes,
             mig=self.devices.mig(),
+            data=self.data,
         )
 
     def _island_gpus(self, labels: Mapping[str, str]) -> int:

@@ -98,11 +98,13 @@ class Beat:
 
     Attributes:
         servers: in an answer: URLs of all servers of the cluster, if they have changed since the last message.
+        queued: in an answer: URLs of the datasets of waiting jobs in the order of the queue, if they have changed.
     """
 
     number: Count
     clock_us: Count
     servers: list[str] | None = None
+    queued: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,7 @@ def encode(message: Message) -> str:
     >>> encode(Confirm(number=7))
     '{"confirm":{"number":7}}'
     """
-    if type(message) is Beat and message.servers is None:  # most of what a server reads and writes
+    if type(message) is Beat and message.servers is None and message.queued is None:  # most of what is sent
         return f'{{"beat":{{"number":{message.number},"clock_us":{message.clock_us}}}}}'
     fields = {each.name: getattr(message, each.name) for each in dataclasses.fields(message)}
     known = {name: value for name, value in fields.items() if value is not None}
@@ -196,7 +198,7 @@ def read_beat(text: str) -> Beat | None:
     """Return the beat that `encode` wrote; None: it is another message, or a beat that somebody else wrote.
 
     >>> read_beat(encode(Beat(number=7, clock_us=1_790_000_000_000_000)))
-    Beat(number=7, clock_us=1790000000000000, servers=None)
+    Beat(number=7, clock_us=1790000000000000, servers=None, queued=None)
     """
     found = _BEAT.fullmatch(text)
     return None if found is None else Beat(number=int(found[1]), clock_us=int(found[2]))

@@ -10,13 +10,15 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cordee.agent.clock import monotonic_s
 from cordee.agent.launch import Assignment
+from cordee.events import HeldSet
 from cordee.units import format_bytes, format_duration
 
 _log = logging.getLogger("cordee.agent")
@@ -31,10 +33,33 @@ class Prefetched:
 
 
 class Prefetches:
-    """The prefetches of one node."""
+    """The prefetches of one node, and what it knows of the datasets in its cache.
 
-    def __init__(self) -> None:
+    Args:
+        path: the file in which that is kept; None: nowhere.
+
+    Attributes:
+        held: the datasets that jobs have named.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
         self._ended: queue.SimpleQueue[Prefetched] = queue.SimpleQueue()
+        self._path, self._lock = path, threading.Lock()
+        self._hint: Any = None
+        self.held = _read(path)
+
+    def will_come(self, urls: Sequence[str] | None) -> None:
+        """Let the cache keep the datasets of waiting jobs, in the order of the queue; None: they are as before."""
+        if urls is None or (not urls and self._hint is None):
+            return
+        try:
+            from cordee.storage.cache.hints import Hint
+            from cordee.storage.cache.node import default_folder
+
+            self._hint = self._hint or Hint(default_folder())
+            self._hint.write((), queued=urls)
+        except (ImportError, OSError) as error:
+            _log.warning("the cache is not told of the queue: %s", error)
 
     @staticmethod
     def wanted(spec: Mapping[str, Any]) -> bool:
@@ -86,6 +111,7 @@ class Prefetches:
         except subprocess.TimeoutExpired:
             self._follow(order, process, folder / "prefetch.log")
             return f"still arriving after {format_duration(wait_s or 0.0)}"
+        self._note(text, monotonic_s() - began_s)
         return _said(text, monotonic_s() - began_s, folder / "prefetch.log")
 
     def _follow(self, order: Assignment, process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -94,16 +120,56 @@ class Prefetches:
 
         def wait() -> None:
             text = process.communicate()[0]
+            self._note(text, monotonic_s() - began_s)
             _log.info("%s: its data: %s", order.tag, _said(text, monotonic_s() - began_s, log))
 
         threading.Thread(target=wait, name="cordee-prefetch-rest", daemon=True).start()
 
+    def _note(self, text: bytes, took_s: float) -> None:
+        """Take in what the process has printed of each dataset."""
+        found = _printed(text)
+        if found is None or "error" in found:
+            return
+        rate = round(found["fetched_bytes"] / took_s) if found["fetched_bytes"] and took_s > 0 else 0
+        with self._lock:
+            held = {each.url: each for each in self.held}
+            for url, (there, size, fetched) in found["sets"].items():
+                before = held.get(url) or HeldSet(url=url, held_bytes=0, size_bytes=0)
+                held[url] = HeldSet(
+                    url=url,
+                    held_bytes=there,
+                    size_bytes=size,
+                    bytes_per_s=rate or before.bytes_per_s,
+                    found_bytes=before.found_bytes + max(0, there - fetched),
+                    fetched_bytes=before.fetched_bytes + fetched,
+                )
+            self.held = tuple(sorted(held.values(), key=lambda each: each.url))
+            if self._path is not None:
+                new = self._path.with_suffix(".new")
+                with suppress(OSError):  # a full disk: the server knows it
+                    new.write_text(json.dumps([asdict(each) for each in self.held]))
+                    new.replace(self._path)
+
+
+def _read(path: Path | None) -> tuple[HeldSet, ...]:
+    try:
+        return () if path is None else tuple(HeldSet(**each) for each in json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def _printed(text: bytes) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(text.splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return found
+
 
 def _said(text: bytes, took_s: float, log: Path) -> str:
     """Return what the process has printed, as a clause."""
-    try:
-        found = json.loads(text.splitlines()[-1])
-    except (ValueError, IndexError):
+    found = _printed(text)
+    if found is None:
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         return f"not prefetched: {next(filter(None, map(str.strip, reversed(lines))), 'it was ended')[:200]}"
     if "error" in found:

@@ -13,7 +13,7 @@ from cordee.agent.uplink import Uplink
 from cordee.hardware.load import own_gpu_files
 from cordee.storage.content import Contents
 
-FILES, ARTIFACTS = "files", "artifacts"
+FILES, ARTIFACTS, DATASETS = "files", "artifacts", "datasets.json"
 
 
 class Transfers:
@@ -30,7 +30,7 @@ class Transfers:
         self._attempts, self._node = settings.attempts(folder), settings.node
         self._shipper: LogShipper | None = None
         self.tunnels = Tunnels(folder, settings.node)
-        self.prefetches = Prefetches()
+        self.prefetches = Prefetches(folder / DATASETS)
         self.gpu_files = () if settings.home is None else own_gpu_files(Path(settings.home))
         if settings.home is not None:
             self.copies = Copies(Contents(Path(settings.home) / FILES), None, wake)

@@ -317,6 +317,7 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
         window=window_of(spec.window),
         window_stops=spec.stop_at_end,
         estimates=() if expected is None else expected.estimates,
+        data=spec.data.sets,
     )
 
 

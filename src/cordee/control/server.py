@@ -64,6 +64,7 @@ from cordee.errors import (
 from cordee.hardware.load import load_home
 from cordee.schedule.policy import Policy
 from cordee.schedule.state.state import State
+from cordee.schedule.waiting_data import waiting_data
 from cordee.units import plural
 
 NODE_WAIT_S, CLUSTER_WAIT_S = 20.0, 60.0
@@ -310,6 +311,7 @@ class Server:
                 self._snapshots.step(self.control)
                 with self.control.changed:
                     self._engine.want(_queued_gpus(self.control.state))
+                    self._executor.queued = waiting_data(self.control.state)
                     if self.control.state.shutting_down and not self.control.state.attempts:
                         return True
                 if self._turn.empty() and (wake_at_us is None or wake_at_us > SystemClock().now_us() + _IDLE_US):

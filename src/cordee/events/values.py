@@ -75,6 +75,18 @@ NO_PRICE = "no price is known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSet:
+    """A dataset that jobs have named, in the cache of a node as its last prefetch left it."""
+
+    url: str
+    held_bytes: int
+    size_bytes: int  # of the whole dataset
+    bytes_per_s: int = 0  # of the last prefetch that had to fetch; 0: none had
+    found_bytes: int = 0  # that prefetches of all attempts found there, since the agent's folder was made
+    fetched_bytes: int = 0  # that they fetched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A machine with GPUs (or CPU slots, then `gpu_name` is `slot`) under one agent."""
 
@@ -94,6 +106,7 @@ class Node:
     memory_bytes: int | None = None  # of the host; None: not counted
     machine: str = ""  # id of the machine behind the name, `HOST/...`; "": an agent of an earlier version
     mig: MigGpus | None = None  # GPUs that are leased by MIG instances; None: none
+    data: tuple[HeldSet, ...] = ()  # by URL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +217,7 @@ class Job:
     not_before_us: int | None = None  # it starts then at the earliest
     window: tuple[int, ...] = ()  # it starts between these times of day: begin, end, offset from UTC; empty: at any
     window_stops: bool = False  # it gets notice in time to have left when its window closes
+    data: tuple[str, ...] = ()  # URLs of the datasets that it will read
 
     @property
     def has_part(self) -> bool:

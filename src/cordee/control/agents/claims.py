@@ -13,6 +13,7 @@ class Session:
     peer: str = ""  # the agent's host
     own_address: str = ""  # the address at which the agent reached this server
     servers: Sequence[str] = ()  # the URLs of all servers as the agent has them
+    queued: Sequence[str] | None = None  # the datasets of waiting jobs as the agent has them; None: it was not told
 
     def send(self, message: FromServer) -> None:
         """Send a message, unless the connection ends before it is sent; never wait. Callable from any thread."""

@@ -61,6 +61,7 @@ class AgentsExecutor:
         nodes: the nodes behind the agents.
         watch: the watch over nodes and engines.
         claims: the tokens and claims that are not judged yet.
+        queued: URLs of the datasets of waiting jobs, in the order of the queue; agents are told of a change.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class AgentsExecutor:
         self.watch = Watch(self.nodes, log, engines)
         self.claims = ClaimQueue(self._judge)
         self._intake = Intake(self.nodes, log)
+        self.queued: tuple[str, ...] = ()
         self._farewell: Shutdown | None = None  # sent to the agents of the engines when they shall exit
 
     def start(self, reads: Callable[[], "Future[None]"] | None = None) -> None:
@@ -341,7 +343,10 @@ class AgentsExecutor:
             return
         fresh = None if servers == session.servers else servers
         session.servers = servers
-        session.send(Beat(number=beat.number, clock_us=self.nodes.clock.now_us(), servers=fresh))
+        queued = None if self.queued == session.queued else list(self.queued)
+        session.queued = self.queued
+        now_us = self.nodes.clock.now_us()
+        session.send(Beat(number=beat.number, clock_us=now_us, servers=fresh, queued=queued))
 
     def closed(self, name: str, session: Session, why: str) -> None:
         """Note that a connection has ended."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from cordee.events import Job, Lease
 from cordee.schedule.cycle.draft import AssumedQuota, Draft
 from cordee.schedule.cycle.heads import leaves_for
+from cordee.schedule.placement.data import load_seconds, shorter_loads
 from cordee.schedule.placement.entry import mask_of
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import need_of, place
@@ -23,17 +24,34 @@ Leases = tuple[Lease, ...]
 def find_place(
     state: State, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None
 ) -> Leases | None:
-    """Return a place for a gang in one of the indexes of the state, by the rules of the policy."""
+    """Return a place for a gang in one of the indexes of the state, by the rules of the policy.
+
+    Of two places that are equally compact, it is the one where less of the gang's data has to be loaded.
+    """
     policy = state.policy
-    return place(
-        index,
-        job,
-        candidates,
-        gpus=gpus,
-        avoid=state.nodes.went_down,
-        spares=0 if job.job_id in state.agenda.restarting else policy.spares,
-        packing=policy.packing,
-    )
+    spares = 0 if job.job_id in state.agenda.restarting else policy.spares
+
+    def search() -> Leases | None:
+        avoid = state.nodes.went_down
+        return place(index, job, candidates, gpus=gpus, avoid=avoid, spares=spares, packing=policy.packing)
+
+    found = search()
+    if found is None or not job.data:
+        return found
+    load_s = load_seconds(job, [record.node for record in state.nodes.records.values()])
+    for most_s in shorter_loads(load_s, [lease.node for lease in found]):
+        with index.as_if({name: None for name in index.entries if load_s[name] > most_s}):
+            near = search()
+        if near is not None and _spread(state, near) <= _spread(state, found):
+            return near
+    return found
+
+
+def _spread(state: State, leases: Leases) -> tuple[int, int, int]:
+    """Return what loading data is not weighed against: unsound nodes, nodes, and domains of a gang."""
+    nodes = {lease.node for lease in leases}
+    domains = {state.nodes.records[name].node.domain for name in nodes}
+    return len(nodes & state.nodes.went_down.keys()), len(nodes), len(domains)
 
 
 def earmark(state: State, draft: Draft) -> None:

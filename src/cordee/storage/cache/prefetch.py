@@ -8,38 +8,53 @@ import json
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from cordee.errors import CordeeError, as_body
 from cordee.storage.cache.fetching import Fetching
 from cordee.storage.cache.hints import Hint
 from cordee.storage.cache.node import NodeCache
+from cordee.storage.cache.pins import Pin
 
 _STREAMS = 4
 
 
-def prefetch(node: NodeCache, urls: list[str]) -> dict[str, int]:
+def prefetch(node: NodeCache, urls: list[str]) -> dict[str, Any]:
     """Fetch datasets, one after the other; return how many objects and bytes of how many are there.
+
+    `sets` has of each the bytes that are there, its size and the bytes that were fetched.
 
     Raises:
         CordeeError: one of them cannot be read.
     """
     fetching = Fetching(node)
-    pins = [pin for url in urls for pin in fetching.source(url).pins()]
+    sets = {url: fetching.source(url).pins() for url in dict.fromkeys(urls)}
+    pins = [pin for found in sets.values() for pin in found]
     hint = Hint(node.root)
     hint.write([pin.object_id for pin in pins])
     try:
         with ThreadPoolExecutor(_STREAMS) as pool:
-            list(pool.map(lambda pin: fetching.prefetch([pin]), pins))
-        found = [node.open(pin.object_id) for pin in pins]  # some may have left for those that are read before
-        there = [each is not None and each.is_complete for each in found]
+            before_bytes, fetched = 0, {}
+            for url, own in sets.items():
+                list(pool.map(lambda pin: fetching.prefetch([pin]), own))
+                fetched[url], before_bytes = fetching.fetched_bytes - before_bytes, fetching.fetched_bytes
+        # Some may have left for those that are read before.
+        there = {pin.object_id for pin in pins if (each := node.open(pin.object_id)) is not None and each.is_complete}
     finally:
         hint.close()
+
+    def there_bytes(of: list[Pin]) -> int:
+        return sum(pin.size_bytes for pin in of if pin.object_id in there)
+
     return {
         "objects": len(pins),
-        "objects_there": sum(there),
+        "objects_there": sum(pin.object_id in there for pin in pins),
         "bytes": sum(pin.size_bytes for pin in pins),
-        "bytes_there": sum(pin.size_bytes for pin, is_there in zip(pins, there, strict=True) if is_there),
+        "bytes_there": there_bytes(pins),
         "fetched_bytes": fetching.fetched_bytes,
+        "sets": {
+            url: [there_bytes(own), sum(pin.size_bytes for pin in own), fetched[url]] for url, own in sets.items()
+        },
     }
 
 
