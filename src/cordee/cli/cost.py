@@ -23,6 +23,7 @@ from cordee.cli.cost_elsewhere import (
     Zone,
     show_other_cost,
 )
+from cordee.cli.cost_storage import GbEgress, GbMonth, Storage, show_storage
 from cordee.cli.cost_text import (
     class_table,
     cost_table,
@@ -48,6 +49,10 @@ Since = Annotated[
     ),
 ]
 Until = Annotated[str | None, typer.Option(metavar="DATE", help="With --usage or --from: before this day or month.")]
+Usage = Annotated[bool, typer.Option("--usage", help="Print the tokens and cost of each tenant, key and model by day.")]
+ChromeTrace = Annotated[
+    Path | None, typer.Option(help="Write GPU time as a Chrome trace, for Perfetto and `cordee profile`.")
+]
 
 
 def cost(
@@ -63,9 +68,7 @@ def cost(
             show_default="job; user with --from",
         ),
     ] = None,
-    usage: Annotated[
-        bool, typer.Option("--usage", help="Print the tokens and cost of each tenant, key and model by day.")
-    ] = False,
+    usage: Usage = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print --usage as CSV, with the column names of FOCUS; or --from.")
     ] = False,
@@ -76,11 +79,12 @@ def cost(
     timezone: Zone = "UTC",
     what_if: WhatIfOption = False,
     policy: PolicyOption = "cordee,easy",
+    storage: Storage = False,
+    gb_month: GbMonth = None,
+    gb_egress: GbEgress = None,
     since: Since = None,
     until: Until = None,
-    chrome_trace: Annotated[
-        Path | None, typer.Option(help="Write GPU time as a Chrome trace, for Perfetto and `cordee profile`.")
-    ] = None,
+    chrome_trace: ChromeTrace = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -88,6 +92,10 @@ def cost(
 
     With --from nothing of Cordee runs: the file holds the accounting that `sacct` printed.
     """
+    if storage or gb_month or gb_egress:
+        alone = not (job or by or from_ or usage or as_csv or what_if or chrome_trace or since or until)
+        show_storage(home, gb_month, gb_egress, alone=alone and storage, as_json=as_json)
+        return
     if job is not None:
         _refuse_with_job(by or from_ or usage or as_csv or what_if or chrome_trace or since or until)
         _show_job(job, home, as_json=as_json)
@@ -101,10 +109,7 @@ def cost(
         hint = "add --from sacct.txt"
         raise InputError("--what-if, --cluster, --checkpoint-every and --price-as need an export", hint=hint)
     by = by or "job"
-    if by not in BY + OF_SERVICES:
-        raise InputError(f"unknown --by {by!r}", hint=f"use one of: {', '.join(BY + OF_SERVICES)}")
-    if not usage and (as_csv or since or until):
-        raise InputError("--csv, --since and --until are for usage lines", hint="add --usage")
+    _check_log(by, usage, as_csv or since or until)
     from_us, to_us = _day_us(since) or 0, _day_us(until)
     with terminal.connect(home) as client:
         if chrome_trace is not None:
@@ -120,6 +125,13 @@ def cost(
         _print_usage(found)
     else:
         _print_cost(found)
+
+
+def _check_log(by: str, usage: bool, of_lines: object) -> None:
+    if by not in BY + OF_SERVICES:
+        raise InputError(f"unknown --by {by!r}", hint=f"use one of: {', '.join(BY + OF_SERVICES)}")
+    if not usage and of_lines:
+        raise InputError("--csv, --since and --until are for usage lines", hint="add --usage")
 
 
 def _refuse_with_job(other: object) -> None:

@@ -1,4 +1,4 @@
-"""How long nodes would load the data of a job, and when another place pays.
+"""The time that nodes would take to load the data of a job, and when another place pays.
 
 A job never waits for such a place, and none leaves for it: what starts at once reads its first batch in seconds, while
 the rest of its data arrives.

@@ -1,0 +1,83 @@
+"""`cordee cost --storage`: storage a month by owner, the egress that caches have saved, and what may be deleted."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from cordee.account.storage import MICRO_USD_PER_GB_EGRESS, MICRO_USD_PER_GB_MONTH, StorageCost, storage_cost
+from cordee.cli import terminal
+from cordee.errors import InputError
+from cordee.units import format_bytes, format_micro_usd, parse_micro_usd
+
+_LISTED = 10
+
+Storage = Annotated[
+    bool, typer.Option("--storage", help="Show what is stored a month, egress saved, and what may be deleted.")
+]
+GbMonth = Annotated[
+    str | None, typer.Option(metavar="PRICE", help="With --storage: of a GB and month.", show_default="$0.023")
+]
+GbEgress = Annotated[
+    str | None, typer.Option(metavar="PRICE", help="With --storage: of a GB that leaves.", show_default="$0.09")
+]
+
+
+def show_storage(home: Path | None, gb_month: str | None, gb_egress: str | None, *, alone: bool, as_json: bool) -> None:
+    """Print it, at these prices or at list prices; `alone`: with no option for anything else."""
+    if not alone:
+        hint = "cordee cost --storage [--gb-month $0.02] [--gb-egress $0.05]"
+        raise InputError("storage is shown of all jobs, as it is now, with no option but its prices", hint=hint)
+    month = MICRO_USD_PER_GB_MONTH if gb_month is None else parse_micro_usd(gb_month)
+    egress = MICRO_USD_PER_GB_EGRESS if gb_egress is None else parse_micro_usd(gb_egress)
+    with terminal.connect(home) as client:
+        events = [event for _, event in client.events()]
+    found = storage_cost(
+        events,
+        time.time_ns() // 1000,
+        micro_usd_per_gb_month=month,
+        micro_usd_per_gb_egress=egress,
+    )
+    if as_json:
+        terminal.print_json(found)
+    else:
+        print_storage(found)
+
+
+def print_storage(found: StorageCost) -> None:
+    """Print the tables, and the commands that delete."""
+    console = terminal.stdout()
+    if not found.rows and not found.cached:
+        print("nothing is stored: no checkpoint, no artifact, and no job has named a dataset")
+        return
+    if found.rows:
+        table = _table("OWNER", "CHECKPOINTS", "ARTIFACTS", "A MONTH")
+        for row in found.rows:
+            checkpoints, artifacts = format_bytes(row.checkpoint_bytes), format_bytes(row.artifact_bytes)
+            table.add_row(row.owner, checkpoints, artifacts, format_micro_usd(row.micro_usd_per_month))
+        console.print(table)
+        print(
+            f"at {format_micro_usd(found.micro_usd_per_gb_month)} a GB and month; checkpoints at most, since "
+            "generations share chunks"
+        )
+    if found.cached:
+        table = _table("DATASET IN CACHES", "NODES", "HELD", "FOUND", "FETCHED", "SAVED")
+        for each in found.cached:
+            sizes = map(format_bytes, (each.held_bytes, each.found_bytes, each.fetched_bytes))
+            table.add_row(each.url, str(each.nodes), *sizes, format_micro_usd(each.saved_micro_usd))
+        console.print(table)
+        print(f"at {format_micro_usd(found.micro_usd_per_gb_egress)} a GB that a prefetch found on its node")
+    if found.deletions:
+        total = sum(each.micro_usd_per_month for each in found.deletions)
+        print(f"may be deleted, unused for 30 days, {format_micro_usd(total)} a month:")
+    for deletion in found.deletions[:_LISTED]:
+        size, cost = format_bytes(deletion.size_bytes), format_micro_usd(deletion.micro_usd_per_month)
+        print(f"  {deletion.what} of {deletion.owner}: {size}, {cost} a month\n    {deletion.command}")
+    if len(found.deletions) > _LISTED:
+        print(f"  and {len(found.deletions) - _LISTED} more: --json lists all")
+
+
+def _table(first: str, *others: str) -> Table:
+    return terminal.table(first, *others, right=others, folds=[first])
