@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 # The helpers of the rooms' own tests, also where only this folder is collected.
 sys.path += [
     str(HERE.parent),
-    *(str(HERE.parent / room) for room in ("control", "faults", "schedule", "storage", "storage/cache")),
+    *(str(HERE.parent / room) for room in ("agent", "control", "faults", "schedule", "storage", "storage/cache")),
 ]
 
 from soaking import SECONDS, Soak  # noqa: E402

@@ -1,16 +1,27 @@
 """The dataset cache: stories of faults from new seeds, and jobs of which readers and fetchers are killed."""
 
+import fcntl
+import hashlib
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import fault_story
+import pytest
+from agent_world import World, python
+from cache_world import in_s3, minute_of_503, to_s3
 from soaking import Soak
+
+from cordee.control.engines.local import NodeConfig
+from cordee.events import Outcome
+from s3_world import Proxy, empty
 
 READER = """
 import hashlib, sys
@@ -59,3 +70,73 @@ def test_killed_readers_and_fetchers(soak: Soak, tmp_path: Path) -> None:
         return f"{len(found[0])} epochs of the killed reader"
 
     soak.play(story, at_most=200)
+
+
+def test_minutes_of_503(soak: Soak, s3: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The minute is one of the fetcher's own clock; the requests and answers are real."""
+    monkeypatch.setattr(logging.getLogger("cordee.data"), "disabled", True)
+
+    def story(seed: int) -> str:
+        rng = random.Random(seed)
+        contents = {f"{number}.bin": rng.randbytes(rng.randrange(1, 2_000_000)) for number in range(3)}
+        empty(s3)
+        data = in_s3(to_s3(s3.behind, contents), tmp_path / str(seed), patience_s=300.0).data
+        met = minute_of_503(s3, monkeypatch, data, rng)
+        assert met.found == contents, f"seed {seed}: wrong bytes"
+        assert met.waited_s > 55, f"seed {seed}: it did not wait"
+        data.close()
+        return f"{met.refused} requests refused"
+
+    soak.play(story, at_most=200)
+
+
+def test_agents_that_are_killed_in_a_prefetch(soak: Soak, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attempt reads what is right, and so does a job beside the agent, in the same cache, all the time."""
+    cache, folder = tmp_path / "cache", tmp_path / "set"
+    monkeypatch.setenv("CORDEE_CACHE", str(cache))
+    contents = fault_story.fill(folder, {f"{number}.bin": 4_000_000 for number in range(8)}, 1)
+    wanted = hashlib.sha256(b"".join(contents[name] for name in sorted(contents))).hexdigest()
+    whole = "import cordee, hashlib\nhere = cordee.data({at!r}, cache={cache!r}, copy=True)\n"
+    whole += "print('read', hashlib.sha256(b''.join(here.open(n).read() for n in here)).hexdigest(), flush=True)\n"
+    code = (whole + "here.close()").format(at=str(folder), cache=str(cache))
+    world = World(tmp_path / "home", nodes=(NodeConfig(name="local", slots=2),))
+    epochs = iter(range(1, 10**6))
+
+    def story(seed: int) -> str:
+        rng, epoch = random.Random(seed), next(epochs)
+        shutil.rmtree(cache / "objects", ignore_errors=True)
+        cache.mkdir(exist_ok=True)
+        world.until(lambda: world.connected() == {"local"}, "the agent")
+        pid = world.until(world.agent_pid)
+        beside = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        with (cache / "lock").open("w") as lock:  # the prefetch stands at its first object while this is held
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            world.start(python("print('runs')"), epoch=epoch, data={"sets": [str(folder)], "wait_s": "all"})
+            world.until(lambda: _prefetches(folder), "the prefetch")
+            if rng.random() < 0.5:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+            time.sleep(rng.random() * 0.4)
+            os.kill(pid, signal.SIGKILL)
+            ended = world.ended(epoch=epoch)
+            assert not _prefetches(folder), f"seed {seed}: its prefetch goes on: {ended}"
+        assert ended.outcome in (Outcome.LOST, Outcome.FINISHED), f"seed {seed}: {ended}"
+        again = next(epochs)
+        world.start(python(code), epoch=again, data={"sets": [str(folder)], "wait_s": "all"})
+        world.logged(f"read {wanted}", epoch=again)
+        assert world.ended(epoch=again).outcome is Outcome.FINISHED
+        assert beside.communicate(timeout=60)[0].split() == ["read", wanted], f"seed {seed}: the job beside it"
+        return f"{ended.outcome}: {ended.why}"
+
+    try:
+        soak.play(story, at_most=200)
+    finally:
+        world.close()
+
+
+def _prefetches(folder: Path) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"cordee.storage.cache.prefetch" in words and str(folder).encode() in words:
+                return True
+    return False

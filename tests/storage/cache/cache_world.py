@@ -89,3 +89,29 @@ def in_s3(url: str, cache: Path, patience_s: float = 60.0) -> SimpleNamespace:
     channel.fetching._patience_s = patience_s
     pins = tuple(Pin(*row) for row in channel.ask("pins", url=url))
     return SimpleNamespace(data=Data(url, pins, node, channel), node=node, channel=channel, fetching=channel.fetching)
+
+
+def minute_of_503(s3, monkeypatch, data, rng) -> SimpleNamespace:
+    """Read all objects; from a drawn request on, the store answers 503 for a minute of the fetcher's own clock."""
+    met = SimpleNamespace(waited_s=0.0, refused=0, found={}, from_s=None)
+    asked, begin = [0], rng.randrange(1, 3)
+    lock = threading.Lock()
+
+    def sleep(seconds: float) -> None:
+        with lock:
+            met.waited_s += seconds
+
+    def fault(method: str, path: str) -> str | None:
+        with lock:
+            asked[0] += 1
+            if asked[0] == begin:
+                met.from_s = met.waited_s
+            busy = met.from_s is not None and met.waited_s < met.from_s + 60
+            met.refused += busy
+        return "503" if busy else None
+
+    clock = SimpleNamespace(monotonic=lambda: met.waited_s, sleep=sleep)
+    with monkeypatch.context() as patched, s3.failing(fault):
+        patched.setattr("cordee.storage.cache.sources.time", clock)
+        met.found = {name: data.open(name).read() for name in data}
+    return met

@@ -6,6 +6,8 @@ Every sample that a reader gets has the bytes that its name was pinned with; or 
 import errno
 import os
 import random
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -18,6 +20,8 @@ from cordee.storage.cache.pieces import PIECE_BYTES, Pieces
 
 RECORD = PIECE_BYTES // 8
 FAULTS = ("flip", "cut data", "cut state", "scribble state", "evict", "full disk", "replace", "remove", "other job")
+FAULTS += ("clock",)
+YEAR_S = 31_557_600
 
 
 def play(seed: int, folder: Path) -> str:
@@ -72,7 +76,13 @@ def _fault(
     kind, name = rng.choice(FAULTS), rng.choice(names)
     object_id = job.data.pins[job.data.number(name)].object_id
     pieces = job.node.open(object_id)
-    if kind == "full disk":
+    if kind == "clock":  # of this node, or of the server of its cache's file system
+        at_s = time.time() + rng.choice([-1, 1]) * rng.random() * YEAR_S
+        for path in [*folder.glob("cache/objects/*/*/about.json"), *folder.glob("cache/damaged/*")]:
+            if rng.random() < 0.7:
+                with suppress(FileNotFoundError):
+                    os.utime(path, (at_s, at_s))
+    elif kind == "full disk":
         full[0] = rng.choice([0.0, 0.5, 1.0])
     elif kind in ("replace", "remove") and len(changed) < 2 and rng.random() < 0.3:
         changed.add(name)

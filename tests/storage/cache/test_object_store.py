@@ -3,11 +3,12 @@
 import logging
 import multiprocessing
 import os
+import random
 import signal
 import time
 
 import pytest
-from cache_world import in_s3, to_s3
+from cache_world import in_s3, minute_of_503, to_s3
 from torch.utils.data import DataLoader
 
 import cordee
@@ -107,6 +108,31 @@ def test_damage_on_the_way_is_found_by_the_md5_and_named_to_those_that_read_it(s
     with pytest.raises(DataDamagedError, match=r"0\.bin had other bytes than its store says"):
         world.data.check(settle=True)
     assert whole(in_s3(url, tmp_path).data, "0.bin") == contents["0.bin"], "fetched again"
+
+
+@pytest.mark.parametrize("apart_s", [-86_400, 86_400])
+def test_damage_is_named_whatever_the_clocks_say(s3, url, contents, tmp_path, monkeypatch, apart_s) -> None:
+    """The clock steps between the call of `cordee.data` and the finding, and one from before is none."""
+    world = in_s3(url, tmp_path)
+    Flip(world.fetching, 1)
+    whole(world.data, "0.bin")
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + apart_s)
+    world.channel.ask("settle")
+    [mark] = (tmp_path / "damaged").iterdir()
+    os.utime(mark, (now_s + apart_s,) * 2)
+    with pytest.raises(DataDamagedError, match="had other bytes"):
+        world.data.check(settle=True)
+    later = in_s3(url, tmp_path)
+    assert whole(later.data, "0.bin") == contents["0.bin"]
+    later.data.check(settle=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_store_that_is_too_busy_for_a_minute_only_delays(s3, url, contents, tmp_path, monkeypatch, seed) -> None:
+    world = in_s3(url, tmp_path, patience_s=300.0)
+    met = minute_of_503(s3, monkeypatch, world.data, random.Random(seed))
+    assert met.found == contents and met.refused > 3 and met.waited_s > 55, f"replay: seed {seed}"
 
 
 def test_damage_in_the_store_is_named(s3, url, contents, tmp_path) -> None:

@@ -38,7 +38,7 @@ class PinnedData:
         self._node, self._channel = node, channel
         if not pins:
             raise DataError(f"{url} has no objects", hint="is the prefix right, with its last letter?")
-        self._made_s = time.time()
+        self._damaged_before = node.condemned()
         self._numbers = {pin.name: number for number, pin in enumerate(pins)}
         self._kept: set[str] = set()
         self._reads: list[str] = []
@@ -174,7 +174,8 @@ class PinnedData:
         self._check_s = now_s + every_s
         if settle and self._channel is not None:
             self._channel.ask("settle")
-        condemned = {each for each, noticed_s in self._node.condemned().items() if noticed_s >= self._made_s}
+        before = self._damaged_before
+        condemned = {each for each, mark in self._node.condemned().items() if before.get(each) != mark}
         for pin in self.pins if condemned else ():
             if pin.object_id in condemned:
                 raise DataDamagedError(

@@ -134,7 +134,7 @@ class NodeCache:
     def condemn(self, object_id: str) -> None:
         """Remove an object that is damaged, and say so to those that have read it."""
         (self.root / _BAD).mkdir(exist_ok=True)
-        (self.root / _BAD / object_id).write_text(f"{time.time()}")
+        (self.root / _BAD / object_id).write_text(secrets.token_hex(8))
         self.drop(object_id)
 
     def drop(self, object_id: str) -> None:
@@ -142,10 +142,10 @@ class NodeCache:
         with self._locked():
             self._remove(object_id)
 
-    def condemned(self) -> dict[str, float]:
-        """Return the ids of objects that were damaged, and when that was noticed."""
+    def condemned(self) -> dict[str, str]:
+        """Return the ids of objects that were damaged, each with a mark that is new whenever it is noticed again."""
         with suppress(FileNotFoundError):
-            return {path.name: path.stat().st_mtime for path in (self.root / _BAD).iterdir()}
+            return {path.name: path.read_text() for path in (self.root / _BAD).iterdir()}
         return {}
 
     def held(self) -> list[Held]:
