@@ -144,7 +144,7 @@ def storage_cost(
         name, size_bytes = f"{version.name}:{version.version}", version.stored_bytes
         command = f"cordee artifact rm {quote(name)} && cordee artifact gc --yes"
         deletions.append(Deletion(name, version.by, "artifact", size_bytes, month(size_bytes), command))
-    rows = [StoredRow(owner, *found, month(sum(found))) for owner, found in stored.items() if any(found)]
+    rows = [StoredRow(owner, of[0], of[1], month(sum(of))) for owner, of in stored.items() if any(of)]
     return StorageCost(
         at_us,
         micro_usd_per_gb_month,

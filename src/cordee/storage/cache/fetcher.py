@@ -14,13 +14,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from cordee.errors import CacheFullError, CordeeError, as_body
-from cordee.storage.cache.fetching import Fetching
+from cordee.storage.cache.fetching import Fetching, Row
 from cordee.storage.cache.hints import Hint
 from cordee.storage.cache.node import NodeCache
 from cordee.storage.cache.pins import Pin
@@ -74,16 +74,18 @@ class Fetcher:
         with self._calm:
             self._urgent += 1
         try:
-            rows = [(Pin(*row[0]), row[1], row[2]) for row in pieces]
-            for done in [self._demands.submit(self._fetch, *row, 0.0) for row in rows]:
-                done.result()
+            self._fetching.bring([(Pin(*row[0]), row[1], row[2]) for row in pieces], self._fetch_all)
         finally:
             with self._calm:
                 self._urgent -= 1
                 self._calm.notify_all()
 
+    def _fetch_all(self, rows: Iterable[Row]) -> None:
+        for done in [self._demands.submit(self._fetch, *row, 0.0) for row in rows]:
+            done.result()
+
     def _fetch(self, pin: Pin, first: int, stop: int, soon: float) -> None:
-        if self._fetching.fetch(pin, first, stop, soon=soon, wait=not soon) and pin.object_id not in self._checking:
+        if self._fetching.fetch(pin, first, stop, soon=soon, wait=False) and pin.object_id not in self._checking:
             self._checking[pin.object_id] = self._checks.submit(self._check, pin)
 
     def _check(self, pin: Pin) -> None:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from cordee.errors import CacheFullError, DataDamagedError
@@ -21,9 +21,12 @@ from cordee.storage.cache.sources import PATIENCE_S, Source, open_source
 
 RUN_PIECES = 16  # of one request
 OPEN_MAX = 128  # objects; each takes two file descriptors
-_POLL_S, _POLL_S_MAX, _LOOKS = 0.002, 0.02, 4
+_POLL_S, _POLL_S_MAX, _LOOKS = 0.002, 0.02, 16
 _STALLED_S = 30.0
 """The wait for another fetcher's piece, which may be frozen; then it is fetched twice."""
+
+Row = tuple[Pin, int, int]
+"""An object, the first of some pieces and the one behind the last."""
 
 log = logging.getLogger("cordee.data")
 
@@ -76,6 +79,25 @@ class Fetching:
                 with self._lock:
                     self._open.pop(pin.object_id, None)
         return pin.md5 is not None and pieces.is_complete and pieces.checked == UNCHECKED
+
+    def bring(self, rows: Sequence[Row], fetch: Callable[[Iterable[Row]], None]) -> None:
+        """Fetch pieces by a function, and wait for those that other fetchers bring: one thread looks for all of them.
+
+        Raises:
+            CacheFullError, DataError: as `fetch`.
+        """
+        left = [(pin, number, number + 1) for pin, first, stop in rows for number in range(first, stop)]
+        wait_s, until_s, looks = _POLL_S, time.monotonic() + _STALLED_S, 0
+        fetch(rows)
+        while left := [row for row in left if self._opened(row[0], 0.0).digest(row[1]) is None]:
+            looks += 1
+            if looks % _LOOKS == 0:  # its fetcher may have died; a look costs a tenth of a try
+                fetch(left)
+            if time.monotonic() > until_s:
+                for pin, number, _ in left:
+                    self._fetch_again(pin, number)
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _POLL_S_MAX)
 
     def read(self, pin: Pin, number: int, piece_bytes: int) -> bytes:
         """Return the bytes of a piece from the store, past the cache."""
@@ -149,13 +171,18 @@ class Fetching:
             if not wait:
                 return
             if time.monotonic() > until_s:
-                data = memoryview(self.read(pin, number, pieces.piece_bytes))
-                self._write(pin, pieces, number, data, soon)
+                self._write(pin, pieces, number, memoryview(self.read(pin, number, pieces.piece_bytes)), soon)
                 return
-            for _ in range(_LOOKS):  # a look costs a tenth of a try
+            for _ in range(_LOOKS):
                 if pieces.digest(number) is None:
                     time.sleep(wait_s)
             wait_s = min(2 * wait_s, _POLL_S_MAX)
+
+    def _fetch_again(self, pin: Pin, number: int) -> None:
+        """Fetch a piece that a fetcher holds, which may be frozen."""
+        pieces = self._opened(pin, 0.0)
+        with suppress(Evicted):
+            self._write(pin, pieces, number, memoryview(self.read(pin, number, pieces.piece_bytes)), 0.0)
 
     def _fetch_run(self, pin: Pin, pieces: Pieces, number: int, stop: int, soon: float) -> None:
         """Fetch a claimed piece and a run of missing ones behind it in one request."""

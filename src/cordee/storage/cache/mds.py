@@ -178,4 +178,5 @@ def _decoder(encoding: str) -> Callable[[bytes], Any] | None:
         sizes = [int(each) for each in shape.split(",")]
         return lambda found: np.frombuffer(found, dtype).reshape(sizes)
     texts: dict[str, Callable[[bytes], Any]] = {"str": bytes.decode, "json": json.loads}
-    return {**texts, "str_int": int, "str_float": float}.get(encoding)
+    texts |= {"str_int": int, "str_float": float}
+    return texts.get(encoding)
