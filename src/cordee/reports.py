@@ -44,11 +44,12 @@ METRIC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 
 RANK_REPORTS = frozenset(get_args(RankEvent))
 
-# A rank's uploader has a stream of its own; `drain` is its name in version 0.1.0.
 _OF_ITS_OWN_RANK = (RankLeft, Measured, MetricsLogged, StepsRehearsed, ReplicaReady, ReplicaUnready, RagChanged)
 _ADDRESS = re.compile(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}")
 
-_STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)(?:-(?:uploader|drain))?")
+# A stream has one writer: a rank's uploader (`drain` in version 0.1.0) has one of its own, and so has a replica's
+# knowledge base.
+_STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)(?:-(?:uploader|drain|rag))?")
 
 
 class ReportError(ValueError):
@@ -85,7 +86,7 @@ class ReportScope:
 
 @lru_cache(maxsize=4096)
 def parse_stream(name: str) -> tuple[str, int, int] | None:
-    """Return job, epoch and rank of a stream that a rank or its uploader writes; None for any other stream.
+    """Return job, epoch and rank of a stream of a rank, its uploader or its knowledge base; None for any other one.
 
     >>> parse_stream("gpt-abcdef.2/rank0-uploader"), parse_stream("node/local/3")
     (('gpt-abcdef', 2, 0), None)

@@ -72,10 +72,11 @@ def test_the_spools_of_possible_ranks_and_of_their_uploaders_are_read(tmp_path):
     leases = (GpuLease(node="n", gpus=(0, 1)),)
     order = Assignment(job_id="j", epoch=2, node="n", leases=leases, spec={}, master_addr="h", master_port=9)
     (tmp_path / "spool").mkdir()
-    for name in ("rank0", "rank1-uploader", "rank1", "rank0-drain", "rank99999", "rank00", "rank1-other", "rankx"):
+    ours, others = ("rank0", "rank1-uploader", "rank1", "rank1-rag", "rank0-drain"), ("rank99999", "rank00", "rankx")
+    for name in (*ours, *others, "rank1-other"):
         (tmp_path / "spool" / f"{name}.jsonl").touch()
     found = {(path.stem, scope.rank) for path, scope in spool_files(order, tmp_path)}
-    assert found == {("rank0", 0), ("rank1", 1), ("rank1-uploader", 1), ("rank0-drain", 0)}
+    assert found == {("rank0", 0), ("rank1", 1), ("rank1-uploader", 1), ("rank1-rag", 1), ("rank0-drain", 0)}
 
 
 def test_a_torn_line_counts_when_it_is_whole(tmp_path):

@@ -1,7 +1,8 @@
 """The spools of this node's ranks: find them, check each record and forward it, and count refused records.
 
-The job writes its spools, so they may contain anything. Only files of possible ranks (`rank<N>.jsonl`) and of their
-uploaders (`rank<N>-uploader.jsonl`) are read, and only records that `cordee.reports` accepts are forwarded.
+The job writes its spools, so they may contain anything. Only files of possible ranks (`rank<N>.jsonl`), of their
+uploaders (`rank<N>-uploader.jsonl`) and of their knowledge bases (`rank<N>-rag.jsonl`) are read, and only records that
+`cordee.reports` accepts are forwarded.
 """
 
 import logging
