@@ -1,9 +1,10 @@
-"""A Hugging Face folder as one GGUF file, which llama.cpp reads: weights, tokenizer and chat template.
+"""A Hugging Face folder as one GGUF file, which llama.cpp reads: weights, tokenizer and chat template; its shape.
 
 Only for decoders whose tensors GGUF stores as they are (`ARCHITECTURES`) and byte-level BPE tokenizers; llama.cpp's own
 script converts the others. Neither torch nor transformers is needed.
 """
 
+import importlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +18,8 @@ import numpy.typing as npt
 
 from cordee.errors import InputError, MissingExtraError
 from cordee.storage.safetensors import FileTensor, open_file
+from cordee.workload.families import shape_from_config
+from cordee.workload.model import ModelShape
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -48,13 +51,7 @@ def convert(folder: Path, out: Path) -> Path:
     Raises:
         InputError: a file is missing, or this does not know the architecture or the tokenizer.
     """
-    try:
-        import gguf
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{folder} has to be converted to GGUF, and gguf is not installed", hint="pip install 'cordee[serve]'"
-        ) from error
-
+    gguf = _library(f"{folder} has to be converted to GGUF")
     config, tokenizer = _read_json(folder, "config.json"), _read_json(folder, "tokenizer.json")
     model = _Shape.of(folder, config)
     half = out.with_name(f".{out.name}.half")
@@ -78,6 +75,31 @@ def convert(folder: Path, out: Path) -> Path:
     finally:
         half.unlink(missing_ok=True)
     return out
+
+
+def read_shape(path: Path) -> ModelShape:
+    """Return the shape of the model in a GGUF file.
+
+    Raises:
+        ShapeError: its architecture is not known here, or the file lacks a field.
+    """
+    reader = _library(f"{path} is a GGUF file").GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    named = {
+        "num_hidden_layers": "block_count",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "sliding_window": "attention.sliding_window",
+        "max_position_embeddings": "context_length",
+    }
+    fields = {name: reader.get_field(f"{architecture}.{theirs}") for name, theirs in named.items()}
+    config = {name: field.contents() for name, field in fields.items() if field is not None}
+    tokens = reader.get_field("tokenizer.ggml.tokens")
+    config |= {"model_type": architecture, "vocab_size": 0 if tokens is None else len(tokens.data)}
+    return shape_from_config(config, name=path.stem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +140,13 @@ class _Shape:
         if self.architecture != "LLAMA":
             return 0
         return self.heads if _QUERY in name else self.kv_heads if _KEY in name else 0
+
+
+def _library(why: str) -> Any:
+    try:
+        return importlib.import_module("gguf")
+    except ImportError as error:
+        raise MissingExtraError(f"{why}, and gguf is not installed", hint="pip install 'cordee[serve]'") from error
 
 
 def _write_shape(writer: "GGUFWriter", model: _Shape, config: dict[str, Any]) -> None:

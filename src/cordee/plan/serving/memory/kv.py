@@ -15,6 +15,7 @@ from cordee.plan.serving.memory.weights import stage_layers
 from cordee.workload.layers import LayerKind
 from cordee.workload.model import ModelShape
 
+_ALONE = ServingLayout()
 INDEX_SCALE_BYTES = 4  # DeepSeek-V3.2 stores the indexer's keys in 8 bits with one 32-bit scale a token
 
 
@@ -24,27 +25,38 @@ def kv_bytes_per_token(case: ServingCase, stage: int = 0) -> int:
 
 
 def kv_bytes(case: ServingCase, length_tokens: int, stage: int = 0) -> int:
+    """Return the bytes of one sequence of this length on one GPU."""
+    return sequence_bytes(case.shape, case.kv, length_tokens, case.engine.block_tokens, case.layout, stage)
+
+
+def sequence_bytes(
+    shape: ModelShape,
+    kv: Format,
+    length_tokens: int,
+    block_tokens: int = 1,
+    layout: ServingLayout = _ALONE,
+    stage: int = 0,
+) -> int:
     """Return the bytes of one sequence of this length on one GPU, in whole blocks, with its recurrent states.
 
     A window's blocks are rounded up and one more is held, since a window that moves begins and ends inside a block.
     """
-    block = case.engine.block_tokens
-    whole = math.ceil(length_tokens / block) * block
-    window = window_tokens(case.shape)
-    near = whole if window is None else min(whole, (math.ceil(window / block) + 1) * block)
+    whole = math.ceil(length_tokens / block_tokens) * block_tokens
+    window = window_tokens(shape)
+    near = whole if window is None else min(whole, (math.ceil(window / block_tokens) + 1) * block_tokens)
     tokens: dict[LayerKind, int] = {"full": whole, "window": near}
-    stored = sum(size * tokens[kind] for kind, size in _bytes_by_kind(case.shape, case.layout, case.kv, stage).items())
-    return math.ceil(stored) + state_bytes(case, stage)
+    stored = sum(size * tokens[kind] for kind, size in _bytes_by_kind(shape, layout, kv, stage).items())
+    return math.ceil(stored) + state_bytes(shape, layout, stage)
 
 
-def state_bytes(case: ServingCase, stage: int = 0) -> int:
+def state_bytes(shape: ModelShape, layout: ServingLayout, stage: int = 0) -> int:
     """Return the bytes of one sequence's recurrent states on one GPU; their heads are cut by tp."""
-    mixed = case.shape.mixed
+    mixed = shape.mixed
     if mixed is None or mixed.recurrent is None:
         return 0
-    layers = stage_layers(case.shape.layers, case.layout.pp, stage)
-    recurrent = sum(case.shape.kind(index) == "recurrent" for index in layers)
-    return math.ceil(recurrent * mixed.recurrent.state_bytes() / case.layout.tp)
+    layers = stage_layers(shape.layers, layout.pp, stage)
+    recurrent = sum(shape.kind(index) == "recurrent" for index in layers)
+    return math.ceil(recurrent * mixed.recurrent.state_bytes() / layout.tp)
 
 
 def window_tokens(shape: ModelShape) -> int | None:
