@@ -1,6 +1,7 @@
 """Questions at four rates against an index larger than its memory: serial, batches, asynchronous with LRU, and ours.
 
-    python benchmarks/rag.py [--json] [--systems serial,batches,async,ours,...] [--rates 0.4,2,4,8] [--folder DIR]
+    python benchmarks/rag.py [--json] [--systems serial,batches,async,ours,...] [--rates 0.4,2,4,8]
+        [--seeds 1,2] [--folder DIR] [--records FILE]
 
 16 partitions of 16 MiB, 4 of which fit into memory; the store gives 256 MB/s, so that one scan takes a second, as 256
 GB at 0.87 GB/s take five minutes (RAGDoll, arXiv 2504.15302). Each query wants all partitions, and gets the same
@@ -10,7 +11,10 @@ systems; before each run the page cache of the index is dropped.
 - serial: one request after the other, as the paper's baseline.
 - batches: all that wait, 16 at most: retrieval for all, then generation for all.
 - async: 8 retrieval workers with an LRU of partitions, in which a load that goes on is shared; continuous batching.
-- ours; and ours without one part each: join, prefetch, order, overlap (of the pipelines), adapt (of what runs at once).
+- ours; and ours without one part each: join, prefetch, order, share (one query a search), overlap (of the pipelines).
+
+RLIMIT_DATA keeps this process and the engine within their memory. What is predicted comes from a profile that is
+measured just before the runs of a rate.
 """
 
 import argparse
@@ -20,10 +24,11 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -35,14 +40,15 @@ sys.path.insert(0, str(HERE))
 
 import rag_corpus  # noqa: E402
 from cordee.demo import tiny_model  # noqa: E402
-from cordee.serve.policy.rag_forecast import MemoryPlan, RagProfile, RagSetup, forecast  # noqa: E402
+from cordee.serve.policy.rag_forecast import AnswerLatency, MemoryPlan, RagProfile, RagSetup, forecast  # noqa: E402
 from cordee.serve.policy.retrieval import RetrievalRules  # noqa: E402
 from cordee.serve.rag import profile as profiles  # noqa: E402
 from cordee.serve.rag.answer import Asked, FoundPassages, Rag  # noqa: E402
+from cordee.serve.rag.catalog import Partition  # noqa: E402
 from cordee.serve.rag.index import IndexSettings, RagIndex  # noqa: E402
 from cordee.serve.rag.memory import Memory, Throttle  # noqa: E402
 from cordee.serve.rag.merge import BestChunks  # noqa: E402
-from cordee.serve.rag.partition import MappedPartition, drop_pages  # noqa: E402
+from cordee.serve.rag.partition import Found, MappedPartition, drop_pages  # noqa: E402
 from cordee.serve.rag.setup import RagOptions, running  # noqa: E402
 from cordee.serve.rag.workload import Played, answer, request  # noqa: E402
 from cordee.units import MiB  # noqa: E402
@@ -52,6 +58,7 @@ STORE_BYTES_PER_S = 256e6
 SLOTS, CONTEXT, TOP, OUTPUT_TOKENS = 4, 1024, 5, 48
 WINDOW_S, LEAST = 15.0, 10
 BATCH, WORKERS = 16, 8
+BUDGET_BYTES = 512 * MiB
 PARTS = {
     "ours": RetrievalRules(),
     "no join": RetrievalRules(join=False),
@@ -59,7 +66,7 @@ PARTS = {
     "no order": RetrievalRules(order=False),
     "no share": RetrievalRules(together=False),
 }
-SYSTEMS = ("serial", "batches", "async", *PARTS, "no overlap", "no adapt")
+SYSTEMS = ("serial", "batches", "async", *PARTS, "no overlap")
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Row:
 
     system: str
     rate_per_s: float
+    seed: int
     requests: int
     mean_s: float
     p99_s: float
@@ -76,7 +84,42 @@ class Row:
     generation_s: float
     recall: float
     loads: int
-    predicted_s: float | None = None
+    predicted: AnswerLatency | None = None
+    stages: "Stages | None" = None
+
+
+@dataclass
+class Stages:
+    """The seconds of each load, and the queries and seconds of each search of a run; and of its requests."""
+
+    loads: list[float] = field(default_factory=list)
+    searches: list[tuple[int, float]] = field(default_factory=list)
+    requests: list[AnswerLatency] = field(default_factory=list)
+    profile: RagProfile | None = None
+
+
+@contextmanager
+def watched() -> Iterator[Stages]:
+    """Time the loads and searches of a block."""
+    found, load, search = Stages(), Memory.load, MappedPartition.search
+
+    def loaded(memory: Memory, partition: Partition) -> MappedPartition:
+        began_s = time.monotonic()
+        mapped = load(memory, partition)
+        found.loads.append(time.monotonic() - began_s)
+        return mapped
+
+    def searched(mapped: MappedPartition, queries: np.ndarray, k: int) -> Found:
+        began_s = time.monotonic()
+        out = search(mapped, queries, k)
+        found.searches.append((len(queries), time.monotonic() - began_s))
+        return out
+
+    Memory.load, MappedPartition.search = loaded, searched  # type: ignore[method-assign,assignment]
+    try:
+        yield found
+    finally:
+        Memory.load, MappedPartition.search = load, search  # type: ignore[method-assign]
 
 
 def build(folder: Path) -> RagIndex:
@@ -249,48 +292,52 @@ def recall(index: RagIndex, questions: Sequence[str], found: Sequence[Played]) -
     return sum(hits) / (TOP * len(hits))
 
 
-def workload(index: RagIndex, rate: float) -> tuple[list[float], list[str]]:
+def means(found: Sequence[AnswerLatency]) -> AnswerLatency:
+    """Return the mean of each part."""
+    return AnswerLatency(*map(mean, zip(*map(astuple, found), strict=True)))
+
+
+def workload(index: RagIndex, rate: float, seed: int) -> tuple[list[float], list[str]]:
     """Return arrivals and questions, the same for all systems."""
-    rng = np.random.default_rng(round(1000 * rate))
+    rng = np.random.default_rng((seed, round(1000 * rate)))
     number = max(LEAST, round(rate * WINDOW_S))
     arrivals = np.cumsum(rng.exponential(1 / rate, number)).tolist()
     passages = rng.integers(0, index.catalog.counts()[1], number)
     return arrivals, [f"{rag_corpus.line(int(each)).strip()}?" for each in passages]
 
 
-async def run(index: RagIndex, model: Path, profile: RagProfile, system: str, rate: float) -> Row:
+async def run(index: RagIndex, model: Path, profile: RagProfile, system: str, rate: float, seed: int) -> Row:
     """Return one run."""
-    arrivals, questions = workload(index, rate)
-    if system == "ours":  # What it is predicted from is as old as the run.
-        now = profiles.retrieval(index, STORE_BYTES_PER_S)
-        profile = replace(profile, load_bytes_per_s=now.load_bytes_per_s, search_s=now.search_s, embed_s=now.embed_s)
+    arrivals, questions = workload(index, rate, seed)
     for each in index.catalog.partitions():
         drop_pages(index.path_of(each))
     limit = FIT * max(each.size_bytes for each in index.catalog.partitions())
     rules = PARTS.get(system, RetrievalRules(join=system != "no overlap"))
-    options = RagOptions(str(model), None, None, SLOTS, CONTEXT, STORE_BYTES_PER_S, rate, FLAGS, False, rules)
+    options = RagOptions(str(model), BUDGET_BYTES, None, SLOTS, CONTEXT, STORE_BYTES_PER_S, rate, FLAGS, True, rules)
     plan = MemoryPlan(SLOTS, 0, limit, 0, 0, 0.0, ())
-    known = None if system in ("serial", "batches", "async", "no adapt") else profile
-    async with running(index, options, plan, known, "bench", lambda *change: None) as rag:
-        lru, predicted = None, None
-        if system in ("serial", "batches"):
-            lru = LruRetrieval(index, limit)
-            found = await play_serial(rag, lru, arrivals, questions, 1 if system == "serial" else BATCH)
-        elif system == "async":
-            lru = LruRetrieval(index, limit)
-            found = await play_async(rag, lru, arrivals, questions)
-        else:
-            found = await play_ours(rag, arrivals, questions, overlap=system != "no overlap")
-            sizes = {each.id: each.size_bytes for each in index.catalog.partitions()}
-            if system == "ours":
-                predicted = mean(each.total_s for each in forecast(profile, RagSetup(sizes, limit, SLOTS), arrivals))
-        loads = (lru.memory if lru else rag.retrieval.memory).loads
-        if lru is not None:
-            lru.close()
+    with watched() as stages:
+        async with running(index, options, plan, profile, "bench", lambda *change: None) as rag:
+            if system in ("serial", "batches", "async"):
+                lru = LruRetrieval(index, limit)
+                if system == "async":
+                    found = await play_async(rag, lru, arrivals, questions)
+                else:
+                    found = await play_serial(rag, lru, arrivals, questions, 1 if system == "serial" else BATCH)
+                lru.close()
+            else:
+                found = await play_ours(rag, arrivals, questions, overlap=system != "no overlap")
+    predicted = None
+    if system == "ours":
+        sizes = {each.id: each.size_bytes for each in index.catalog.partitions()}
+        predicted = means(forecast(profile, RagSetup(sizes, limit, SLOTS), arrivals))
+    stages.requests, stages.profile = [each.latency for each in found], profile
     totals = sorted(each.latency.total_s for each in found)
-    parts = [mean(getattr(each.latency, part) for each in found) for part in ("wait_s", "retrieval_s", "generation_s")]
+    parts = astuple(means(stages.requests))
     p99 = totals[max(0, -(-99 * len(totals) // 100) - 1)]
-    return Row(system, rate, len(found), mean(totals), p99, *parts, recall(index, questions, found), loads, predicted)
+    return Row(
+        system, rate, seed, len(found), mean(totals), p99, *parts, recall(index, questions, found), len(stages.loads),
+        predicted, stages,
+    )  # fmt: skip
 
 
 FLAGS: dict[str, str | int] = {**tiny_model.FLAGS}
@@ -303,12 +350,13 @@ def measure(index: RagIndex, model: Path) -> RagProfile:
     plan = MemoryPlan(SLOTS, 0, 2 * max(each.size_bytes for each in index.catalog.partitions()), 0, 0, 0.0, ())
     questions = [f"{rag_corpus.line(each * 977).strip()}?" for each in range(3 * SLOTS)]
 
-    async def work() -> dict[int, float]:
+    async def work() -> RagProfile:
         async with running(index, options, plan, None, "bench", lambda *change: None) as rag:
             load = profiles.ProfileLoad(OUTPUT_TOKENS, TOP)
-            return {number: await profiles.generation_s(rag, number, load, questions) for number in (1, 2, SLOTS)}
+            table, cores = await profiles.generation(rag, (1, 2, SLOTS), load, lambda text: None, questions)
+        return replace(stages, generation_s=table, engine_cores=cores)
 
-    return replace(stages, generation_s=asyncio.run(work()))
+    return asyncio.run(work())
 
 
 def main() -> None:
@@ -316,7 +364,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--rates", default="0.4,2,4,8")
+    parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--folder", type=Path, help="keep the index there (default: a temporary one)")
+    parser.add_argument("--records", type=Path, help="add a line of JSON for each run to this file")
     given = parser.parse_args()
     with TemporaryDirectory() as scratch:
         folder = given.folder or Path(scratch)
@@ -324,33 +374,35 @@ def main() -> None:
         index, model = build(folder), folder / "tiny" / "tiny.gguf"
         if not model.exists():
             tiny_model.build(model.parent)
-        profile = measure(index, model)
-        if not given.json:
-            print(f"# load {profile.load_bytes_per_s / 1e6:.0f} MB/s, search {profile.search_s}, "
-                  f"answers {profile.generation_s}")  # fmt: skip
         rows = []
-        for rate in map(float, given.rates.split(",")):
+        for seed, rate in product(map(int, given.seeds.split(",")), map(float, given.rates.split(","))):
+            profile = measure(index, model)
             for system in given.systems.split(","):
-                row = asyncio.run(run(index, model, profile, system, rate))
+                row = asyncio.run(run(index, model, profile, system, rate, seed))
                 rows.append(row)
                 if not given.json:
                     print(text_of(row), flush=True)
+                if given.records:
+                    with given.records.open("a") as out:
+                        print(json.dumps(asdict(row)), file=out)
         if given.json:
-            measured = {name: getattr(profile, name) for name in ("load_bytes_per_s", "search_s", "generation_s")}
-            print(json.dumps({"profile": measured, "rows": [*map(asdict, rows)]}))
+            print(json.dumps([*map(asdict, rows)]))
 
 
 def text_of(row: Row) -> str:
-    predicted = (
-        ""
-        if row.predicted_s is None
-        else f"  predicted {row.predicted_s:6.2f} ({row.mean_s / row.predicted_s - 1:+.0%})"
+    """Return a run in a line, and what was predicted of it in another one."""
+    name = f"{row.rate_per_s:4g}/s seed {row.seed} {row.system:11s}"
+    out = (
+        f"{name} n={row.requests:3d} mean {row.mean_s:6.2f} p99 {row.p99_s:6.2f} wait {row.wait_s:6.2f} "
+        f"retrieval {row.retrieval_s:5.2f} generation {row.generation_s:5.2f} "
+        f"recall {row.recall:.3f} loads {row.loads:4d}"
     )
-    return (
-        f"{row.rate_per_s:4g}/s {row.system:11s} n={row.requests:3d} mean {row.mean_s:7.2f} p99 {row.p99_s:7.2f} "
-        f"wait {row.wait_s:7.2f} retrieval {row.retrieval_s:6.2f} generation {row.generation_s:5.2f} "
-        f"recall {row.recall:.3f} loads {row.loads:4d}{predicted}"
-    )
+    if (each := row.predicted) is not None:
+        out += (
+            f"\n{name} predicted  {each.total_s:6.2f} ({row.mean_s / each.total_s - 1:+4.0%})  wait {each.wait_s:6.2f} "
+            f"retrieval {each.retrieval_s:5.2f} generation {each.generation_s:5.2f}"
+        )
+    return out
 
 
 if __name__ == "__main__":

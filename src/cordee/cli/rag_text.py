@@ -215,6 +215,9 @@ class ProfileDocument(BaseModel):
     search_more_s: float
     embed_s: float
     generation_s: dict[int, float]
+    cores: float
+    load_cores: float
+    engine_cores: float
     engine_bytes: int
     slot_bytes: int
     memory: MemoryDocument
@@ -237,6 +240,7 @@ class ProfileDocument(BaseModel):
         return cls(
             profile=str(path), load_bytes_per_s=made.load_bytes_per_s, search_s=made.search_s[0],
             search_more_s=made.search_s[1], embed_s=made.embed_s, generation_s=dict(made.generation_s),
+            cores=made.cores, load_cores=made.load_cores, engine_cores=made.engine_cores,
             engine_bytes=made.engine_bytes, slot_bytes=made.slot_bytes, memory=MemoryDocument.of(plan), rates=rows,
         )  # fmt: skip
 
@@ -258,6 +262,7 @@ def profile_lines(found: ProfileDocument) -> list[str]:
         f"search: a partition in {format_latency(found.search_s)}, for each further query {more}",
         f"question: embedded in {format_latency(found.embed_s)}",
         f"answer: {answers}",
+        f"processor: of {found.cores:g} cores a load uses {found.load_cores:.1f}, and answers {found.engine_cores:.1f}",
         memory_line(found.memory),
         f"mean latency by slots: {tried}" if tried else "",
     ]

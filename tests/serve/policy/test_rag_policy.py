@@ -1,12 +1,20 @@
 """Decisions of retrieval and generation, and the forecast that plays them."""
 
+from dataclasses import replace
 from statistics import mean
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cordee.serve.policy.generation import HOLD_US, AtOnce, decide, knee
-from cordee.serve.policy.rag_forecast import RagProfile, RagSetup, even_arrivals, forecast, plan_memory
+from cordee.serve.policy.rag_forecast import (
+    RagProfile,
+    RagSetup,
+    even_arrivals,
+    fair_speeds,
+    forecast,
+    plan_memory,
+)
 from cordee.serve.policy.retrieval import (
     PATIENCE_US,
     RetrievalRules,
@@ -21,8 +29,9 @@ from cordee.serve.policy.retrieval import (
 MB = 10**6
 SIZES = dict.fromkeys(range(1, 17), 16 * MB)
 PROFILE = RagProfile(
-    256 * MB, 0.0, (0.005, 0.001), {1: 0.10, 2: 0.14, 4: 0.22, 8: 0.43}, 0.002, 100 * MB, 20 * MB, 80 * MB
-)
+    256 * MB, (0.005, 0.001), {1: 0.10, 2: 0.14, 4: 0.22, 8: 0.43}, 0.002,
+    engine_bytes=100 * MB, slot_bytes=20 * MB, process_bytes=80 * MB,
+)  # fmt: skip
 
 
 def waits(since_us: int, *wants: int) -> WaitingQuery:
@@ -55,20 +64,6 @@ def test_pins_leave_room_for_two_buffers(popularity: dict[int, float], budget_mb
     assert to_pin(SIZES, popularity, budget_mb * MB, pinned) == pinned  # No flapping.
 
 
-def test_fewer_run_at_once_only_after_a_while_and_more_at_once() -> None:
-    table = PROFILE.generation_s
-    assert knee(table, 8) == 4
-    state = decide(0, AtOnce(1), table, 1.0, 5, 8)
-    assert state.limit == 4 and "5 wait" in state.why
-    quiet = decide(1, state, table, 1.0, 0, 8)
-    assert quiet.limit == 4 and quiet.fewer_since_us == 1
-    assert decide(HOLD_US, quiet, table, 1.0, 0, 8).limit == 4
-    assert decide(5, quiet, table, 1.0, 3, 8).fewer_since_us is None or decide(5, quiet, table, 1.0, 3, 8) == quiet
-    less = decide(1 + HOLD_US, quiet, table, 1.0, 0, 8)
-    assert less.limit == 1 and "enough" in less.why
-    assert decide(9, AtOnce(4), table, 1.0, 9, 2).limit == 2
-
-
 def test_a_scan_that_is_shared_serves_any_rate_and_serial_does_not() -> None:
     setup = RagSetup(SIZES, 80 * MB, 4)
     calm, busy = (
@@ -79,6 +74,28 @@ def test_a_scan_that_is_shared_serves_any_rate_and_serial_does_not() -> None:
     # All 16 are loaded once, one after the other, and the last one is searched: 16 x 62.5 ms + 5 ms.
     assert abs(alone.retrieval_s - (16 * 0.0625 + 0.005 + 0.002)) < 0.002
     assert abs(alone.generation_s - 0.10) < 1e-9 and alone.wait_s == 0
+
+
+def test_both_stages_divide_the_processor() -> None:
+    # Two queries 1 s apart; the second one is searched while the first one's answer is generated.
+    setup, arrivals = RagSetup({1: 16 * MB}, 16 * MB, 1), [0.0, 1.0]
+    busy = replace(PROFILE, generation_s={1: 1.0}, engine_cores=1.0, search_s=(0.2, 0.0), load_cores=0.5)
+    first, second = forecast(busy, setup, arrivals)
+    # The partition is there: 2 ms to embed, 0.2 s to search; then the answer, alone until 1.002 s.
+    assert abs(first.retrieval_s - 0.202) < 1e-6
+    # The search takes twice its time, and the answer gives as much.
+    assert abs(second.retrieval_s - (0.002 + 2 * 0.2)) < 1e-6 and abs(first.generation_s - (1.0 + 0.2)) < 1e-6
+    enough = replace(busy, cores=2.0)
+    first, second = forecast(enough, setup, arrivals)
+    assert abs(second.retrieval_s - 0.202) < 1e-6 and abs(first.generation_s - 1.0) < 1e-6
+
+
+@given(st.floats(0.1, 16), st.lists(st.floats(0.0, 8), max_size=6))
+def test_a_processor_is_used_as_far_as_it_is_wanted(cores: float, wanted: list[float]) -> None:
+    got = [speed * each for speed, each in zip(fair_speeds(cores, wanted), wanted, strict=True)]
+    assert sum(got) == pytest.approx(min(cores, sum(wanted)))
+    # Who gets less than it wants gets no less than any other.
+    assert all(each >= max(got) - 1e-9 for each, want in zip(got, wanted, strict=True) if each < want - 1e-9)
 
 
 def test_each_request_of_a_forecast_has_its_time() -> None:

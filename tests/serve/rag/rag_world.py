@@ -10,8 +10,10 @@ DIMS = 16
 
 
 def embed(texts: list[str]) -> np.ndarray:
-    """Return the vector that the last line of each text draws: `v 7`."""
-    return np.stack([np.random.default_rng(int(text.rsplit(" ", 1)[-1])).standard_normal(DIMS) for text in texts])
+    """Return the vector that the last word of each text draws: `v 7`, or any other word."""
+    return np.stack(
+        [np.random.default_rng([*text.rsplit(" ", 1)[-1].encode()]).standard_normal(DIMS) for text in texts]
+    )
 
 
 def numbered(folder: Path, documents: int = 40, *, partitions: int = 8) -> RagIndex:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rag_world import numbered
 
 from cordee.serve.rag.enforce import limit_cgroup
 
@@ -20,6 +21,32 @@ try:
 except MemoryError:
     print("refused")
 """
+
+SERVING = """
+import asyncio, sys
+from pathlib import Path
+from cordee.serve.policy.rag_forecast import MemoryPlan
+from cordee.serve.rag.index import RagIndex
+from cordee.serve.rag.setup import RagOptions, running
+
+async def work():
+    index, said = RagIndex(Path(sys.argv[1])), []
+    size = max(each.size_bytes for each in index.catalog.partitions())
+    options = RagOptions("http://127.0.0.1:9", memory_bytes=10**9)
+    plan = MemoryPlan(1, 0, 2 * size, 0, 0, 0.0, ())
+    async with running(index, options, plan, None, "kb", lambda *change: said.append(change)) as rag:
+        print(said[0][0], said[0][3])
+        await rag.retrieve("v 3", 1)
+        try:
+            bytearray(2_000_000_000)
+        except MemoryError:
+            print("refused")
+        found = await rag.retrieve("v 7", 1)
+        print(found.passages[0][0].text)
+
+asyncio.run(work())
+"""
+"""A process with a knowledge base that has reserved too much, and answers the next question."""
 
 
 def world(folder: Path, *, inside: str, controller: bool = True) -> tuple[Path, Path]:
@@ -49,6 +76,25 @@ def test_a_cgroup_of_others_is_left_alone(tmp_path: Path, inside: str, controlle
         assert (root / "service" / "memory.max").read_text() == "max\n"
     (proc / "cgroup").write_text("4:memory:/old\n")
     assert "no cgroups" in limit_cgroup(10**9, [7, 8], root, proc)
+
+
+def test_beside_version_1_there_is_no_controller_to_limit_with(tmp_path: Path) -> None:
+    root, proc = world(tmp_path, inside="7\n", controller=False)
+    (root / "unified").mkdir()
+    (root / "service").rename(root / "unified" / "service")
+    assert "no memory controller" in limit_cgroup(10**9, [7], root, proc)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux only")
+def test_a_knowledge_base_that_wants_too_much_is_refused_memory_and_serves_on(tmp_path: Path) -> None:
+    index, here = numbered(tmp_path), Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", SERVING, str(index.folder)], cwd=here, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.splitlines()
+    assert first.startswith(("limit RLIMIT_DATA keeps this process", "limit the cgroup keeps"))
+    assert (second, third) == ("refused", "passage v 7")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux only")

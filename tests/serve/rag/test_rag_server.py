@@ -17,9 +17,8 @@ from engines_world import FLAGS
 from rag_world import numbered
 
 from cordee.serve.engines.port import EngineLaunch
-from cordee.serve.policy.generation import AtOnce
 from cordee.serve.policy.rag_forecast import MemoryPlan
-from cordee.serve.rag.answer import Adaptive, Rag
+from cordee.serve.rag.answer import Rag
 from cordee.serve.rag.engine import EngineAddress, Generator, OwnEngine, Turnstile
 from cordee.serve.rag.index import RagIndex
 from cordee.serve.rag.retrieval import Retrieval, RetrievalSettings
@@ -42,12 +41,10 @@ async def listening(app: web.Application) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def served(
-    index: RagIndex, generator: Generator, said: Said, adaptive: Adaptive | None = None
-) -> AsyncIterator[str]:
+async def served(index: RagIndex, generator: Generator, said: Said) -> AsyncIterator[str]:
     size = 3 * max(each.size_bytes for each in index.catalog.partitions())
     say = lambda *change: said.append(change)  # noqa: E731
-    rag = Rag(index, Retrieval(index, RetrievalSettings(size), say), generator, say, adaptive)
+    rag = Rag(index, Retrieval(index, RetrievalSettings(size), say), generator)
     await rag.open()
     try:
         async with listening(RagApp(rag, "kb", top=2).app()) as url:
@@ -247,24 +244,6 @@ def test_a_turnstile_keeps_its_order_and_its_limit() -> None:
         turnstile.allow(1)
         await asyncio.gather(*works, return_exceptions=True)
         assert order == [0, 1, 2, 3, 4, 6, 7, 8, 9] and most == 2 and turnstile.running == 0
-
-    asyncio.run(work())
-
-
-def test_what_runs_at_once_follows_the_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cordee.serve.rag.answer.ADAPT_S", 0.005)
-
-    async def work() -> None:
-        said: Said = []
-        async with listening(Fragile(100).app()) as address:
-            generator = Generator(lambda: EngineAddress(address, "tiny"), None, 1, lambda *change: said.append(change))
-            adaptive = Adaptive({1: 1.0, 2: 1.1, 4: 1.3}, 4, AtOnce(1))
-            async with served(numbered(tmp_path), generator, said, adaptive) as url:
-                await asyncio.gather(*(post(url, chat(f"v {number}")) for number in range(20)))
-                while not said:
-                    await asyncio.sleep(0.005)
-        raised = [each for each in said if each[0] == "at_once"]
-        assert raised[0][2] == 4 and ("wait" in raised[0][3] or "come each second" in raised[0][3])
 
     asyncio.run(work())
 

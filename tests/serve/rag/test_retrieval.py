@@ -1,6 +1,7 @@
 """The retrieval pipeline on real files: exact, shared, within its limit, and honest about what it could not search."""
 
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -138,12 +139,18 @@ def test_an_addition_and_a_removal_are_seen_while_it_runs(tmp_path: Path, monkey
         assert removed.chunks[0][1] < 0.99 and any(each[0] == "partitions" for each in running.said)
 
 
-def test_a_throttle_lets_bytes_through_at_its_rate() -> None:
+def test_a_throttle_reads_on_while_its_reader_is_busy() -> None:
     waits = list[float]()
-    throttle = Throttle(1e6, waits.append)
+    throttle, now = Throttle(1e6, waits.append), time.monotonic()
     for _ in range(10):
-        throttle.take(100_000)
-    assert 0.9 < waits[-1] <= 1.0  # None was waited, so the last one is due after a second, less the burst.
+        throttle.take(100_000, now)
+    assert 0.9 < waits[-1] <= 1.0  # None was waited, so the last block is due after a second.
+    throttle.take(100_000, now + 5)  # Of a read that begins later: what was not used before is lost.
+    assert 5.0 < waits[-1] <= 5.1
+    late = Throttle(1e6, waits.append)
+    for _ in range(10):
+        late.take(100_000, now - 2)  # A reader that was held up for 2 s does not wait for a store that was not.
+    assert len(waits) == 11
 
 
 def test_memory_gives_pages_back(tmp_path: Path) -> None:

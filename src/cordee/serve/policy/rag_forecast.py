@@ -3,13 +3,12 @@
 And with it the search for what lies in memory: slots of the engine with their KV cache, or partitions.
 """
 
-import heapq
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, gcd, log
 from statistics import mean
 
-from cordee.serve.policy.generation import knee, seconds_at
 from cordee.serve.policy.retrieval import (
     BUFFERS,
     RetrievalRules,
@@ -30,27 +29,31 @@ class RagProfile:
 
     Attributes:
         load_bytes_per_s: of a partition, with its checksum, out of no cache.
-        load_s: of a partition of no size.
         search_s: of a partition for one query, and of each further one in the same batch.
         generation_s: of one answer, by the number at once.
         embed_s: of a question.
+        cores: of the processor that both stages have, for all of their work.
+        load_cores: that a load uses while it goes on: it reads, copies and checks.
+        engine_cores: that the engine and its client use while it answers; 0: it is somebody's, elsewhere.
         engine_bytes: of the engine without KV cache.
         slot_bytes: of one slot's KV cache.
         process_bytes: of our own process without partitions.
     """
 
     load_bytes_per_s: float
-    load_s: float
     search_s: tuple[float, float]
     generation_s: Mapping[int, float]
     embed_s: float = 0.0
+    cores: float = 1.0
+    load_cores: float = 0.0
+    engine_cores: float = 0.0
     engine_bytes: int = 0
     slot_bytes: int = 0
     process_bytes: int = 0
 
     def loading_s(self, size_bytes: int) -> float:
         """Return the seconds in which a partition of this size is loaded."""
-        return self.load_s + size_bytes / self.load_bytes_per_s
+        return size_bytes / self.load_bytes_per_s
 
     def searching_s(self, queries: int) -> float:
         """Return the seconds in which a partition is searched for so many queries."""
@@ -128,7 +131,7 @@ def plan_memory(
         buffers = min(BUFFERS, len(sizes))
         if left < min(buffers * largest, sum(sizes.values())) and (found or left < largest):
             break
-        setup = RagSetup(sizes, min(left, sum(sizes.values())), knee(profile.generation_s, number))
+        setup = RagSetup(sizes, min(left, sum(sizes.values())), number)
         latency = mean(each.total_s for each in forecast(profile, setup, arrivals_s, wanted))
         pinned = len(to_pin(sizes, {}, left))
         found.append(MemoryPlan(number, engine, setup.memory_bytes, profile.process_bytes, pinned, latency, ()))
@@ -149,82 +152,124 @@ def forecast(
         arrivals_s: of the requests, ascending.
         wanted: partitions of each request; None: all of them.
     """
-    if not arrivals_s:
-        return []
     every = frozenset(setup.sizes)
-    played = _Retrieval(profile, setup)
-    times = played.play([(at + profile.embed_s, (wanted[n] if wanted else every)) for n, at in enumerate(arrivals_s)])
-    begun = _generation(profile.generation_s, setup.at_once, [end for _, end in times])
+    retrieval, generation = _Retrieval(profile, setup), _Generation(profile, setup.at_once)
+    coming = deque((at + profile.embed_s, number) for number, at in enumerate(arrivals_s))
+    now = 0.0
+    while True:
+        works = [each for each in (retrieval.loading, retrieval.searching, generation.work()) if each is not None]
+        speeds = fair_speeds(profile.cores, [each.cores for each in works])
+        ends = [now + each.left_s / speed for each, speed in zip(works, speeds, strict=True)]
+        if coming:
+            ends.append(coming[0][0])
+        if not ends:
+            break
+        before, now = now, max(now, min(ends))
+        for each, speed in zip(works, speeds, strict=True):
+            each.left_s -= (now - before) * speed
+        while coming and coming[0][0] <= now:
+            _, number = coming.popleft()
+            retrieval.come(now, number, wanted[number] if wanted else every)
+        for number in retrieval.go_on(now):
+            generation.come(number)
+        generation.go_on(now)
     return [
-        AnswerLatency(start - at - profile.embed_s + first - end, profile.embed_s + end - start, last - first)
-        for at, (start, end), (first, last) in zip(arrivals_s, times, begun, strict=True)
+        AnswerLatency(began - at - profile.embed_s + first - end, profile.embed_s + end - began, last - first)
+        for at, (began, end), (first, last) in zip(
+            arrivals_s, _in_order(retrieval.times), _in_order(generation.times), strict=True
+        )
     ]
+
+
+def fair_speeds(cores: float, wanted: Sequence[float]) -> list[float]:
+    """Return the speed of works that run at once, each of which would use so many cores alone: 1 is that of one alone.
+
+    The processor gives each what it wants, and divides evenly what is left between those that want more.
+
+    >>> fair_speeds(1.0, [1.0, 1.0]), fair_speeds(1.0, [0.2, 1.0]), fair_speeds(2.0, [1.0, 1.0])
+    ([0.5, 0.5], [1.0, 0.8], [1.0, 1.0])
+    """
+    left, speeds = cores, [1.0] * len(wanted)
+    order = sorted(range(len(wanted)), key=lambda each: wanted[each])
+    for number, each in enumerate(order):
+        got = min(wanted[each], left / (len(order) - number))
+        speeds[each] = got / wanted[each] if wanted[each] else 1.0
+        left -= got
+    return speeds
+
+
+def _in_order(times: Mapping[int, tuple[float, float]]) -> list[tuple[float, float]]:
+    return [times[number] for number in sorted(times)]
+
+
+_ENDED_S = 1e-9
+
+
+@dataclass(slots=True)
+class _Work:
+    """Work that goes on: its seconds that are left if it were alone, and the cores that it uses then."""
+
+    left_s: float
+    cores: float
+    partition: int = 0
+    queries: tuple[int, ...] = ()
 
 
 class _Retrieval:
     """One loader and one searcher, and the queries that wait for them."""
 
     def __init__(self, profile: RagProfile, setup: RagSetup) -> None:
+        self.loading: _Work | None = None
+        self.searching: _Work | None = None
+        self.times: dict[int, tuple[float, float]] = {}
         self._profile, self._setup, rules = profile, setup, setup.rules
         self._pinned = to_pin(setup.sizes, {}, setup.memory_bytes) if rules.pin else frozenset[int]()
         self._resident: dict[int, int] = dict.fromkeys(sorted(self._pinned), 0)  # by last search
         self._waiting: dict[int, WaitingQuery] = {}
         self._later: dict[int, WaitingQuery] = {}  # those that do not join a scan that goes on
-        self._times: dict[int, tuple[float, float]] = {}
-        self._events: list[tuple[float, int, str, int]] = []
-        self._loading: int | None = None
-        self._searching: int | None = None
-        self._batch: list[int] = []
 
-    def play(self, queries: Sequence[tuple[float, frozenset[int]]]) -> list[tuple[float, float]]:
-        """Return when the retrieval of each query began and ended."""
-        for number, (at, _) in enumerate(queries):
-            heapq.heappush(self._events, (at, number, "comes", number))
-        while self._events:
-            now, _, kind, number = heapq.heappop(self._events)
-            if kind == "comes":
-                self._come(now, number, queries[number][1])
-            elif kind == "loaded":
-                self._resident[number], self._loading = round(now * 1e6), None
-            else:
-                self._searched(now)
-            self._go_on(now)
-        return [self._times[number] for number in range(len(queries))]
+    def come(self, now: float, number: int, wants: frozenset[int]) -> None:
+        """Take a query."""
+        self.times[number] = (now, now)
+        into = self._waiting if self._setup.rules.join or not self._waiting else self._later
+        into[number] = WaitingQuery(round(now * 1e6), wants)
 
-    def _come(self, now: float, number: int, wants: frozenset[int]) -> None:
-        each = WaitingQuery(round(now * 1e6), wants)
-        self._times[number] = (now, now)
-        if self._setup.rules.join or not self._waiting:
-            self._waiting[number] = each
-        else:
-            self._later[number] = each
+    def go_on(self, now: float) -> list[int]:
+        """End and begin what is due; return the queries that have all that they want."""
+        done = list[int]()
+        if self.loading is not None and self.loading.left_s <= _ENDED_S:
+            self._resident[self.loading.partition], self.loading = round(now * 1e6), None
+        if self.searching is not None and self.searching.left_s <= _ENDED_S:
+            done = self._searched(now, self.searching)
+            self.searching = None
+        if not self._waiting and self._later:
+            self._waiting, self._later = self._later, {}
+            self.times |= dict.fromkeys(self._waiting, (now, now))
+        rules = self._setup.rules
+        if self.searching is None and (rules.prefetch or self.loading is None):
+            self._search()
+        if self.loading is None and (rules.prefetch or self.searching is None):
+            self._load(now)
+        return done
 
-    def _searched(self, now: float) -> None:
-        assert self._searching is not None, "it was searched"
-        self._resident[self._searching] = round(now * 1e6)
-        for number in self._batch:
-            left = self._waiting[number].wants - {self._searching}
+    def _searched(self, now: float, search: _Work) -> list[int]:
+        self._resident[search.partition] = round(now * 1e6)
+        done = []
+        for number in search.queries:
+            left = self._waiting[number].wants - {search.partition}
             if left:
                 self._waiting[number] = replace(self._waiting[number], wants=left)
             else:
                 del self._waiting[number]
-                self._times[number] = (self._times[number][0], now)
-        self._searching = None
-        if not self._waiting and self._later:
-            self._waiting, self._later = self._later, {}
-            self._times |= dict.fromkeys(self._waiting, (now, now))
+                self.times[number] = (self.times[number][0], now)
+                done.append(number)
+        return done
 
-    def _go_on(self, now: float) -> None:
-        rules, waiting = self._setup.rules, self._waiting
-        if self._searching is None:
-            partition = next_search(waiting.values(), self._resident, self._pinned)
-            if partition is not None and not (not rules.prefetch and self._loading is not None):
-                self._searching = partition
-                self._batch = batch_of(waiting, partition, None if rules.together else 1)
-                took = self._profile.searching_s(len(self._batch))
-                heapq.heappush(self._events, (now + took, 1 << 40, "searched", partition))
-        if self._loading is None and (rules.prefetch or self._searching is None):
-            self._load(now)
+    def _search(self) -> None:
+        partition = next_search(self._waiting.values(), self._resident, self._pinned)
+        if partition is not None:
+            batch = batch_of(self._waiting, partition, None if self._setup.rules.together else 1)
+            self.searching = _Work(self._profile.searching_s(len(batch)), 1.0, partition, tuple(batch))
 
     def _load(self, now: float) -> None:
         sizes, resident = self._setup.sizes, self._resident
@@ -232,41 +277,68 @@ class _Retrieval:
         if partition is None:
             return
         while sum(sizes[each] for each in resident) + sizes[partition] > self._setup.memory_bytes:
-            idle = {each: at for each, at in resident.items() if each != self._searching}
+            using = self.searching.partition if self.searching is not None else None
+            idle = {each: at for each, at in resident.items() if each != using}
             leaves = to_release(self._waiting.values(), idle, self._pinned)
             if leaves is None:
                 return  # A search has to end first.
             del resident[leaves]
-        self._loading = partition
-        heapq.heappush(self._events, (now + self._profile.loading_s(sizes[partition]), 1 << 41, "loaded", partition))
+        self.loading = _Work(self._profile.loading_s(sizes[partition]), self._profile.load_cores, partition)
 
 
-def _generation(seconds: Mapping[int, float], most: int, ready_s: Sequence[float]) -> list[tuple[float, float]]:
-    """Return when each answer began and ended: `most` at once, all of them as fast as the table says for so many."""
-    order = sorted(range(len(ready_s)), key=lambda number: (ready_s[number], number))
-    times: dict[int, tuple[float, float]] = {}
-    running: dict[int, float] = {}  # work left, in parts of a request
-    now, waiting = 0.0, list(reversed(order))
-    while waiting or running:
-        while waiting and len(running) < most and ready_s[waiting[-1]] <= now:
-            number = waiting.pop()
-            running[number] = 1.0
-            times[number] = (now, now)
-        ahead = ready_s[waiting[-1]] if waiting and len(running) < most else None
-        if not running:
-            assert ahead is not None, "one is still to come"
-            now = max(now, ahead)
-            continue
-        each_s = seconds_at(seconds, len(running))
-        end = now + min(running.values()) * each_s
-        until = end if ahead is None else min(end, max(now, ahead))
-        for number in list(running):
-            running[number] -= (until - now) / each_s
-            if running[number] <= 1e-9:
-                del running[number]
-                times[number] = (times[number][0], until)
-        now = until
-    return [times[number] for number in range(len(ready_s))]
+class _Generation:
+    """An engine with so many answers at once, all of them as fast as the table says for so many."""
+
+    def __init__(self, profile: RagProfile, most: int) -> None:
+        self.times: dict[int, tuple[float, float]] = {}
+        self._profile, self._most = profile, most
+        self._waiting = deque[int]()
+        self._running: dict[int, float] = {}  # work left, in parts of an answer
+        self._work: _Work | None = None
+
+    def work(self) -> _Work | None:
+        """Return the work until the next answer is whole."""
+        if self._running:
+            self._work = _Work(min(self._running.values()) * self._each_s(), self._profile.engine_cores)
+        else:
+            self._work = None
+        return self._work
+
+    def come(self, number: int) -> None:
+        """Take a query with its passages."""
+        self._waiting.append(number)
+
+    def go_on(self, now: float) -> None:
+        """Count what was generated since `work`; end and begin what is due."""
+        if self._work is not None:
+            each_s = self._each_s()
+            done = min(self._running.values()) - self._work.left_s / each_s
+            self._running = {number: left - done for number, left in self._running.items()}
+            for number in [number for number, left in self._running.items() if left * each_s <= _ENDED_S]:
+                del self._running[number]
+                self.times[number] = (self.times[number][0], now)
+        while self._waiting and len(self._running) < self._most:
+            number = self._waiting.popleft()
+            self._running[number], self.times[number] = 1.0, (now, now)
+
+    def _each_s(self) -> float:
+        return seconds_at(self._profile.generation_s, len(self._running))
+
+
+def seconds_at(seconds: Mapping[int, float], at_once: float) -> float:
+    """Return the seconds of one answer when so many run at once: linear between the numbers that were measured.
+
+    >>> seconds_at({1: 1.0, 4: 2.5}, 2), seconds_at({1: 1.0, 4: 2.5}, 8)
+    (1.5, 5.0)
+    """
+    known = sorted(seconds)
+    below = max((each for each in known if each <= at_once), default=known[0])
+    above = min((each for each in known if each >= at_once), default=known[-1])
+    if below == above:
+        # Beyond the last one, answers a second grow no more.
+        return seconds[below] * (max(1.0, at_once / below) if at_once > known[-1] else 1.0)
+    part = (at_once - below) / (above - below)
+    return seconds[below] + part * (seconds[above] - seconds[below])
 
 
 def even_arrivals(rate_per_s: float, number: int) -> list[float]:

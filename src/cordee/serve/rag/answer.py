@@ -5,20 +5,17 @@ Neither waits for the other: while one request's answer is generated, partitions
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from cordee.serve.policy.generation import AtOnce, decide
 from cordee.serve.policy.rag_forecast import AnswerLatency
 from cordee.serve.rag.catalog import Passage
 from cordee.serve.rag.engine import EngineRefused, Generator
 from cordee.serve.rag.index import Problem, RagIndex
-from cordee.serve.rag.retrieval import Retrieval, Say
+from cordee.serve.rag.retrieval import Retrieval
 
-ADAPT_S, WINDOW_S = 0.25, 5.0
-"""Between two decisions on what runs at once; and the time over which arrivals are counted for them."""
 INSTRUCTION = (
     "Answer the question from the passages below, and cite those that you use by their numbers, as in [1]. "
     "If they do not hold the answer, say so."
@@ -62,51 +59,25 @@ class Asked:
         return AnswerLatency(self.wait_s, self.found.retrieval_s, self.generation_s)
 
 
-@dataclass(slots=True)
-class Adaptive:
-    """The limit of answers at once, and what it is decided by."""
-
-    seconds: Mapping[int, float]
-    most: int
-    now: AtOnce = field(default_factory=lambda: AtOnce(1))
-    arrivals_s: deque[float] = field(default_factory=deque)
-
-    def rate_per_s(self, now_s: float) -> float:
-        """Return the arrivals a second of the last seconds."""
-        while self.arrivals_s and self.arrivals_s[0] < now_s - WINDOW_S:
-            self.arrivals_s.popleft()
-        return len(self.arrivals_s) / WINDOW_S
-
-
 class Rag:
     """A knowledge base with an engine that answers from it."""
 
-    def __init__(
-        self, index: RagIndex, retrieval: Retrieval, generator: Generator, say: Say, adaptive: Adaptive | None = None
-    ) -> None:
+    def __init__(self, index: RagIndex, retrieval: Retrieval, generator: Generator) -> None:
         self.index, self.retrieval, self.generator = index, retrieval, generator
-        self.adaptive, self._say = adaptive, say
-        self._adapting: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Open the engine's connections, and begin to adapt."""
+        """Open the engine's connections."""
         await self.generator.open()
-        if self.adaptive is not None:
-            self._adapting = asyncio.create_task(self._adapt())
 
     async def close(self) -> None:
         """End both pipelines."""
-        if self._adapting is not None:
-            self._adapting.cancel()
         await self.generator.close()
         await asyncio.to_thread(self.retrieval.stop)
 
     async def retrieve(self, question: str, top: int) -> FoundPassages:
         """Return the passages for a question."""
         began_s = time.monotonic()
-        if self.adaptive is not None:
-            self.adaptive.arrivals_s.append(began_s)
-        vectors = await asyncio.to_thread(self.index.embedder.embed, [question])
+        vectors = await asyncio.to_thread(self.index.embed, [question])
         embedded_s = time.monotonic()
         ranked = await asyncio.wrap_future(self.retrieval.submit(vectors[0], top))
         passages = await asyncio.to_thread(self.index.passages, ranked.chunks)
@@ -125,33 +96,33 @@ class Rag:
             EngineRefused: the request is wrong.
             EngineFailed: the engine broke off too often.
         """
-        ready_s = time.monotonic()
-        async with self.generator.turnstile.turn():
-            began_s = time.monotonic()
-            asked.wait_s += began_s - ready_s
-            try:
-                while True:
-                    try:
-                        async for data in self.generator.stream(asked.path, self._prompted(asked)):
-                            yield data
-                        return
-                    except EngineRefused as error:
-                        self._shorten(asked, error)
-            finally:
-                asked.generation_s = time.monotonic() - began_s
+        async with self._turn(asked):
+            while True:
+                try:
+                    async for data in self.generator.stream(asked.path, self._prompted(asked)):
+                        yield data
+                    return
+                except EngineRefused as error:
+                    self._shorten(asked, error)
 
     async def whole(self, asked: Asked) -> dict[str, Any]:
         """Return an answer that is one document; as `stream`."""
+        async with self._turn(asked):
+            while True:
+                try:
+                    return await self.generator.whole(asked.path, self._prompted(asked))
+                except EngineRefused as error:
+                    self._shorten(asked, error)
+
+    @asynccontextmanager
+    async def _turn(self, asked: Asked) -> AsyncIterator[None]:
+        """Wait for the engine, and have it for the block; both are counted in the request's seconds."""
         ready_s = time.monotonic()
         async with self.generator.turnstile.turn():
             began_s = time.monotonic()
             asked.wait_s += began_s - ready_s
             try:
-                while True:
-                    try:
-                        return await self.generator.whole(asked.path, self._prompted(asked))
-                    except EngineRefused as error:
-                        self._shorten(asked, error)
+                yield
             finally:
                 asked.generation_s = time.monotonic() - began_s
 
@@ -176,29 +147,6 @@ class Rag:
             last = max(at for at, each in enumerate(messages) if each["role"] == "user")
             return {**body, "messages": [*messages[:last], {"role": "system", "content": text}, *messages[last:]]}
         return {**body, "prompt": f"{text}\n\n{body['prompt']}"}
-
-    async def _adapt(self) -> None:
-        """Let as many answers run at once as the arrivals need, for ever."""
-        adaptive, turnstile = self.adaptive, self.generator.turnstile
-        assert adaptive is not None, "it adapts"
-        adaptive.now = AtOnce(turnstile.limit)
-        while True:
-            await asyncio.sleep(ADAPT_S)
-            now, before = time.monotonic(), turnstile.limit
-            if before < adaptive.now.limit:
-                adaptive.most = before  # The engine has lost slots: it ran out of memory.
-            found = decide(
-                round(now * 1e6),
-                adaptive.now,
-                adaptive.seconds,
-                adaptive.rate_per_s(now),
-                turnstile.waiting,
-                adaptive.most,
-            )
-            adaptive.now = found
-            if found.limit != before:
-                turnstile.allow(found.limit)
-                self._say("at_once", before, found.limit, found.why)
 
 
 def question_of(body: Mapping[str, Any]) -> str:

@@ -251,6 +251,11 @@ class Catalog:
             for id_, key, size, xxh3, vectors, added, centroid in rows
         ]
 
+    def dims(self) -> int:
+        """Return the dimensions of the vectors; 0: there are none yet."""
+        found = self._run("SELECT length(centroid) FROM partitions LIMIT 1")
+        return found[0][0] // 4 if found else 0
+
     def chunk_counts(self) -> dict[int, int]:
         """Return the number of chunks by partition."""
         return dict(self._run("SELECT partition, count(*) FROM chunks GROUP BY partition"))

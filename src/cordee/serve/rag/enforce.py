@@ -28,7 +28,9 @@ def limit_cgroup(budget_bytes: int, own: Collection[int], root: Path = CGROUPS, 
         path = next(line[3:] for line in (proc / "cgroup").read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
         return "this system has no cgroups of version 2"
-    folder = root / path.lstrip("/")
+    # Beside version 1, version 2 is mounted one folder below.
+    tree = root / "unified" if (root / "unified").is_dir() else root
+    folder = tree / path.lstrip("/")
     try:
         inside = {int(line) for line in (folder / "cgroup.procs").read_text().split()}
         if strangers := inside - set(own):
@@ -59,6 +61,15 @@ def data_bytes(pid: int | None = None) -> int:
 def resident_bytes(pid: int | None = None) -> int:
     """Return the anonymous memory that a process really has; 0: this system does not say."""
     return _status("RssAnon", pid)
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the processor's seconds that a process has used; 0: this system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def available_bytes() -> int:

@@ -22,6 +22,7 @@ from cordee.serve.engines.known import DIALECTS
 from cordee.serve.engines.llama_cpp import LlamaCpp
 from cordee.serve.engines.openai import Steps
 from cordee.serve.engines.port import EngineLaunch, Upstream
+from cordee.serve.rag.enforce import process_cpu_s
 from cordee.serve.rag.retrieval import Say
 
 TRIES = 5
@@ -217,6 +218,10 @@ class Generator:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
+
+    def cpu_s(self) -> float:
+        """Return the processor's seconds of this process and of our own engine so far."""
+        return time.process_time() + (0.0 if self._own is None else process_cpu_s(self._own.pid))
 
     async def stream(self, path: str, body: Mapping[str, object]) -> AsyncIterator[bytes]:
         """Yield the events of an answer as its client gets them, over as many tries as it takes.

@@ -122,6 +122,21 @@ class RagIndex:
         """The embedder with which the index was built."""
         return open_embedder(self.settings.embedder, self.catalog.get("embedder_state", b""))
 
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return a unit vector for each question.
+
+        Raises:
+            InputError: the embedder is no longer that of the index: its vectors have other dimensions.
+        """
+        found, dims = self.embedder.embed(texts), self.catalog.dims()
+        if dims not in (0, found.shape[1]):
+            raise InputError(
+                f"the embedder {self.settings.embedder} makes vectors of {found.shape[1]} dimensions, and those of "
+                f"{self.folder} have {dims}",
+                hint="give it the model with which the index was built, or build the index again",
+            )
+        return found
+
     def path_of(self, partition: Partition) -> Path:
         """Return the file of a partition."""
         return self.folder / partition.key
@@ -312,7 +327,7 @@ class RagIndex:
 
     def query(self, texts: Sequence[str], k: int, probes: int | None = None) -> list[Retrieved]:
         """Return the best passages for each text, out of `probes` partitions (None: all), one after the other."""
-        vectors, partitions = self.embedder.embed(texts), self.catalog.partitions()
+        vectors, partitions = self.embed(texts), self.catalog.partitions()
         best, missing = [BestChunks(k) for _ in texts], list[list[Problem]]([] for _ in texts)
         wanted = probed(partitions, vectors, probes)
         for each in partitions:

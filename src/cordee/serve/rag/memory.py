@@ -18,27 +18,24 @@ from cordee.units import format_bytes
 
 AGAIN_S = 30.0
 """Time after which a damaged partition is looked at again: it may have been repaired."""
-BURST_S = 0.004
-"""Time of which a throttle makes up what was not used: that in which a block is read."""
 _RECENT = 0.3  # weight of the newest load in the average rate
 
 
 class Throttle:
-    """A limit of bytes a second: `take` waits until so many more may come."""
+    """A limit of bytes a second: `take` waits as long as a store of that speed would need."""
 
     def __init__(self, bytes_per_s: float | None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._bytes_per_s, self._sleep, self._free_s = bytes_per_s, sleep, 0.0
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> None:
-        """Wait for so many bytes."""
+    def take(self, size: int, since_s: float) -> None:
+        """Wait for so many bytes of a read that began at `since_s`; time that it spent otherwise is not lost to it."""
         if self._bytes_per_s is None:
             return
         with self._lock:
-            now = time.monotonic()
-            self._free_s = free_s = max(self._free_s, now - BURST_S) + size / self._bytes_per_s
-        if free_s > now + 1e-3:
-            self._sleep(free_s - now)
+            self._free_s = free_s = max(self._free_s, since_s) + size / self._bytes_per_s
+        if (wait_s := free_s - time.monotonic()) > 1e-3:
+            self._sleep(wait_s)
 
 
 class Memory:
@@ -113,7 +110,7 @@ class Memory:
             Damaged: it is missing or was altered.
         """
         began_s, path = time.monotonic(), self._index.path_of(partition)
-        read_checked(path, partition, self._throttle.take)
+        read_checked(path, partition, lambda size: self._throttle.take(size, began_s))
         try:
             mapped = MappedPartition(path, partition)
         except RuntimeError as error:  # faiss's own, of a file that vanished meanwhile.

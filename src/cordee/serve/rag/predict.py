@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cordee.serve.policy.generation import knee
 from cordee.serve.policy.rag_forecast import (
     AnswerLatency,
     MemoryPlan,
@@ -76,8 +75,8 @@ def predict(
     sizes = {each.id: each.size_bytes for each in partitions}
     wanted = None
     if options.probes is not None:
-        wanted = [frozenset(each) for each in probed(partitions, index.embedder.embed(questions), options.probes)]
-    setup = RagSetup(sizes, plan.partition_bytes, knee(profile.generation_s, plan.slots), options.rules)
+        wanted = [frozenset(each) for each in probed(partitions, index.embed(questions), options.probes)]
+    setup = RagSetup(sizes, plan.partition_bytes, plan.slots, options.rules)
     return forecast(profile, setup, arrivals_s, wanted)
 
 

@@ -6,8 +6,9 @@ prompt, alone and several at once, and its memory is taken with one slot and wit
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cordee.errors import InputError
+from cordee.serve.engines.port import EngineLaunch
 from cordee.serve.policy.rag_forecast import RagProfile
 from cordee.serve.rag.answer import Rag
 from cordee.serve.rag.enforce import resident_bytes
@@ -22,15 +24,17 @@ from cordee.serve.rag.engine import OwnEngine
 from cordee.serve.rag.index import RagIndex
 from cordee.serve.rag.memory import Memory, Throttle
 from cordee.serve.rag.partition import drop_pages
-from cordee.serve.rag.setup import RagOptions, own_launch, planned, running
+from cordee.serve.rag.setup import RagOptions, own_launch, planned, running, slot_bytes
 from cordee.serve.rag.workload import request
 from cordee.storage.sealed import Damaged, seal, unseal
+from cordee.telemetry.host import cpu_milli
+from cordee.units import plural
 
 NAME = "profile.json"
-LOADS, SEARCHES, QUERIES = 6, 3, 32
+LOADS, QUERIES = 6, 8
 AT_ONCE = (1, 2, 4, 8)
-ROUNDS = 3
-"""Answers of each that runs at once; the median counts."""
+ROUNDS, LEAST_S = 3, 1.0
+"""Answers of each that runs at once, and the time that they take together, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,18 @@ def load(folder: Path) -> RagProfile | None:
     Raises:
         InputError: it cannot be read.
     """
+    path = folder / NAME
     try:
-        body: dict[str, Any] = unseal((folder / NAME).read_bytes())["profile"]
+        body: dict[str, Any] = unseal(path.read_bytes())["profile"]
+        table = {int(number): float(seconds) for number, seconds in body["generation_s"]}
+        return RagProfile(**{**body, "generation_s": table, "search_s": tuple(body["search_s"])})
     except FileNotFoundError:
         return None
     except Damaged as damage:
-        raise InputError(f"{folder / NAME}: {damage}", hint="make it again: cordee rag profile") from damage
-    table = {int(number): float(seconds) for number, seconds in body["generation_s"]}
-    return RagProfile(**{**body, "generation_s": table, "search_s": tuple(body["search_s"])})
+        raise InputError(f"{path}: {damage}", hint="make it again: cordee rag profile") from damage
+    except (KeyError, TypeError, ValueError) as error:
+        hint = "make it again: cordee rag profile"
+        raise InputError(f"{path} is the profile of another version of cordee", hint=hint) from error
 
 
 def measure(index: RagIndex, options: RagOptions, asked: ProfileLoad, say: Callable[[str], None]) -> RagProfile:
@@ -80,30 +88,37 @@ def measure(index: RagIndex, options: RagOptions, asked: ProfileLoad, say: Calla
 
 
 def retrieval(index: RagIndex, load_bytes_per_s: float | None = None) -> RagProfile:
-    """Return a profile of loads and searches alone."""
+    """Return a profile of loads and searches alone.
+
+    A search counts as it is in the pipeline: the first one after a load, which also maps the pages.
+    """
     chosen = sorted(index.catalog.partitions(), key=lambda each: -each.size_bytes)[:LOADS]
     memory = Memory(index, sum(each.size_bytes for each in chosen), Throttle(load_bytes_per_s))
     dims = len(chosen[0].centroid)
     queries = np.random.default_rng(0).standard_normal((QUERIES, dims)).astype(np.float32)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
-    rates, alone, many = list[float](), list[float](), list[float]()
-    for each in chosen:
+    rates, cores = list[float](), list[float]()
+    searches: dict[int, list[float]] = {1: [], QUERIES: []}
+    for each, size in product(chosen, searches):
         drop_pages(index.path_of(each))
-        began_s = time.monotonic()
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
         mapped = memory.load(each)
-        rates.append(each.size_bytes / (time.monotonic() - began_s))
-        mapped.search(queries[:1], 5)  # The first one also finds the pages.
-        for size, into in ((1, alone), (QUERIES, many)):
-            for _ in range(SEARCHES):
-                began_s = time.monotonic()
-                mapped.search(queries[:size], 5)
-                into.append(time.monotonic() - began_s)
+        took_s = time.monotonic() - began_s
+        rates.append(each.size_bytes / took_s)
+        cores.append((time.thread_time() - began_cpu_s) / took_s)
+        began_s = time.monotonic()
+        mapped.search(queries[:size], 5)
+        searches[size].append(time.monotonic() - began_s)
         mapped.close()
+    index.embed(["the first question of all"])
     began_s = time.monotonic()
-    index.embedder.embed(["how long does one question take?"])
+    index.embed(["how long does one question take?"])
     embed_s = time.monotonic() - began_s
-    more_s = max(0.0, (median(many) - median(alone)) / (QUERIES - 1))
-    return RagProfile(median(rates), 0.0, (median(alone), more_s), {1: 1.0}, embed_s, process_bytes=resident_bytes())
+    one_s, all_s = median(searches[1]), median(searches[QUERIES])
+    return RagProfile(
+        median(rates), (one_s, max(0.0, (all_s - one_s) / (QUERIES - 1))), {1: 1.0}, embed_s, cpu_milli() / 1000,
+        min(1.0, median(cores)), process_bytes=resident_bytes(),
+    )  # fmt: skip
 
 
 async def _generation(
@@ -115,11 +130,19 @@ async def _generation(
     fixed = replace(options, slots=most, memory_bytes=None, enforce=False)
     plan = replace(planned(fixed, index, None), slots=most, partition_bytes=2 * largest)
     async with running(index, fixed, plan, None, "profile", lambda *change: None) as rag:
-        table = {}
-        for number in [each for each in AT_ONCE if each <= most]:
-            say(f"generating {number} answers at once")
-            table[number] = await generation_s(rag, number, asked)
-    return replace(stages, generation_s=table, engine_bytes=engine, slot_bytes=slot)
+        table, cores = await generation(rag, [each for each in AT_ONCE if each <= most], asked, say)
+    return replace(stages, generation_s=table, engine_cores=cores, engine_bytes=engine, slot_bytes=slot)
+
+
+async def generation(
+    rag: Rag, numbers: Sequence[int], load: ProfileLoad, say: Callable[[str], None], questions: Sequence[str] = ()
+) -> tuple[dict[int, float], float]:
+    """Return the seconds of an answer by the number at once, and the cores that the engine and we use meanwhile."""
+    table, began_s, began_cpu_s = {}, time.monotonic(), rag.generator.cpu_s()
+    for number in numbers:
+        say(f"generating {plural(number, 'answer')} at once")
+        table[number] = await generation_s(rag, number, load, questions)
+    return table, (rag.generator.cpu_s() - began_cpu_s) / (time.monotonic() - began_s)
 
 
 async def generation_s(rag: Rag, at_once: int, load: ProfileLoad, questions: Sequence[str] = ()) -> float:
@@ -130,33 +153,42 @@ async def generation_s(rag: Rag, at_once: int, load: ProfileLoad, questions: Seq
     for each in asked:
         await rag.look_up(each)
 
-    async def one(number: int) -> list[float]:
-        times = []
-        for each in asked[number::at_once]:
+    async def one(number: int) -> float:
+        times = list[float]()
+        for each in cycle(asked[number::at_once]):
             async for _ in rag.stream(each):
                 pass
             times.append(each.generation_s)
-        return times
+            if len(times) >= ROUNDS and sum(times) >= LEAST_S:
+                break
+        return sum(times) / len(times)
 
     if at_once == 1:
         async for _ in rag.stream(request("warm up", load.output_tokens, 0)):
             pass
-    times = await asyncio.gather(*(one(number) for number in range(at_once)))
-    return median(sum(each) / len(each) for each in times)
+    return median(await asyncio.gather(*(one(number) for number in range(at_once))))
 
 
 async def _memory(options: RagOptions, say: Callable[[str], None]) -> tuple[int, int]:
-    """Return the memory of our own engine without KV cache, and that of one slot; 0, 0 if it is somebody's."""
+    """Return the memory of our own engine without KV cache, and that of one slot; 0, 0 if it is somebody's.
+
+    The planner knows a slot's cache from the shape of the model; where it does not know that, four slots are measured.
+    """
     launch = own_launch(options, "profile")
     if launch is None:
         return 0, 0
-    sizes: Mapping[int, int] = {}
-    for slots in (1, 4):
-        say(f"starting the engine with {slots} slots")
-        own = OwnEngine(launch, slots, None, lambda *change: None)
-        await own.start()
-        sizes = {**sizes, slots: resident_bytes(own.pid)}
-        await asyncio.to_thread(own.end)
-    slot = max(0, (sizes[4] - sizes[1]) // 3)
     weights = Path(launch.model).stat().st_size if Path(launch.model).is_file() else 0
-    return max(0, sizes[1] - slot) + weights, slot
+    one, slot = await _resident(launch, 1, say), slot_bytes(launch)
+    if slot is None:
+        slot = max(0, (await _resident(launch, 4, say) - one) // 3)
+    return max(0, one - slot) + weights, slot
+
+
+async def _resident(launch: EngineLaunch, slots: int, say: Callable[[str], None]) -> int:
+    say(f"starting the engine with {plural(slots, 'slot')}")
+    own = OwnEngine(launch, slots, None, lambda *change: None)
+    await own.start()
+    try:
+        return resident_bytes(own.pid)
+    finally:
+        await asyncio.to_thread(own.end)

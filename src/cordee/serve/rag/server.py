@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from cordee.errors import InputError
 from cordee.serve.engines.openai import CHAT, COMPLETIONS, DONE
 from cordee.serve.rag.answer import Asked, Rag, citations
 from cordee.serve.rag.engine import EngineFailed, EngineRefused
@@ -56,9 +57,10 @@ class RagApp:
             return web.json_response(answer)
         except EngineRefused as error:
             return web.Response(body=error.body, status=error.status, content_type="application/json")
-        except EngineFailed as error:
+        except (EngineFailed, InputError) as error:
             self._failed += 1
-            return _refusal(502, f"the engine failed: {error}", "server_error")
+            what = "the engine failed" if isinstance(error, EngineFailed) else "the question has no vector"
+            return _refusal(502, f"{what}: {error}", "server_error")
         finally:
             self._count(asked)
 
@@ -100,7 +102,7 @@ class RagApp:
             looking.result()
             async for event in self._events(asked):
                 await response.write(event)
-        except (EngineFailed, EngineRefused) as error:
+        except (EngineFailed, EngineRefused, InputError) as error:
             self._failed += 1
             said = {"error": {"message": str(error), "type": "server_error", "code": "engine_failed"}}
             await response.write(_event(said))
@@ -112,12 +114,12 @@ class RagApp:
     async def _events(self, asked: Asked) -> AsyncIterator[bytes]:
         """Yield the engine's events under our name: sources in the first one, what was used in the last one."""
         same = {"id": f"rag-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._name}
-        wants = {**asked.body, "stream_options": {"include_usage": True}}
-        inner = Asked(asked.path, wants, asked.top, asked.found, asked.passages, asked.wait_s)
+        options = asked.body.get("stream_options")
+        asked.body = {**asked.body, "stream_options": {"include_usage": True}}
         last: dict[str, Any] | None = None
         usage: dict[str, Any] = {}
         first, rest = True, b""
-        async for data in self._rag.stream(inner):
+        async for data in self._rag.stream(asked):
             *events, rest = (rest + data).split(b"\n\n")
             for event in events:
                 if not event.startswith(b"data: {"):
@@ -125,8 +127,7 @@ class RagApp:
                 chunk = json.loads(event[6:]) | same
                 usage = chunk.pop("usage", None) or usage
                 if first:
-                    asked.passages, first = inner.passages, False
-                    chunk |= self._sources(asked)
+                    chunk, first = chunk | self._sources(asked), False
                 choices = chunk.get("choices") or []
                 if any(choice.get("finish_reason") for choice in choices):
                     if last is not None:
@@ -134,12 +135,10 @@ class RagApp:
                     last = chunk
                 elif choices:
                     yield _event(chunk)
-        asked.wait_s, asked.generation_s, asked.passages = inner.wait_s, inner.generation_s, inner.passages
         if last is not None:
             # In the event that ends the text, and not in one without a choice, which few clients expect unasked.
             used = {**usage, **_times(asked)}
             yield _event({**last, "usage": used})
-            options = asked.body.get("stream_options")
             if isinstance(options, dict) and options.get("include_usage"):
                 yield _event({**last, "choices": [], "usage": used})
         yield DONE

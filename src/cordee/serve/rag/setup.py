@@ -5,28 +5,34 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cordee.errors import DoesNotFitError, InputError
+from cordee.errors import CatalogueError, DoesNotFitError, InputError, ShapeError
 from cordee.events import RagChanged
 from cordee.ids import JobId
+from cordee.plan.serving.flags import asked_settings
+from cordee.plan.serving.formats import KV, find_format
+from cordee.plan.serving.memory.kv import sequence_bytes
+from cordee.serve.engines.gguf_file import read_shape
 from cordee.serve.engines.port import EngineLaunch
 from cordee.serve.models import find_model
-from cordee.serve.policy.generation import AtOnce, knee
 from cordee.serve.policy.rag_forecast import MemoryPlan, RagProfile, even_arrivals, plan_memory
 from cordee.serve.policy.retrieval import RetrievalRules
-from cordee.serve.rag.answer import Adaptive, Rag
+from cordee.serve.rag.answer import Rag
 from cordee.serve.rag.enforce import HEADROOM, available_bytes, limit_cgroup, limit_data, resident_bytes
 from cordee.serve.rag.engine import EngineAddress, Generator, OwnEngine
 from cordee.serve.rag.index import RagIndex
 from cordee.serve.rag.retrieval import Retrieval, RetrievalSettings, Say
 from cordee.telemetry.stream import StreamWriter
 from cordee.units import MiB, format_bytes
+from cordee.workload.load import load_shape
 from cordee.workload.service import ReplicaSettings
 
 SLOTS, CONTEXT = 4, 4_096
 PLANNED_RATE_PER_S, PLANNED_REQUESTS = 1.0, 60
+UNPLANNED_BYTES = 256 * MiB
+"""Memory of an engine beside weights and KV cache, where no profile says it."""
 _SPARE_BYTES = 256 * MiB  # anonymous memory of our own process for what is not planned: requests, texts, vectors
 
 
@@ -63,7 +69,7 @@ class Changes:
 
     def __init__(self, folder: Path, heard: Callable[[RagChanged], object] = lambda event: None) -> None:
         spool, self._rank = os.environ.get("CORDEE_SPOOL"), int(os.environ.get("RANK") or 0)
-        paths = [folder / "events.jsonl", *([Path(spool) / f"rank{self._rank}.jsonl"] if spool else [])]
+        paths = [folder / "events.jsonl", *([Path(spool) / f"rank{self._rank}-rag.jsonl"] if spool else [])]
         self._writers = [StreamWriter(path) for path in paths if os.access(path.parent, os.W_OK)]
         self._heard = heard
 
@@ -94,6 +100,17 @@ def own_launch(options: RagOptions, name: str) -> EngineLaunch | None:
     )  # fmt: skip
 
 
+def slot_bytes(launch: EngineLaunch) -> int | None:
+    """Return the KV cache of one slot by the planner's model of it; None: the model's family is not known to it."""
+    path = Path(launch.model)
+    try:
+        shape = read_shape(path) if path.suffix == ".gguf" else load_shape(launch.model)
+    except (ShapeError, CatalogueError):
+        return None
+    kv = asked_settings("llama.cpp", launch.flags).get("kv", "fp16")
+    return sequence_bytes(shape, find_format(KV, kv), launch.context or CONTEXT)
+
+
 def address_of(generator: str) -> EngineAddress:
     """Return the engine of a URL.
 
@@ -105,18 +122,21 @@ def address_of(generator: str) -> EngineAddress:
 
 
 def planned(options: RagOptions, index: RagIndex, profile: RagProfile | None) -> MemoryPlan:
-    """Return what lies where; without a profile the engine has 4 slots, and a guess of its memory.
+    """Return what lies where; without a profile the engine has 4 slots, and a guess of its memory beside their cache.
 
     Raises:
         DoesNotFitError: the budget is too small for the engine and one partition.
     """
     sizes = {each.id: each.size_bytes for each in index.catalog.partitions()}
-    budget = options.memory_bytes or available_bytes() // 2
+    budget, launch = options.memory_bytes or available_bytes() // 2, own_launch(options, "plan")
+    slot = slot_bytes(launch) if launch is not None else 0
     if profile is None:
-        engine = 0 if options.generator.startswith("http") else Path(options.generator).stat().st_size + 256 * MiB
         slots, process = options.slots or SLOTS, resident_bytes()
+        engine = 0 if launch is None else Path(launch.model).stat().st_size + UNPLANNED_BYTES + slots * (slot or 0)
         found = MemoryPlan(slots, engine, budget - engine - process, process, 0, 0.0, ())
     else:
+        if slot is not None:  # The context may be another one than was profiled.
+            profile = replace(profile, slot_bytes=slot)
         given = {} if options.slots is None else {"slots": (options.slots,)}
         arrivals = even_arrivals(options.rate_per_s, PLANNED_REQUESTS)
         plan = plan_memory(profile, sizes, budget, arrivals, _spread(sizes, options.probes, len(arrivals)), **given)
@@ -165,13 +185,10 @@ async def running(
     if own is not None:
         await own.start()
     try:
-        seconds = profile.generation_s if profile else {1: 1.0}
-        slots = own.slots if own is not None else plan.slots
-        at_once = knee(seconds, slots) if profile else slots
+        at_once = own.slots if own is not None else plan.slots
         given = address_of(options.generator) if own is None else None
         generator = Generator(lambda: given or own.address, own, at_once, say)  # type: ignore[union-attr]
-        adaptive = Adaptive(seconds, slots, AtOnce(at_once)) if profile else None
-        rag = Rag(index, Retrieval(index, settings, say), generator, say, adaptive)
+        rag = Rag(index, Retrieval(index, settings, say), generator)
         if options.enforce and options.memory_bytes is not None:
             _enforce(options.memory_bytes, own, say)
         await rag.open()
