@@ -116,5 +116,7 @@ def test_memory_goes_where_it_saves_most() -> None:
         assert plan.engine_bytes + plan.process_bytes + plan.partition_bytes <= budget
         assert min(latency for _, latency in plan.tried) == plan.latency_s
     assert large.partition_bytes == sum(SIZES.values())  # All partitions fit beside a slot or more.
+    empty = plan_memory(PROFILE, {}, 300 * MB, arrivals)
+    assert empty is not None and empty.partition_bytes == 0, "an index that has no document yet"
     given = plan_memory(PROFILE, SIZES, 600 * MB, arrivals, slots=(8,))
     assert given is not None and given.slots == 8

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -105,6 +106,8 @@ def test_a_tenant_asks_and_pays_for_both_parts(
     def counted() -> Any:
         return next((each.tokens for each in served.client.usage("tenant").rows if each.key == "acme"), None)
 
+    # A gateway that ends reports at once what its clients have used; the server starts the next one.
+    os.kill(int((served.home / "gateway.pid").read_text().split()[0]), signal.SIGTERM)
     until(lambda: (found := counted()) is not None and found.requests == 2, "both requests are in the ledger")
     usages = [whole["usage"], events[-1].get("usage") or events[-2]["usage"]]
     assert counted().retrieval_us == sum(each["retrieval_us"] for each in usages) > 0

@@ -236,11 +236,13 @@ class _Retrieval:
 
     def go_on(self, now: float) -> list[int]:
         """End and begin what is due; return the queries that have all that they want."""
-        done = list[int]()
+        done = [number for number, each in self._waiting.items() if not each.wants]  # Of an index without partitions.
+        for number in done:
+            del self._waiting[number]
         if self.loading is not None and self.loading.left_s <= _ENDED_S:
             self._resident[self.loading.partition], self.loading = round(now * 1e6), None
         if self.searching is not None and self.searching.left_s <= _ENDED_S:
-            done = self._searched(now, self.searching)
+            done += self._searched(now, self.searching)
             self.searching = None
         if not self._waiting and self._later:
             self._waiting, self._later = self._later, {}
@@ -298,10 +300,9 @@ class _Generation:
 
     def work(self) -> _Work | None:
         """Return the work until the next answer is whole."""
+        self._work = None
         if self._running:
             self._work = _Work(min(self._running.values()) * self._each_s(), self._profile.engine_cores)
-        else:
-            self._work = None
         return self._work
 
     def come(self, number: int) -> None:

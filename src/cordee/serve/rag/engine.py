@@ -124,7 +124,7 @@ class OwnEngine:
         self.slots = slots
         self._launch, self._limit_bytes, self._say = launch, limit_bytes, say
         self._process: EngineProcess | None = None
-        self._starting: asyncio.Lock = asyncio.Lock()
+        self._starting, self._mending = asyncio.Lock(), asyncio.Lock()
 
     @property
     def address(self) -> EngineAddress:
@@ -154,15 +154,17 @@ class OwnEngine:
 
     async def mend(self, *, memory: bool) -> None:
         """Start it again if it has ended: with half the slots if it ran out of memory."""
-        if self._process is None or self._process.exit_code() is None:
-            return
-        why = self._process.why_ended()
-        if memory or "memory" in why.splitlines()[0]:
-            self._fewer(why.splitlines()[0])
-        else:
-            self._say("engine", None, None, f"the engine {why.splitlines()[0]}, and is started again")
-        await asyncio.to_thread(self._process.end, 0.0)
-        await self.start()
+        await asyncio.sleep(AGAIN_S)  # Its connections break before it is seen to have ended.
+        async with self._mending:
+            if self._process is None or self._process.exit_code() is None:
+                return
+            why = self._process.why_ended()
+            if memory or "memory" in why.splitlines()[0]:
+                self._fewer(why.splitlines()[0])
+            else:
+                self._say("engine", None, None, f"the engine {why.splitlines()[0]}, and is started again")
+            await asyncio.to_thread(self._process.end, 0.0)
+            await self.start()
 
     def end(self) -> None:
         """End the process."""
