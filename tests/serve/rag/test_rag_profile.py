@@ -53,7 +53,7 @@ def test_loads_and_searches_are_measured(tmp_path: Path) -> None:
     size = index.catalog.partitions()[0].size_bytes
     slow = profiles.retrieval(index, 2e5)  # 7.2 kB in 36 ms or more, for most of which no processor is needed.
     assert slow.loading_s(size) > size / 2.1e5 > found.loading_s(size) and slow.load_cores < found.load_cores
-    assert 0 < found.search_s[0] < found.searching_s(9) and found.embed_s > 0 and found.cores >= 0.1
+    assert 0 < found.search_s[0] <= found.searching_s(9) and found.embed_s > 0 and found.cores >= 0.1
 
 
 def test_the_verb_measures_predicts_and_compares(

@@ -107,7 +107,8 @@ def slot_bytes(launch: EngineLaunch) -> int | None:
         shape = read_shape(path) if path.suffix == ".gguf" else load_shape(launch.model)
     except (ShapeError, CatalogueError):
         return None
-    kv = asked_settings("llama.cpp", launch.flags).get("kv", "fp16")
+    flags = {name: str(value) for name, value in launch.flags.items()}
+    kv = asked_settings("llama.cpp", flags).get("kv", "fp16")
     return sequence_bytes(shape, find_format(KV, kv), launch.context or CONTEXT)
 
 
