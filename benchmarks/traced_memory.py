@@ -47,7 +47,7 @@ CASES = (
     Case("llama-3.1-8b", 8, accumulated=2),
     Case("llama-3-70b", 64, "full"),
     Case("llama-3-70b", 64),
-    Case("llama-3.1-405b", 512, "full"),
+    Case("llama-3-405b", 512, "full"),
     Case("qwen2.5-7b", 8),
     Case("llama-3.1-8b", 8, code="hf"),
     Case("llama-3.1-8b", 64, "full", code="hf"),
