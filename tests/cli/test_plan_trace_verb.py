@@ -43,6 +43,36 @@ def test_a_trace_stands_beside_the_plan(model: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize(
+    ("layout", "asked"),
+    [
+        ("tp=2,fsdp=4", {"tp": 2, "fsdp": 4, "zero": 3, "weights": "mixed"}),
+        ("dp=8,zero=0", {"tp": 1, "fsdp": 1, "replicas": 8, "zero": 0, "weights": "autocast"}),
+        ("dp=8,zero=1", {"fsdp": 1, "replicas": 8, "zero": 1}),
+        ("dp=8,zero=2", {"fsdp": 8, "replicas": 1, "zero": 2, "weights": "mixed"}),
+    ],
+)
+def test_each_way_to_divide_is_traced(
+    model: str, layout: str, asked: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("plan", model, "--gpus", "8xH100", "--layout", layout, "--recompute", "none", "--seq", "256")
+    assert not _run(*words, "--batch", "8", "--micro-batch", "1", "--trace", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert asked.items() <= found["question"].items()
+    assert found["fits"] and found["planned"]["allocated_bytes"] > 0 < found["traced"]["allocated_bytes"]
+
+
+@pytest.mark.soak
+def test_adapters_are_traced(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", model, "--gpus", "1xH100", "--train", "qlora", "--rank", "4", "--seq", "256", "--batch", "1")
+    assert not _run(*words, "--model-code", "hf", "--trace", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["question"]["adapters"]["base"]["name"] == "nf4"
+    linears = ((256, 256), (256, 128), (256, 128), (256, 256), (256, 768), (256, 768), (768, 256))
+    assert found["traced"]["trained_parameters"] == 2 * 4 * sum(map(sum, linears))
+
+
+@pytest.mark.soak
 def test_a_model_without_formulas_is_traced_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     config = {
@@ -64,6 +94,8 @@ def test_a_model_without_formulas_is_traced_alone(tmp_path: Path, capsys: pytest
         (("--optimizer", "muon"), "muon is no optimizer of torch's own"),
         (("--precision", "fp8"), "fp8 cannot be traced"),
         (("--layout", "tp=2,pp=2,dp=2"), "can be traced"),
+        (("--layout", "tp=2,dp=4,zero=0"), "can be traced"),
+        (("--loss", "chunked"), "a chunked loss is none of the model's own code"),
     ],
 )
 def test_a_refusal_says_why(model: str, words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,7 @@ from cordee.workload.model import ModelShape
 # Families whose code is written out here as torchtitan writes it.
 _TITAN = ("llama", "mistral", "qwen2", "qwen3")
 UNPLANNED_SEQ_TOKENS = 2048
+_ZERO: dict[int, Literal[0, 1, 2, 3]] = {0: 0, 1: 1, 2: 2, 3: 3}
 _ERRORS = {each.exit_code: each for each in (InputError, ShapeError, LayoutError, ScriptError, MissingExtraError)}
 
 
@@ -167,25 +168,32 @@ def _planned(request: Request) -> tuple[Layout, Training]:
     found = next((layout for layout in ranked if _traceable(layout)), None)
     if found is None:
         refused = f"no layout of this plan can be traced, such as {ranked[0]}"
-        hint = "rank 0 of FSDP2 and HSDP is traced, or one GPU: --layout fsdp=8"
+        hint = "data and tensor parallel ranks are traced: --layout fsdp=8, fsdp=4,tp=2 or dp=8"
         raise LayoutError(refused, hint=hint)
     return found, answer.training
 
 
 def _unplanned(wanted: LayoutWanted, settings: Settings, gpus: int) -> tuple[Layout, Training]:
-    """Return the layout and training of a model that the planner has no formulas for: FSDP2 over all GPUs."""
+    """Return the layout and training of a model that the planner has no formulas for: FSDP2 over what tp leaves."""
     plainest = wanted.plainest(gpus)
-    layout = replace(plainest, dp=wanted.dp or gpus, zero=3 if gpus > 1 else 0)
+    layout = replace(plainest, zero=wanted.zero if wanted.zero is not None else 3 * (plainest.dp > 1))
     if layout.gpus != gpus or not _traceable(layout):
         raise LayoutError(f"{layout} on {gpus} GPUs cannot be traced", hint="leave --layout out, or give fsdp=N")
     batch = settings.global_batch or layout.dp * layout.micro_batch
+    if settings.train != "full":
+        hint = (
+            "adapters are named after the planner's matrices, and it does not know this model: put them in a function"
+        )
+        raise InputError(f"{settings.train} of a model without formulas is not traced", hint=hint)
     optimizer = find_optimizer(settings.optimizer, settings.precision)
     return layout, Training(settings.seq_tokens or UNPLANNED_SEQ_TOKENS, batch, optimizer, settings.precision)
 
 
 def _traceable(layout: Layout) -> bool:
-    plain = layout.pp == layout.cp == layout.tp == layout.ep == 1 and layout.offload == "none"
-    return plain and layout.recompute_layers is None and (layout.zero == 3 or layout.gpus == 1)
+    """Return whether rank 0 stands for all: no pipeline, no exchange of tokens, no copies of what tp divides."""
+    plain = layout.pp == layout.cp == layout.ep == 1 and layout.offload == "none"
+    divided_copies = layout.tp > 1 and layout.zero < 2 and layout.dp > 1
+    return plain and layout.recompute_layers is None and not divided_copies
 
 
 def _question(model: str, code: ModelCode, layout: Layout, training: Training, *, autocast: bool) -> Question:
@@ -194,15 +202,17 @@ def _question(model: str, code: ModelCode, layout: Layout, training: Training, *
     Raises:
         InputError: the settings have no code that could be run.
     """
-    if training.precision not in ("bf16", "fp16", "fp32") or training.adapters or training.tuning.frozen:
-        what = "adapters" if training.adapters else "frozen parts" if training.tuning.frozen else training.precision
-        raise InputError(
-            f"{what} cannot be traced yet", hint="trace the full training in bf16; the plan knows the rest"
-        )
+    if training.precision not in ("bf16", "fp16", "fp32") or training.tuning.frozen:
+        what = "frozen parts" if training.tuning.frozen else training.precision
+        raise InputError(f"{what} cannot be traced", hint="trace the full training in bf16; the plan knows the rest")
+    if training.loss in ("fused", "chunked", "compiled"):
+        hint = "leave --loss out to trace the eager one, or write yours into a function: mymodels:model"
+        raise InputError(f"a {training.loss} loss is none of the model's own code", hint=hint)
     if not training.optimizer.name.startswith("adamw") or training.optimizer.name not in ("adamw", PURE_BF16):
         hint = f"trace it with adamw or {PURE_BF16}"
         raise InputError(f"{training.optimizer.name} is no optimizer of torch's own", hint=hint)
     recompute: Literal["none", "selective", "full"] = layout.recompute
+    sharded = layout.zero >= 2 and layout.data_ranks > 1
     return Question(
         config={} if ":" in model else load_config(model),
         function=model if ":" in model else None,
@@ -210,8 +220,12 @@ def _question(model: str, code: ModelCode, layout: Layout, training: Training, *
         seq_tokens=training.seq_tokens,
         micro_batch=layout.micro_batch,
         micro_batches=min(2, layout.micro_batches(training.global_batch)),
-        fsdp=layout.shard_ranks if layout.zero == 3 else 1,
-        replicas=layout.data_ranks // layout.shard_ranks if layout.zero == 3 else 1,
+        fsdp=layout.shard_ranks if sharded else 1,
+        replicas=layout.data_ranks // (layout.shard_ranks if sharded else 1),
+        zero=_ZERO[layout.zero],
+        tp=layout.tp,
+        sp=layout.sp and layout.tp > 1,
+        adapters=training.adapters,
         weights=_weights(training, layout, autocast=autocast),
         recompute=recompute,
     )
@@ -222,7 +236,7 @@ def _weights(training: Training, layout: Layout, *, autocast: bool) -> Weights:
         return "fp32"
     if training.optimizer.name == PURE_BF16:
         return "bf16"
-    return "autocast" if autocast or layout.gpus == 1 else "mixed"
+    return "autocast" if autocast or layout.zero < 2 else "mixed"
 
 
 def _ask(question: Question) -> Traced:

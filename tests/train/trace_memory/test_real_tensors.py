@@ -1,13 +1,17 @@
 """A trace of fake tensors against the same step on real ones: every allocation, in order, byte for byte."""
 
-import pytest
-import torch
+from dataclasses import replace
 
+import pytest
+from torch.distributed.device_mesh import DeviceMesh
+
+from cordee.plan.training import BASES, Adapters
 from cordee.train.trace_memory.events import Birth
 from cordee.train.trace_memory.question import Question
+from cordee.train.trace_memory.replicas import optimizer_of
 from cordee.train.trace_memory.step import record
-from cordee.train.trace_memory.subject import build
-from cordee.train.trace_memory.world import fake_world
+from cordee.train.trace_memory.trace import prepare
+from cordee.train.trace_memory.world import fake_ranks, fake_world
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -17,18 +21,31 @@ CONFIG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(each, marks=pytest.mark.soak) for each in ("qwen3", "gpt2"))]
-)
-def test_fake_tensors_allocate_what_real_ones_do(family: str) -> None:
-    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 256, "n_positions": 256}
-    config = CONFIG | {"model_type": family} if family != "gpt2" else config
-    question = Question(config=config, code="hf", seq_tokens=128, micro_batch=2, weights="fp32")
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 256, "n_positions": 256}
+ONE = Question(config=CONFIG, code="hf", seq_tokens=128, micro_batch=2, weights="fp32")
+TITAN = replace(ONE, code="torchtitan")
 
-    def lives(question: Question) -> list[tuple[int, str, int]]:
-        subject = build(question)
-        trained = list(subject.module.parameters())
-        found = record(subject, question, torch.optim.AdamW(trained, fused=True), gpu=False)
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        ONE,
+        pytest.param(replace(ONE, config=CONFIG | {"model_type": "qwen3"}), marks=pytest.mark.soak),
+        pytest.param(replace(ONE, config=GPT2), marks=pytest.mark.soak),
+        replace(TITAN, tp=2, sp=True, fsdp=2),
+        pytest.param(replace(ONE, tp=2), marks=pytest.mark.soak),
+        replace(TITAN, zero=0, replicas=2),
+        pytest.param(replace(TITAN, zero=1, replicas=2), marks=pytest.mark.soak),
+        pytest.param(replace(TITAN, zero=2, fsdp=2), marks=pytest.mark.soak),
+        replace(ONE, weights="autocast", adapters=Adapters(4, base=BASES["nf4"])),
+    ],
+    ids=["llama", "qwen3", "gpt2", "tp", "tp-transformers", "ddp", "zero1", "zero2", "qlora"],
+)
+def test_fake_tensors_allocate_what_real_ones_do(question: Question) -> None:
+    def lives(mesh: DeviceMesh | None) -> list[tuple[int, str, int]]:
+        subject = prepare(question, mesh)
+        trained = [each for each in subject.module.parameters() if each.requires_grad]
+        found = record(subject, question, optimizer_of(trained, question), gpu=False)
         born = {event.number: event.size_bytes for event in found.events if isinstance(event, Birth)}
         # Scalars are made by code that looks at values, which fake tensors do not have.
         return [
@@ -37,7 +54,8 @@ def test_fake_tensors_allocate_what_real_ones_do(family: str) -> None:
             if born[event.number] > 64
         ]
 
-    with fake_world(question):
-        fake = lives(question)
-    assert lives(question) == fake
+    with fake_world(question) as mesh:
+        fake = lives(mesh)
+    with fake_ranks(question) as mesh:
+        assert lives(mesh) == fake
     assert sum(is_birth for *_, is_birth in fake) > 100

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
 
 # Functions that CUDA's autocast runs in fp32 and the CPU's does not (its fp32 list, aten/src/ATen/autocast_mode.h).
 _IN_FP32: tuple[tuple[Any, str], ...] = (
@@ -64,6 +66,19 @@ def _norm_gradients(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
 
 
 _rms_norm.register_autograd(_norm_gradients, setup_context=_keep_norm)
+
+
+@register_sharding(torch.ops.cordee_trace.rms_norm.default)
+def _(x: Any, weight: Any, eps: float) -> Any:
+    whole, cut = Replicate(), Shard(1)
+    return [([each, each], [each, whole, None]) for each in (whole, cut)]
+
+
+@register_sharding(torch.ops.cordee_trace.rms_norm_backward.default)
+def _(grad: Any, x: Any, weight: Any, rstd: Any) -> Any:
+    # Each rank has the gradient that its part of the sequence gives the weight.
+    whole, cut = Replicate(), Shard(1)
+    return [([whole, whole], [whole, whole, whole, whole]), ([cut, Partial()], [cut, cut, whole, cut])]
 
 
 @torch.library.custom_op("cordee_trace::attention", mutates_args=())

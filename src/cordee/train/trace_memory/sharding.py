@@ -4,6 +4,7 @@ Both give each layer, the embedding, and the norm with the head a group of their
 the forward pass (torchtitan `parallelize_llama.apply_fsdp`, accelerate 1.15 `fsdp2_prepare_model`).
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,8 +34,7 @@ def recompute(subject: Subject, question: Question) -> Subject:
         for name, child in list(parent.named_children()):
             if id(child) in wrapped and parent is not wrapped[id(child)]:
                 parent.register_module(name, wrapped[id(child)])
-    layers = tuple(wrapped[id(layer)] for layer in subject.layers)
-    return Subject(subject.module, layers, subject.embedding, subject.tail, subject.loss, subject.wide)
+    return replace(subject, layers=tuple(wrapped[id(layer)] for layer in subject.layers))
 
 
 def _every_second() -> Any:
@@ -55,19 +55,21 @@ def _every_second() -> Any:
 
 def shard(subject: Subject, question: Question, mesh: DeviceMesh | None) -> None:
     """Put FSDP2 onto the groups of a model; with replicas as well, HSDP."""
-    if mesh is None or question.fsdp * question.replicas == 1:
+    if mesh is None or question.zero < 2 or question.fsdp * question.replicas == 1:
         return
     names = ("replicas", "fsdp") if question.replicas > 1 else ("fsdp",)
     given: dict[str, Any] = {"mesh": mesh[names]}
     if question.weights == "mixed":
         # Both reduce in fp32: torchtitan by its default, accelerate since 16-bit sums lose the small ones.
         given["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if question.zero == 2:
+        given["reshard_after_forward"] = False
     if subject.embedding is not None:
         fully_shard(subject.embedding, **given)
     for layer in subject.layers:
         fully_shard(layer, **given)
     if subject.tail:
-        fully_shard(list(subject.tail), reshard_after_forward=False, **given)
+        fully_shard(list(subject.tail), **given | {"reshard_after_forward": False})
     fully_shard(subject.module, **given)
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import loss_parallel
 
 from cordee.train.trace_memory.events import Event, Segment
 from cordee.train.trace_memory.kernels import gpu_kernels
 from cordee.train.trace_memory.question import Question
+from cordee.train.trace_memory.replicas import replicate
 from cordee.train.trace_memory.sharding import owners
 from cordee.train.trace_memory.stretch import MIDDLE
 from cordee.train.trace_memory.subject import Subject, one_document_a_sequence
@@ -46,21 +48,33 @@ def record(subject: Subject, question: Question, optimizer: torch.optim.Optimize
     optimizer.zero_grad()
     tracker = StorageTracker(Segment("states"))
     weights, moments = _see_states(subject, optimizer, tracker)
-    marks = _Marks(tracker, len(subject.layers))
-    removers = [remove for index, layer in enumerate(subject.layers) for remove in marks.put(index, layer)]
+    loss_of, unreduced = subject.loss, contextlib.nullcontext
     gradients: set[int] = set()
-    with tracking(tracker), one_document_a_sequence(), gpu_kernels() if gpu else contextlib.nullcontext():
-        for micro_batch in range(question.micro_batches):
+    if question.is_replicated:
+        with tracking(tracker):
+            loss_of = replicate(subject)
+        unreduced = loss_of.no_sync
+        gradients |= {event.number for event in tracker.events} - weights - moments
+    marks = _Marks(tracker, len(subject.layers))
+
+    def pass_both_ways(micro_batch: int) -> None:
+        is_last = micro_batch == question.micro_batches - 1
+        with contextlib.nullcontext() if is_last else unreduced(), _divided_loss(question):
             marks.start(micro_batch)
             with _autocast(question):
-                loss = subject.loss()
+                loss = loss_of()
             marks.backward()
             loss.backward()
-            del loss
-            gradients |= {_number(tracker, each.grad) for each in trained if each.grad is not None}
-        tracker.segment = Segment("step", None, question.micro_batches - 1)
-        optimizer.step()
-        optimizer.zero_grad()
+
+    with one_document_a_sequence(), gpu_kernels() if gpu else contextlib.nullcontext():
+        removers = [remove for index, layer in enumerate(subject.layers) for remove in marks.put(index, layer)]
+        with tracking(tracker):
+            for micro_batch in range(question.micro_batches):
+                pass_both_ways(micro_batch)
+                gradients |= {_number(tracker, each.grad) for each in trained if each.grad is not None}
+            tracker.segment = Segment("step", None, question.micro_batches - 1)
+            optimizer.step()
+            optimizer.zero_grad()
     for remove in removers:
         remove()
     return Recorded(
@@ -88,12 +102,13 @@ def _see_states(
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Note weights, buffers and moments, layer by layer."""
     owner, weights, moments = owners(subject), set(), set()
+    states = getattr(optimizer, "optim", optimizer).state  # ZeRO-1's optimizer has one of its own parameters inside
     parameters = sorted(subject.module.parameters(), key=lambda each: owner.get(id(each), -1))
     for parameter in parameters:
         tracker.segment = Segment("states", owner.get(id(parameter)))
         tracker.see(parameter)
         weights.add(_number(tracker, parameter))
-        for state in optimizer.state.get(parameter, {}).values():
+        for state in states.get(parameter, {}).values():
             if isinstance(state, torch.Tensor) and state.numel() > 1:
                 tracker.see(state)
                 moments.add(_number(tracker, state))
@@ -109,6 +124,11 @@ def _autocast(question: Question) -> Any:
     if question.weights == "autocast" or (question.weights == "mixed" and alone):
         return torch.autocast("cpu", torch.bfloat16)
     return contextlib.nullcontext()
+
+
+def _divided_loss(question: Question) -> Any:
+    """Return the loss over logits that tp divides, which torchtitan does not gather."""
+    return loss_parallel() if question.tp > 1 and question.code == "torchtitan" else contextlib.nullcontext()
 
 
 class _Marks:

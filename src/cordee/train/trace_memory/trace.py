@@ -4,15 +4,19 @@ import time
 from dataclasses import replace
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from cordee.errors import InputError
+from cordee.train.trace_memory.adapters import adapt
 from cordee.train.trace_memory.answer import WORKSPACE_BYTES, Traced
+from cordee.train.trace_memory.divided import divide
 from cordee.train.trace_memory.events import Event
 from cordee.train.trace_memory.question import Question
+from cordee.train.trace_memory.replicas import optimizer_of
 from cordee.train.trace_memory.sharding import recompute, shard
 from cordee.train.trace_memory.step import Recorded, record
 from cordee.train.trace_memory.stretch import TRACED, IrregularError, original, stretch
-from cordee.train.trace_memory.subject import build, depth, uniform, with_depth
+from cordee.train.trace_memory.subject import Subject, build, depth, uniform, with_depth
 from cordee.train.trace_memory.timeline import Known, classify, moments, reserve
 from cordee.train.trace_memory.world import dtype_of_weights, fake_world
 
@@ -26,7 +30,8 @@ def trace(question: Question, *, whole: bool = False) -> Traced:
     """
     began = time.process_time()
     layers = depth(question.config) if question.function is None else None
-    if not whole and layers is not None and layers > TRACED and uniform(question):
+    # DDP's buckets hold parts of several layers, so that none stands for the others.
+    if not (whole or question.is_replicated) and layers is not None and layers > TRACED and uniform(question):
         few, wide = _record(replace(question, config=with_depth(question.config, TRACED)))
         try:
             return _answer(few, wide, stretch(few.events, layers), layers, began)
@@ -36,28 +41,35 @@ def trace(question: Question, *, whole: bool = False) -> Traced:
     return _answer(found, wide, found.events, None, began)
 
 
+def prepare(question: Question, mesh: DeviceMesh | None) -> Subject:
+    """Return the model of a question as its ranks run it: adapted, divided, recomputed, sharded."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype_of_weights(question))
+    try:
+        subject = build(question)
+    finally:
+        torch.set_default_dtype(default)
+    adapt(subject, question)
+    divide(subject, question, mesh)
+    subject = recompute(subject, question)
+    shard(subject, question, mesh)
+    return subject
+
+
 def _record(question: Question) -> tuple[Recorded, frozenset[int]]:
     """Return a recorded step, and its tensors of logits."""
     with fake_world(question) as mesh:
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(dtype_of_weights(question))
-        try:
-            subject = build(question)
-        finally:
-            torch.set_default_dtype(default)
-        subject = recompute(subject, question)
-        shard(subject, question, mesh)
+        subject = prepare(question, mesh)
         trained = [each for each in subject.module.parameters() if each.requires_grad]
-        optimizer = torch.optim.AdamW(trained, fused=True)
+        optimizer = optimizer_of(trained, question)
         try:
             found = record(subject, question, optimizer)
         except (RuntimeError, NotImplementedError) as error:
             first = str(error).strip().splitlines()[0]
             hint = "fake tensors have no values: code that reads one, or a kernel without a fake, cannot be traced"
             raise InputError(f"the model does not run on fake tensors: {first}", hint=hint) from error
-    return found, frozenset(
-        number for number, count in found.elements.items() if _is_logits(count, subject.wide, question)
-    )
+    wide = subject.wide // question.tp if question.code == "torchtitan" else subject.wide
+    return found, frozenset(number for number, count in found.elements.items() if _is_logits(count, wide, question))
 
 
 def _is_logits(elements: int, wide: int, question: Question) -> bool:

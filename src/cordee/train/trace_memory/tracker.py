@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from cordee.train.trace_memory.events import Birth, Death, Event, Segment
 
-# Namespaces of operators that move data between ranks, or pack it for that.
-_COMMUNICATION = ("fsdp", "c10d", "_c10d_functional")
+# Namespaces of operators that move states between ranks, or pack them for that. What tensor parallelism moves
+# (`_c10d_functional`) are activations.
+_COMMUNICATION = ("fsdp", "c10d")
 
 
 @dataclass(slots=True)
@@ -105,6 +106,8 @@ class TrackingMode(TorchDispatchMode):
         if any(issubclass(each, DTensor) or each.__name__ == "AsyncCollectiveTensor" for each in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # a fake one is another tensor, where a real one is the same
         for tensor in _tensors(result):
             self.tracker.see(tensor)
         if func.namespace in _COMMUNICATION:
