@@ -120,14 +120,20 @@ def _config(question: Question) -> Any:
 
 
 def _hugging_face(question: Question) -> Subject:
-    import transformers
-
     config = _config(question)
-    config._attn_implementation = question.attention
+    import transformers
+    from transformers.initialization import no_init_weights
+
     try:
-        model = _auto_class(transformers, config)._from_config(config)
+        code = _auto_class(transformers, config)
+        config._attn_implementation = question.attention if getattr(code, "_supports_sdpa", True) else "eager"
+        with no_init_weights():  # some of it reads values, and no value matters
+            model = code._from_config(config)
+        model.tie_weights()
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ShapeError(f"transformers builds no {config.model_type}: {error}", hint="see its config.json") from None
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0
     model.train()
     if question.recompute == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})

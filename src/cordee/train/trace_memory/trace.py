@@ -59,11 +59,10 @@ def prepare(question: Question, mesh: DeviceMesh | None) -> Subject:
 def _record(question: Question) -> tuple[Recorded, frozenset[int]]:
     """Return a recorded step, and its tensors of logits."""
     with fake_world(question) as mesh:
-        subject = prepare(question, mesh)
-        trained = [each for each in subject.module.parameters() if each.requires_grad]
-        optimizer = optimizer_of(trained, question)
         try:
-            found = record(subject, question, optimizer)
+            subject = prepare(question, mesh)
+            trained = [each for each in subject.module.parameters() if each.requires_grad]
+            found = record(subject, question, optimizer_of(trained, question))
         except (RuntimeError, NotImplementedError) as error:
             first = str(error).strip().splitlines()[0]
             hint = "fake tensors have no values: code that reads one, or a kernel without a fake, cannot be traced"
