@@ -13,7 +13,7 @@ from cordee.train.trace_memory.trace import trace
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and transformers' own, of fake tensors
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 768, "vocab_size": 2048, "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
@@ -26,7 +26,8 @@ ROUNDED = 200 * ROUND_BYTES
 
 
 def _trace(**given: Any) -> Traced:
-    return trace(Question(**{"config": CONFIG, "code": "torchtitan", "seq_tokens": 512} | given))
+    filled: dict[str, Any] = {"config": CONFIG, "code": "torchtitan", "seq_tokens": 512} | given
+    return trace(Question(**filled))
 
 
 def _at(found: Traced, phase: str) -> dict[str, int]:
