@@ -18,6 +18,7 @@ from cordee.plan.candidates import Candidate
 from cordee.plan.cost import egress_usd, storage_usd_per_month
 from cordee.plan.layout import Layout
 from cordee.plan.memory import outer_parameters
+from cordee.plan.memory_interval import RESIDUALS
 from cordee.plan.stages import stage_in_words
 from cordee.plan.states import adapter_parameters, reference_bytes, trained_parameters
 from cordee.plan.step import step_interval_s
@@ -242,6 +243,10 @@ def _waterfall(out: Console, plan: Answer) -> None:
     left = limit - candidate.peak_bytes
     rest = f"{format_gb(left)} free" if left >= 0 else f"over by {format_gb(-left)}"
     out.print(f"  {'total':<14}{format_gb(candidate.peak_bytes):>9}  {rest}", style="" if left >= 0 else "red")
+    if plan.seen_interval_bytes is not None:
+        low, high = plan.seen_interval_bytes
+        seen = "all of it" if low == limit else f"{format_gb(low)} to {format_gb(high)} in nine of ten runs"
+        indented(out, f"nvidia-smi shows {seen}: torch keeps what it has freed")
 
 
 @dataclass(frozen=True)
@@ -467,6 +472,10 @@ def print_sources(out: Console, answer: Answer) -> None:
     if answer.energy is not None:
         for source in (str(answer.energy.draw), *answer.energy.electricity.sources):
             indented(out, source)
+    if answer.seen_interval_bytes is not None:
+        found = RESIDUALS[answer.training.framework]
+        within = f"within {found.low:+.0%} and {found.high:+.0%} of their plans"
+        indented(out, f"memory seen: {found.runs} published peaks ({found.source}), nine of ten {within}")
     low, high = step_interval_s(1.0, gpu)
     indented(
         out,

@@ -18,6 +18,7 @@ from cordee.plan.launch import Launch, first_to_launch
 from cordee.plan.layout import Layout
 from cordee.plan.longest import LongestContext, longest_contexts
 from cordee.plan.memory import gpu_state_bytes, state_bytes
+from cordee.plan.memory_interval import seen_interval_bytes
 from cordee.plan.page import plan_page
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.request import Request
@@ -110,6 +111,12 @@ class Answer:
         if self.fits or self.request.layout == ANY_LAYOUT:
             return None
         return best_layout(self.layouts.case).best
+
+    @property
+    def seen_interval_bytes(self) -> tuple[int, int] | None:
+        """What nvidia-smi is expected to show on the fullest GPU in nine of ten runs of the best layout."""
+        nearest = self.nearest
+        return seen_interval_bytes(nearest.memory.worst, self.training, nearest.gpu_memory_bytes)
 
     @property
     def expected(self) -> Expectation:

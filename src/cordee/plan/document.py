@@ -296,6 +296,7 @@ class PlanDocument(Row):
     candidates: int
     layouts: tuple[LayoutRow, ...]
     timeline: TimelineRow
+    seen_bytes_nine_of_ten: tuple[int, int] | None
     remedies: tuple[RemedyRow, ...]
     survival: tuple[SurvivalRow, ...]
     storage_levels: tuple[LevelSave, ...]
@@ -347,6 +348,7 @@ def plan_document(answer: Answer, model_path: str | None = None) -> PlanDocument
             "candidates": answer.layouts.candidates,
             "layouts": (*answer.fitting, *answer.rejected),
             "timeline": answer.nearest,
+            "seen_bytes_nine_of_ten": answer.seen_interval_bytes,
             "remedies": answer.remedies,
             "survival": tuple(_survival(expected) for expected in answer.expectations),
             "storage_levels": answer.level_saves,
