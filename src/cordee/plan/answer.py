@@ -114,7 +114,7 @@ class Answer:
 
     @property
     def seen_interval_bytes(self) -> tuple[int, int] | None:
-        """What nvidia-smi is expected to show on the fullest GPU in nine of ten runs of the best layout."""
+        """Bytes that nvidia-smi is expected to show on the fullest GPU in nine of ten runs of the best layout."""
         nearest = self.nearest
         return seen_interval_bytes(nearest.memory.worst, self.training, nearest.gpu_memory_bytes)
 
