@@ -42,7 +42,10 @@ def print_comparison(found: "Comparison") -> None:
         )
     )  # fmt: skip
     micro = f", micro-batches of {question.micro_batch}" if question.micro_batch > 1 else ""
-    out.print(f"{code}, {_WEIGHTS[question.weights]}, sequences of {question.seq_tokens:,} tokens{micro}", style="dim")
+    weights = _WEIGHTS[question.weights]
+    if question.adapters is not None:
+        weights = f"frozen weights in {question.adapters.base.name}, adapters of rank {question.adapters.rank} in fp32"
+    out.print(f"{code}, {weights}, sequences of {question.seq_tokens:,} tokens{micro}", style="dim")
     ran = plural(traced.layers_recorded, "layer") + (f" of {traced.layers}" if traced.layers else "")
     repeated = ", one of them repeated" if traced.layers_recorded < traced.layers else ""
     seconds = f"{traced.cpu_s:.1f} s of one CPU"

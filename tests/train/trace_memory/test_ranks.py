@@ -67,7 +67,7 @@ def test_zero_2_keeps_what_it_has_gathered_until_the_backward_pass() -> None:
     assert kept.allocated_bytes - again.allocated_bytes == 2 * (VOCAB + 2 * (LAYER + 2 * 256))
 
 
-@pytest.mark.parametrize("base", ["bf16", "nf4"])
+@pytest.mark.parametrize("base", [pytest.param("bf16", marks=pytest.mark.soak), "nf4"])
 def test_adapters_are_all_that_has_gradients_and_moments(base: str) -> None:
     found = _trace(code="hf", adapters=Adapters(8, ("q", "down"), BASES[base]))
     trained = 2 * 8 * sum(sum(LINEARS[name]) for name in ("q", "down"))

@@ -53,7 +53,7 @@ TITAN = replace(ONE, code="torchtitan")
         pytest.param(replace(ONE, config=GPT2), marks=pytest.mark.soak),
         replace(TITAN, tp=2, sp=True, fsdp=2),
         pytest.param(replace(ONE, tp=2), marks=pytest.mark.soak),
-        replace(TITAN, zero=0, replicas=2),
+        pytest.param(replace(TITAN, zero=0, replicas=2), marks=pytest.mark.soak),
         pytest.param(replace(TITAN, zero=1, replicas=2), marks=pytest.mark.soak),
         pytest.param(replace(TITAN, zero=2, fsdp=2), marks=pytest.mark.soak),
         replace(ONE, weights="autocast", adapters=Adapters(4, base=BASES["nf4"])),
@@ -73,7 +73,7 @@ def test_families_without_formulas_allocate_what_real_ones_do(family: str) -> No
     _compare(replace(ONE, config=FAMILIES[family] | {"model_type": family}, seq_tokens=64, weights=weights))
 
 
-@pytest.mark.parametrize("name", ["diffusion_transformer", "unet"])
+@pytest.mark.parametrize("name", [pytest.param("diffusion_transformer", marks=pytest.mark.soak), "unet"])
 def test_functions_allocate_what_real_ones_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     _compare(replace(ONE, config={}, function=f"traced_models:{name}"))
