@@ -314,7 +314,7 @@ async def run(index: RagIndex, model: Path, profile: RagProfile, system: str, ra
     limit = FIT * max(each.size_bytes for each in index.catalog.partitions())
     rules = PARTS.get(system, RetrievalRules(join=system != "no overlap"))
     options = RagOptions(str(model), BUDGET_BYTES, None, SLOTS, CONTEXT, STORE_BYTES_PER_S, rate, FLAGS, True, rules)
-    plan = MemoryPlan(SLOTS, 0, limit, 0, 0, 0.0, ())
+    plan = MemoryPlan(SLOTS, 0, limit, 0, 0.0, ())
     with watched() as stages:
         async with running(index, options, plan, profile, "bench", lambda *change: None) as rag:
             if system in ("serial", "batches", "async"):
@@ -347,7 +347,7 @@ def measure(index: RagIndex, model: Path) -> RagProfile:
     """Return the profile of both stages for this workload."""
     options = RagOptions(str(model), None, None, SLOTS, CONTEXT, STORE_BYTES_PER_S, 1.0, FLAGS, False)
     stages = profiles.retrieval(index, STORE_BYTES_PER_S)
-    plan = MemoryPlan(SLOTS, 0, 2 * max(each.size_bytes for each in index.catalog.partitions()), 0, 0, 0.0, ())
+    plan = MemoryPlan(SLOTS, 0, 2 * max(each.size_bytes for each in index.catalog.partitions()), 0, 0.0, ())
     questions = [f"{rag_corpus.line(each * 977).strip()}?" for each in range(3 * SLOTS)]
 
     async def work() -> RagProfile:

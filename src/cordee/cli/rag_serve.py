@@ -67,7 +67,7 @@ def serve(
         from cordee.serve.rag.index import RagIndex
         from cordee.serve.rag.profile import load
         from cordee.serve.rag.setup import planned
-    found, profile = RagIndex(index), load(index)
+    found, profile = RagIndex(index), load(index, generator)
     plan = planned(options, found, profile)
     say = terminal.stderr()
     say.print(memory_line(MemoryDocument.of(plan)), highlight=False, markup=False)

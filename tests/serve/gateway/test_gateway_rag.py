@@ -29,9 +29,7 @@ async def knowledge_base(folder: Path, model: Path) -> AsyncIterator[str]:
     index = numbered(folder)
     options = RagOptions(str(model), slots=2, context=1024, flags=dict(FLAGS), enforce=False)
     size = max(each.size_bytes for each in index.catalog.partitions())
-    async with running(
-        index, options, MemoryPlan(2, 0, 3 * size, 0, 0, 0.0, ()), None, "kb", lambda *change: None
-    ) as rag:
+    async with running(index, options, MemoryPlan(2, 0, 3 * size, 0, 0.0, ()), None, "kb", lambda *change: None) as rag:
         runner = web.AppRunner(RagApp(rag, "kb", top=2).app(), shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

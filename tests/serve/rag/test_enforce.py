@@ -33,7 +33,7 @@ async def work():
     index, said = RagIndex(Path(sys.argv[1])), []
     size = max(each.size_bytes for each in index.catalog.partitions())
     options = RagOptions("http://127.0.0.1:9", memory_bytes=10**9)
-    plan = MemoryPlan(1, 0, 2 * size, 0, 0, 0.0, ())
+    plan = MemoryPlan(1, 0, 2 * size, 0, 0.0, ())
     async with running(index, options, plan, None, "kb", lambda *change: said.append(change)) as rag:
         print(said[0][0], said[0][3])
         await rag.retrieve("v 3", 1)

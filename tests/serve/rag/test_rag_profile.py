@@ -44,7 +44,7 @@ def options(folder: Path, **more: object) -> RagOptions:
 
 def plan_for(index: RagIndex, partitions: int) -> MemoryPlan:
     size = max(each.size_bytes for each in index.catalog.partitions())
-    return MemoryPlan(1, 0, partitions * size, 0, 0, 0.0, ())
+    return MemoryPlan(1, 0, partitions * size, 0, 0.0, ())
 
 
 def test_loads_and_searches_are_measured(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_verb_measures_predicts_and_compares(
     assert rate["requests"] == 10 and rate["measured"]["retrieval_s"] > 0 and rate["predicted"]["mean_s"] > 0
     assert rate["off"] == pytest.approx(rate["measured"]["mean_s"] / rate["predicted"]["mean_s"] - 1)
     assert not (index.folder / "events.jsonl").exists(), "a measurement is no change of a server"
-    kept = profiles.load(index.folder)
+    kept = profiles.load(index.folder, str(tiny_folder / "tiny.gguf"))
     assert kept is not None and kept.slot_bytes == found["slot_bytes"] > 0 and kept.engine_cores > 0
     # A server divides the memory by the profile that is kept.
     code, _, err = run(capsys, "rag", "serve", *given, "--memory", "1MB")
@@ -130,15 +130,17 @@ def test_a_prediction_is_the_forecast_of_what_questions_want(tmp_path: Path, tin
 
 def test_a_profile_that_cannot_be_used_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
     index, path = numbered(tmp_path), tmp_path / "kb" / profiles.NAME
-    assert profiles.load(index.folder) is None
+    generator = options(tiny_folder).generator
+    assert profiles.load(index.folder, generator) is None
     profiles.save(index, PROFILE, options(tiny_folder))
-    assert profiles.load(index.folder) == PROFILE
+    assert profiles.load(index.folder, generator) == PROFILE
+    assert profiles.load(index.folder, "http://127.0.0.1:9") is None, "it is of another generator"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(InputError, match="make it again"):
-        profiles.load(index.folder)
-    path.write_bytes(seal({"profile": {"load_s": 1.0, "generation_s": [], "search_s": []}}))
+        profiles.load(index.folder, generator)
+    path.write_bytes(seal({"profile": {"load_s": 1.0, "generation_s": [], "search_s": []}, "generator": generator}))
     with pytest.raises(InputError, match="another version"):
-        profiles.load(index.folder)
+        profiles.load(index.folder, generator)
     index.remove([str(tmp_path / "docs" / f"{number}.txt") for number in range(40)])
     with pytest.raises(InputError, match="no documents"):
         profiles.measure(index, options(tiny_folder), profiles.ProfileLoad(), lambda text: None)

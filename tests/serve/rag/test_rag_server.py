@@ -253,7 +253,7 @@ def test_an_engine_is_run_from_options(tmp_path: Path, tiny_folder: Path) -> Non
         index, said = numbered(tmp_path), list[Any]()
         options = RagOptions(str(tiny_folder), slots=1, context=512, flags=dict(FLAGS), enforce=False)
         size = max(each.size_bytes for each in index.catalog.partitions())
-        plan = MemoryPlan(1, 0, 3 * size, 0, 0, 0.0, ())
+        plan = MemoryPlan(1, 0, 3 * size, 0, 0.0, ())
         async with (
             running(index, options, plan, None, "kb", lambda *change: said.append(change)) as rag,
             listening(RagApp(rag, "kb").app()) as url,

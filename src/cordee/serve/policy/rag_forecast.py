@@ -91,7 +91,6 @@ class MemoryPlan:
     Attributes:
         slots: of the engine.
         engine_bytes, partition_bytes, process_bytes: their parts of the budget.
-        pinned: partitions that stay in memory.
         latency_s: expected, on average.
         tried: slots that fit, each with its expected latency.
     """
@@ -100,7 +99,6 @@ class MemoryPlan:
     engine_bytes: int
     partition_bytes: int
     process_bytes: int
-    pinned: int
     latency_s: float
     tried: tuple[tuple[int, float], ...]
 
@@ -133,8 +131,7 @@ def plan_memory(
             break
         setup = RagSetup(sizes, min(left, sum(sizes.values())), number)
         latency = mean(each.total_s for each in forecast(profile, setup, arrivals_s, wanted))
-        pinned = len(to_pin(sizes, {}, left))
-        found.append(MemoryPlan(number, engine, setup.memory_bytes, profile.process_bytes, pinned, latency, ()))
+        found.append(MemoryPlan(number, engine, setup.memory_bytes, profile.process_bytes, latency, ()))
     if not found:
         return None
     best = min(found, key=lambda each: (each.latency_s, each.slots))

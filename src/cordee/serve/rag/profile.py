@@ -49,19 +49,22 @@ def save(index: RagIndex, profile: RagProfile, options: RagOptions) -> Path:
     """Keep a profile beside its index."""
     body = {**asdict(profile), "generation_s": [*map(list, sorted(profile.generation_s.items()))]}
     path = index.folder / NAME
-    path.write_bytes(seal({"profile": body, "generator": options.generator, "context": options.context}))
+    path.write_bytes(seal({"profile": body, "generator": _full(options.generator)}))
     return path
 
 
-def load(folder: Path) -> RagProfile | None:
-    """Return the profile of an index; None: it has none.
+def load(folder: Path, generator: str) -> RagProfile | None:
+    """Return the profile of an index with this generator; None: it has none.
 
     Raises:
         InputError: it cannot be read.
     """
     path = folder / NAME
     try:
-        body: dict[str, Any] = unseal(path.read_bytes())["profile"]
+        found = unseal(path.read_bytes())
+        if found["generator"] != _full(generator):
+            return None
+        body: dict[str, Any] = found["profile"]
         table = {int(number): float(seconds) for number, seconds in body["generation_s"]}
         return RagProfile(**{**body, "generation_s": table, "search_s": tuple(body["search_s"])})
     except FileNotFoundError:
@@ -71,6 +74,10 @@ def load(folder: Path) -> RagProfile | None:
     except (KeyError, TypeError, ValueError) as error:
         hint = "make it again: cordee rag profile"
         raise InputError(f"{path} is the profile of another version of cordee", hint=hint) from error
+
+
+def _full(generator: str) -> str:
+    return generator if "://" in generator else str(Path(generator).expanduser().resolve())
 
 
 def measure(index: RagIndex, options: RagOptions, asked: ProfileLoad, say: Callable[[str], None]) -> RagProfile:

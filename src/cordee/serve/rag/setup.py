@@ -134,7 +134,7 @@ def planned(options: RagOptions, index: RagIndex, profile: RagProfile | None) ->
     if profile is None:
         slots, process = options.slots or SLOTS, resident_bytes()
         engine = 0 if launch is None else Path(launch.model).stat().st_size + UNPLANNED_BYTES + slots * (slot or 0)
-        found = MemoryPlan(slots, engine, budget - engine - process, process, 0, 0.0, ())
+        found = MemoryPlan(slots, engine, budget - engine - process, process, 0.0, ())
     else:
         if slot is not None:  # The context may be another one than was profiled.
             profile = replace(profile, slot_bytes=slot)
