@@ -348,12 +348,11 @@ def measure(index: RagIndex, model: Path) -> RagProfile:
     options = RagOptions(str(model), None, None, SLOTS, CONTEXT, STORE_BYTES_PER_S, 1.0, FLAGS, False)
     stages = profiles.retrieval(index, STORE_BYTES_PER_S)
     plan = MemoryPlan(SLOTS, 0, 2 * max(each.size_bytes for each in index.catalog.partitions()), 0, 0.0, ())
-    questions = [f"{rag_corpus.line(each * 977).strip()}?" for each in range(3 * SLOTS)]
 
     async def work() -> RagProfile:
         async with running(index, options, plan, None, "bench", lambda *change: None) as rag:
             load = profiles.ProfileLoad(OUTPUT_TOKENS, TOP)
-            table, cores = await profiles.generation(rag, (1, 2, SLOTS), load, lambda text: None, questions)
+            table, cores = await profiles.generation(rag, (1, 2, SLOTS), load, lambda text: None)
         return replace(stages, generation_s=table, engine_cores=cores)
 
     return asyncio.run(work())

@@ -23,7 +23,8 @@ from cordee.serve.rag import profile as profiles
 from cordee.serve.rag.enforce import resident_bytes
 from cordee.serve.rag.engine import OwnEngine
 from cordee.serve.rag.index import RagIndex
-from cordee.serve.rag.predict import predict, sample
+from cordee.serve.rag.predict import predict
+from cordee.serve.rag.profile import sample
 from cordee.serve.rag.setup import RagOptions, own_launch, planned, slot_bytes
 from cordee.storage.sealed import seal
 from cordee.units import MiB

@@ -13,7 +13,7 @@ from cordee.serve.policy.rag_forecast import (
 )
 from cordee.serve.rag.index import RagIndex, probed
 from cordee.serve.rag.partition import drop_pages
-from cordee.serve.rag.profile import ProfileLoad
+from cordee.serve.rag.profile import ProfileLoad, sample
 from cordee.serve.rag.setup import RagOptions, running
 from cordee.serve.rag.workload import play
 
@@ -78,12 +78,3 @@ def predict(
         wanted = [frozenset(each) for each in probed(partitions, index.embed(questions), options.probes)]
     setup = RagSetup(sizes, plan.partition_bytes, plan.slots, options.rules)
     return forecast(profile, setup, arrivals_s, wanted)
-
-
-def sample(index: RagIndex, number: int) -> list[str]:
-    """Return texts of the index, evenly from all over it."""
-    last = index.catalog.next_chunk() - 1
-    ids = [1 + (each * 7919) % last for each in range(number)]
-    found = index.catalog.passages(ids)
-    texts = [found[id_].text for id_ in ids if id_ in found] or ["anything"]
-    return [texts[at % len(texts)] for at in range(number)]

@@ -33,8 +33,8 @@ from cordee.units import plural
 NAME = "profile.json"
 LOADS, QUERIES = 6, 8
 AT_ONCE = (1, 2, 4, 8)
-ROUNDS, LEAST_S = 3, 1.0
-"""Answers of each that runs at once, and the time that they take together, at least."""
+ROUNDS, LEAST_S, PROMPTS = 3, 2.0, 8
+"""Answers of each that runs at once, the time that they take together, at least, and the prompts that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,15 @@ def retrieval(index: RagIndex, load_bytes_per_s: float | None = None) -> RagProf
     )  # fmt: skip
 
 
+def sample(index: RagIndex, number: int) -> list[str]:
+    """Return texts of the index, evenly from all over it."""
+    last = index.catalog.next_chunk() - 1
+    ids = [1 + (each * 7919) % last for each in range(number)]
+    found = index.catalog.passages(ids)
+    texts = [found[id_].text for id_ in ids if id_ in found] or ["anything"]
+    return [texts[at % len(texts)] for at in range(number)]
+
+
 async def _generation(
     index: RagIndex, options: RagOptions, asked: ProfileLoad, stages: RagProfile, say: Callable[[str], None]
 ) -> RagProfile:
@@ -142,23 +151,25 @@ async def _generation(
 
 
 async def generation(
-    rag: Rag, numbers: Sequence[int], load: ProfileLoad, say: Callable[[str], None], questions: Sequence[str] = ()
+    rag: Rag, numbers: Sequence[int], load: ProfileLoad, say: Callable[[str], None]
 ) -> tuple[dict[int, float], float]:
     """Return the seconds of an answer by the number at once, and the cores that the engine and we use meanwhile."""
     table, began_s, began_cpu_s = {}, time.monotonic(), rag.generator.cpu_s()
     for number in numbers:
         say(f"generating {plural(number, 'answer')} at once")
-        table[number] = await generation_s(rag, number, load, questions)
+        table[number] = await generation_s(rag, number, load)
     return table, (rag.generator.cpu_s() - began_cpu_s) / (time.monotonic() - began_s)
 
 
-async def generation_s(rag: Rag, at_once: int, load: ProfileLoad, questions: Sequence[str] = ()) -> float:
-    """Return the seconds of one answer when so many run at once, each with other passages in its prompt."""
-    found = questions or [f"question {at_once} {number}" for number in range(at_once * ROUNDS)]
+async def generation_s(rag: Rag, at_once: int, load: ProfileLoad) -> float:
+    """Return the seconds of one answer when so many run at once.
+
+    The questions are texts from all over the index, so that each prompt has other passages: one that begins like the
+    last one is not computed again.
+    """
     rag.generator.turnstile.allow(at_once)
-    asked = [request(each, load.output_tokens, load.top) for each in found]
-    for each in asked:
-        await rag.look_up(each)
+    asked = [request(each, load.output_tokens, load.top) for each in sample(rag.index, at_once * PROMPTS)]
+    await asyncio.gather(*(rag.look_up(each) for each in asked))
 
     async def one(number: int) -> float:
         times = list[float]()
