@@ -160,6 +160,7 @@ def play(way: str, python: str, port: int, shards: int, seeds: list[int], folder
             argv = [python, str(HERE / "storage_jobs.py"), "--way", way, "--url", "s3://bucket/set"]
             endpoint = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{own}", "S3_ENDPOINT_URL": f"http://127.0.0.1:{own}"}
             env = {**os.environ, **endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+            env |= {"HF_HOME": str(cache)} if way == "datasets" else {}
             env |= {"AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1", "BENCH_SHARDS": str(shards)}
             log = (folder / f"{way}-{number}.log").open("wb")
             jobs.append(

@@ -55,8 +55,7 @@ def webdataset(url: str, cache: Path, seed: int) -> tuple[Iterator[list[int]], C
 
 
 def datasets(url: str, cache: Path, seed: int) -> tuple[Iterator[list[int]], Callable[[], None]]:
-    os.environ["HF_HOME"] = str(cache)
-    import datasets
+    import datasets  # its cache is in HF_HOME
 
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "key": "key", "secret": "secret"}
     found = datasets.load_dataset(

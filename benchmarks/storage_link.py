@@ -7,6 +7,7 @@ of each port. What comes first after a request waits as long as a request over a
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 
@@ -30,7 +31,7 @@ class Link:
 
 
 async def serve(to: int, listeners: int, bytes_per_s: float, wait_s: float) -> None:
-    link = Link(bytes_per_s)
+    link, upward = Link(bytes_per_s), Link(bytes_per_s)
     counted = [{"bytes": 0, "requests": 0} for _ in range(listeners)]
 
     def handler(number: int):
@@ -43,6 +44,7 @@ async def serve(to: int, listeners: int, bytes_per_s: float, wait_s: float) -> N
                     if data[:5] in (b"GET /", b"HEAD "):
                         asked_s[0] = time.monotonic()
                         counted[number]["requests"] += 1
+                    await upward.pass_on(len(data))
                     behind_writer.write(data)
                     await behind_writer.drain()
                 behind_writer.close()
@@ -72,6 +74,7 @@ async def serve(to: int, listeners: int, bytes_per_s: float, wait_s: float) -> N
         print(json.dumps(counted), flush=True)
         for each in counted:
             each |= {"bytes": 0, "requests": 0}
+    os._exit(0)  # connections that are open say nothing more
 
 
 if __name__ == "__main__":
