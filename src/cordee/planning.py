@@ -6,14 +6,16 @@
 import os
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
 from cordee.errors import CatalogueError, SpecError, TraceError
 from cordee.hardware.catalog import PRICED, Capacity, Catalogue, Gpu
 from cordee.hardware.load import load_catalogue, load_electricity, load_speedups, own_gpu_files
+from cordee.hardware.several import joined, joined_prices
 from cordee.plan.ask import Answer, Request
-from cordee.plan.expect import Assumptions
+from cordee.plan.expect import Assumptions, node_storage_bytes_per_s
 from cordee.plan.layout import Recompute
 from cordee.plan.rollouts import ask_stages
 from cordee.plan.serving.ask import ServingAnswer, ServingRequest
@@ -73,7 +75,7 @@ def plan(
 
     Args:
         model: what to train.
-        gpus: the job's total and the kind of GPU.
+        gpus: the job's total and the kind of GPU; `8xH100+8xA100` for a gang over several kinds.
         layout: consider only layouts like this one: `tp=8,pp=2`.
         recompute: none, selective or full; None tries all.
         micro_batch: sequences; None tries 1 to 8.
@@ -88,16 +90,18 @@ def plan(
         CatalogueError, ShapeError, LayoutError, SpecError: something is unknown, unreadable or does not divide.
     """
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
-    gpus = gpus_here(gpus, catalogue)
+    gpus, catalogue = with_several_kinds(gpus_here(gpus, catalogue), catalogue)
     count, kind = parse_gpus(gpus)
+    gpu = find_gpu(catalogue, gpus, count, kind)
+    electricity = load_electricity(prices or home_prices())
     return ask_stages(
         Request(
             shape=load_shape(str(model)),
-            gpu=find_gpu(catalogue, gpus, count, kind),
+            gpu=gpu,
             gpus=count,
             settings=Settings(**settings),  # type: ignore[arg-type]
             layout=layout_wanted(layout, recompute, micro_batch),
-            assumed=assumed or Assumptions(electricity=load_electricity(prices or home_prices())),
+            assumed=assumed or Assumptions(storage_bytes_per_s=node_storage_bytes_per_s(gpu), electricity=electricity),
             prices=catalogue.prices,
             capacity=capacity,
             tokens=None if tokens is None else parse_tokens(tokens),
@@ -162,7 +166,7 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
         CatalogueError, ShapeError, LayoutError, SpecError, UnitError, TraceError: something is unknown or unreadable.
     """
     catalogue = load_catalogue(given.get("prices") or home_prices(), home_gpus())
-    gpus = gpus_here(gpus, catalogue)
+    gpus, catalogue = with_several_kinds(gpus_here(gpus, catalogue), catalogue)
     count, kind = parse_gpus(gpus)
     gpu = find_gpu(catalogue, gpus, count, kind)
     layout, context = given.get("layout"), given.get("context")
@@ -344,6 +348,39 @@ def gpus_here(text: str, catalogue: Catalogue, *, cpu: bool = False) -> str:
     assert measured is not None, "it is one of those"
     count = match[1] or match[2] or measured.fingerprint.get("count", "1")
     return f"{count}x{gpu.name}"
+
+
+def with_several_kinds(text: str, catalogue: Catalogue) -> tuple[str, Catalogue]:
+    """Return `8xH100+8xA100` as 16 GPUs of one kind that ranks with equal work can count on, and a catalogue with it.
+
+    `16xH100 and A100` is as many of each. Any other text is returned as it is.
+
+    Raises:
+        CatalogueError: a kind is unknown, or they have no precision in common.
+        SpecError: so many do not divide among the kinds.
+    """
+    kind = r"[A-Za-z][\w.-]*(?: (?!and )[\w.-]+)*"
+    if re.fullmatch(rf"\s*\d+\s*[x*]\s*{kind}(?:\s*\+\s*\d+\s*[x*]\s*{kind})+\s*", text):
+        parts = [(int(count), name) for count, name in re.findall(rf"(\d+)\s*[x*]\s*({kind})", text)]
+    elif match := re.fullmatch(rf"\s*(\d+)\s*[x*]\s*({kind}(?: and {kind})+)\s*", text):
+        names = match[2].split(" and ")
+        each, left = divmod(int(match[1]), len(names))
+        if left:
+            hint = f"say how many of each: {each + left}x{names[0]}+" + "+".join(f"{each}x{name}" for name in names[1:])
+            raise SpecError(f"{match[1]} GPUs do not divide among {len(names)} kinds", hint=hint)
+        parts = [(each, name) for name in names]
+    else:
+        return text, catalogue
+    counts: dict[Gpu, int] = {}
+    for count, name in parts:
+        gpu = catalogue.find_gpu(name)
+        counts[gpu] = counts.get(gpu, 0) + count
+    total = sum(counts.values())
+    if len(counts) == 1:
+        return f"{total}x{next(iter(counts)).name}", catalogue
+    gpu = joined(counts)
+    prices = (*catalogue.prices, *joined_prices(gpu.name, counts, catalogue.prices))
+    return f"{total}x{gpu.name}", replace(catalogue, gpus=(*catalogue.gpus, gpu), prices=prices)
 
 
 def find_gpu(catalogue: Catalogue, text: str, count: int, kind: str | None) -> Gpu:

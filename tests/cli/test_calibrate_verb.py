@@ -3,15 +3,20 @@
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from verbs import run
 
+from cordee.account.drift import WEEK_US, WeekOfSteps
 from cordee.agent.calibration import session
 from cordee.agent.calibration.probes import Number
+from cordee.cli import calibrate, terminal
 from cordee.hardware.measured import Sample
 
+MONDAY_US = 1_793_577_600_000_000  # 2 November 2026
 SMALL = ("norm", "rotate", "gate", "loss", "embedding", "softmax")
 
 
@@ -127,3 +132,21 @@ CONFIG = {
     "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
     "head_dim": 16, "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10_000.0,
 }  # fmt: skip
+
+
+def test_the_history_names_the_gpus_whose_steps_have_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weeks = (
+        WeekOfSteps("H100", MONDAY_US, 5, 1.04, None),
+        WeekOfSteps("H100", MONDAY_US + WEEK_US, 4, 1.3, 0.25),
+    )
+    monkeypatch.setattr(calibrate, "weeks_of_steps", lambda events: weeks)
+    monkeypatch.setattr(terminal, "connect", lambda home: nullcontext(SimpleNamespace(events=lambda: iter(()))))
+    code, out, _ = run(capsys, "calibrate", "--history")
+    assert code == 0 and "2026-11-02" in out and "1.30" in out
+    assert "steps on H100 take 25% longer than before the week of 2026-11-09" in out
+    code, out, _ = run(capsys, "calibrate", "--history", "--json")
+    assert [row["over_plan"] for row in json.loads(out)] == [1.04, 1.3]
+    monkeypatch.setattr(calibrate, "weeks_of_steps", lambda events: ())
+    assert "no job has both planned and measured" in run(capsys, "calibrate", "--history")[1]

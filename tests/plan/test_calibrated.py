@@ -8,8 +8,11 @@ import pytest
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.load import load_catalogue
 from cordee.hardware.measured import Measured, Table
+from cordee.plan.expect import DEFAULTS, node_storage_bytes_per_s
 from cordee.plan.layer import head_passes, layer_passes
 from cordee.plan.layout import Layout
+from cordee.plan.measured import product_seconds
+from cordee.plan.request import Request
 from cordee.plan.settings import Settings
 from cordee.plan.step import step_time
 from cordee.workload.load import load_shape
@@ -97,3 +100,30 @@ def test_sizes_may_be_arrays() -> None:
     for index, size in enumerate((1, 2)):
         alone = layer_passes(SHAPE, cpu(), Layout(micro_batch=size), TRAINING)
         assert np.asarray(passes.forward_s)[index] == pytest.approx(float(alone.forward_s))
+
+
+def with_numbers(**numbers: float) -> Gpu:
+    gpu = cpu()
+    assert gpu.measured is not None
+    return replace(gpu, measured=replace(gpu.measured, numbers=numbers))
+
+
+def test_products_run_at_the_rate_that_a_device_keeps() -> None:
+    short, long = (
+        product_seconds(gpu, "fp32", 1024, 2048, 2048) for gpu in (cpu(), with_numbers(sustained_fraction=0.8))
+    )
+    assert short is not None and long is not None
+    assert long.forward == pytest.approx(short.forward / 0.8) and long.weight == pytest.approx(short.weight / 0.8)
+
+
+def test_memory_is_what_the_measured_context_leaves() -> None:
+    plain, less, more = (
+        Request(shape=SHAPE, gpu=gpu, gpus=1, settings=Settings(precision="fp32")).case("torch").gpu.memory_bytes
+        for gpu in (cpu(), with_numbers(context_bytes=0.5e9), with_numbers(context_bytes=1.5e9))
+    )
+    assert (less - plain, more - plain) == (0.2e9, -0.8e9)
+
+
+def test_storage_is_the_slower_way_that_was_measured() -> None:
+    both = with_numbers(write_bytes_per_s=1e9, read_bytes_per_s=3e9)
+    assert [node_storage_bytes_per_s(gpu) for gpu in (cpu(), both)] == [DEFAULTS.storage_bytes_per_s, 1e9]

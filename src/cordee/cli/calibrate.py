@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
+from cordee.account.drift import weeks_of_steps
 from cordee.agent.calibration import files
 from cordee.agent.calibration.check import check as compare
 from cordee.agent.calibration.session import LIMIT_GPU_S, LIMIT_S, Calibration, Wanted
 from cordee.agent.calibration.session import calibrate as measure
 from cordee.agent.gpus import discover
 from cordee.cli import terminal
-from cordee.cli.calibrate_text import print_calibration, print_checked, print_kept
+from cordee.cli.calibrate_text import print_calibration, print_checked, print_history, print_kept
 from cordee.cli.stale import warned
 from cordee.errors import InputError, NotFoundError
 from cordee.hardware.load import load_home
@@ -81,6 +82,9 @@ def calibrate(
     show: Annotated[
         bool, typer.Option("--show", help="Show what is kept of this machine, and what has changed.")
     ] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Show measured over planned step times of the server's jobs, by week.")
+    ] = False,
     home: terminal.Home = None,
     as_json: terminal.Json = False,
 ) -> None:
@@ -91,6 +95,9 @@ def calibrate(
     place = terminal.folder(home)
     if show:
         _show(place, as_json=as_json)
+        return
+    if history:
+        _history(home, as_json=as_json)
         return
     if check is not None:
         _check(place, check, Steps(seq, batch, layers, steps), cpu=cpu, as_json=as_json)
@@ -141,6 +148,15 @@ def _check(place: Path, config: Path, wanted: Steps, *, cpu: bool, as_json: bool
         terminal.print_json(found)
     else:
         print_checked(found, gpu)
+
+
+def _history(home: Path | None, *, as_json: bool) -> None:
+    with terminal.connect(home) as client:
+        weeks = weeks_of_steps(event for _, event in client.events())
+    if as_json:
+        terminal.print_json(weeks)
+    else:
+        print_history(weeks)
 
 
 def _precision(text: str | None, *, on_gpu: bool) -> str:

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from rich.text import Text
 
+from cordee.account.drift import WeekOfSteps
 from cordee.agent.calibration.check import Checked
 from cordee.agent.calibration.files import Kept
 from cordee.agent.calibration.session import Calibration
 from cordee.cli import terminal
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.measured import Sample
-from cordee.units import format_bytes, format_latency, plural
+from cordee.units import US_PER_S, format_bytes, format_latency, plural
 
 _SHOWN = (
     ("products", "product {} forward", "flop"),
@@ -129,3 +131,33 @@ def print_kept(kept: Sequence[Kept]) -> None:
         terminal.stdout().print(
             "run cordee calibrate again: plans with a stale table are as good as what has not changed"
         )
+
+
+def print_history(weeks: Sequence[WeekOfSteps]) -> None:
+    """Print measured over planned step times by kind of GPU and week, and which kinds have changed."""
+    out = terminal.stdout()
+    if not weeks:
+        out.print("no job has both planned and measured its step time yet")
+        return
+    right = ("ATTEMPTS", "MEASURED/PLANNED", "AGAINST BEFORE")
+    table = terminal.table("GPU", "WEEK OF", *right, right=right)
+    for week in weeks:
+        changed = "" if week.changed_by is None else f"{week.changed_by:+.0%}"
+        table.add_row(
+            week.gpu_name, _day(week), str(week.attempts), f"{week.over_plan:.2f}",
+            Text(changed, style="yellow" if week.is_change else ""),
+        )  # fmt: skip
+    out.print(table)
+    newest = {week.gpu_name: week for week in weeks}
+    for name, week in newest.items():
+        if week.changed_by is not None and week.is_change:
+            way = "longer" if week.changed_by > 0 else "shorter"
+            out.print(
+                f"steps on {name} take {abs(week.changed_by):.0%} {way} than before the week of {_day(week)}: "
+                "see cordee doctor, then run cordee calibrate there",
+                highlight=False,
+            )
+
+
+def _day(week: WeekOfSteps) -> str:
+    return f"{datetime.fromtimestamp(week.from_us // US_PER_S, UTC):%Y-%m-%d}"

@@ -13,7 +13,7 @@ from cordee.cli import terminal
 from cordee.cli.plan_cards import print_cards
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
 from cordee.cli.plan_trace import Tracing
-from cordee.cli.stale import warned
+from cordee.cli.stale import note_several_kinds, warned
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES, Gpu
 from cordee.hardware.load import load_catalogue, load_electricity
@@ -22,7 +22,7 @@ from cordee.plan.cards import Cards, ask_cards
 from cordee.plan.cards_document import cards_document
 from cordee.plan.curve import Curve
 from cordee.plan.document import curve_document, plan_document
-from cordee.plan.expect import DEFAULTS, Assumptions
+from cordee.plan.expect import DEFAULTS, Assumptions, node_storage_bytes_per_s
 from cordee.plan.layout import RECOMPUTES
 from cordee.plan.page import curve_page
 from cordee.plan.rent_or_buy import Ownership, ownership_from
@@ -30,7 +30,7 @@ from cordee.plan.rollouts import ask_stages
 from cordee.plan.settings import TRAINED, Settings
 from cordee.plan.training import FRAMEWORKS, LOSSES, PRECISIONS
 from cordee.plan.wanted import LayoutWanted, layout_wanted
-from cordee.planning import find_gpu, gpus_here, home_gpus, home_prices, parse_tokens
+from cordee.planning import find_gpu, gpus_here, home_gpus, home_prices, parse_tokens, with_several_kinds
 from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape, model_path
@@ -45,7 +45,8 @@ Model = Annotated[str, typer.Argument(help="Name of a catalogued model, a config
 Gpus = Annotated[
     str | None,
     typer.Option(
-        help="GPUs of the job: 64xH100, H100:64, or here (calibrated); a range, 8..512xH100, draws the scaling curve.",
+        help="GPUs of the job: 64xH100, H100:64, 8xH100+8xA100 (several kinds), or here (calibrated); a range, "
+        "8..512xH100, draws the scaling curve.",
         show_default="every kind of GPU: which hold it",
     ),
 ]
@@ -108,7 +109,12 @@ Prices = Annotated[
         show_default="prices.toml in CORDEE_HOME, ~/.cordee",
     ),
 ]
-Storage = Annotated[str, typer.Option(help="Bandwidth from a node to checkpoint storage.")]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        help="Bandwidth from a node to checkpoint storage.", show_default=f"as calibrated, else {STORAGE_PER_NODE}"
+    ),
+]
 Mtbi = Annotated[
     str | None, typer.Option(help="Mean time between failures: 6h.", show_default="Llama 3's rate for so many GPUs")
 ]
@@ -161,7 +167,7 @@ def plan(
     tokens: Tokens = None,
     capacity: CapacityName = "on-demand",
     prices: Prices = None,
-    storage: Storage = STORAGE_PER_NODE,
+    storage: Storage = None,
     mtbi: Mtbi = None,
     reclaims: Reclaims = SPOT_MTBI,
     notice: Notice = SPOT_NOTICE,
@@ -182,7 +188,10 @@ def plan(
     Exits with 21 if no layout fits; the answer then shows by how many bytes, and what would fit.
     """
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
-    first, last, kind = (None, 1, catalogue.gpus[0].name) if gpus is None else _gpus(gpus_here(gpus, catalogue))
+    if gpus is not None:
+        gpus, catalogue = with_several_kinds(gpus_here(gpus, catalogue), catalogue)
+        note_several_kinds(catalogue.gpus[-1])
+    first, last, kind = (None, 1, catalogue.gpus[0].name) if gpus is None else _gpus(gpus)
     settings = _settings(
         seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads, packed_tokens=packed,
         freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=_one_of("way to train", train, TRAINED),
@@ -192,7 +201,8 @@ def plan(
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json)
     if trace and tracing.compared_alone():
         return
-    assumed = _assumptions(storage, mtbi, reclaims, notice, stall, prices)
+    storage_bytes_per_s = node_storage_bytes_per_s(gpu) if storage is None else parse_bytes_per_s(storage)
+    assumed = _assumptions(storage_bytes_per_s, mtbi, reclaims, notice, stall, prices)
     request = Request(
         shape=load_shape(model), gpu=gpu, gpus=last, settings=settings, layout=wanted, assumed=assumed, stage=stage,
         search="everything" if exhaustive else "meshes", prices=catalogue.prices, why=why, contexts=max_seq,
@@ -253,11 +263,11 @@ def _settings(
 
 
 def _assumptions(
-    storage: str, mtbi: str | None, reclaims: str, notice: str, stall: str | None, prices: Path | None
+    storage_bytes_per_s: float, mtbi: str | None, reclaims: str, notice: str, stall: str | None, prices: Path | None
 ) -> Assumptions:
     """Return what the flags say of storage and interruptions, and the price list of electricity."""
     return Assumptions(
-        storage_bytes_per_s=parse_bytes_per_s(storage),
+        storage_bytes_per_s=storage_bytes_per_s,
         mtbi_s=None if mtbi is None else parse_duration_s(mtbi),
         reclaim_mtbi_s=parse_duration_s(reclaims),
         notice_s=parse_duration_s(notice),

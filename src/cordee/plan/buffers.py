@@ -1,6 +1,7 @@
 """Bytes that frameworks hold beside states and activations: buckets, gathered layers, dummy gradients, context."""
 
 from cordee.hardware.arrays import Real, only_where
+from cordee.hardware.catalog import Gpu
 from cordee.plan.activations import keeps_fp8
 from cordee.plan.layout import Layout
 from cordee.plan.states import (
@@ -31,6 +32,12 @@ def context_bytes(layout: Layout) -> Real:
     """Return the CUDA context and NCCL's buffers, one communicator an axis: nvidia-smi shows them, torch does not."""
     sizes = (layout.tp, layout.pp, layout.data_ranks, layout.cp, layout.ep)
     return CUDA_BYTES + sum(NCCL_BYTES * (size > 1) for size in sizes)
+
+
+def context_beyond_assumed_bytes(gpu: Gpu) -> float:
+    """Return what a calibrated GPU's libraries take beyond CUDA_BYTES; negative: they take less."""
+    measured = None if gpu.measured is None else gpu.measured.numbers.get("context_bytes")
+    return 0.0 if measured is None else measured - CUDA_BYTES
 
 
 def standing_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:

@@ -53,6 +53,13 @@ class Assumptions:
 DEFAULTS = Assumptions()
 
 
+def node_storage_bytes_per_s(gpu: Gpu) -> float:
+    """Return what a node's checkpoint storage reaches: the slower way if it was calibrated, else what is assumed."""
+    numbers = {} if gpu.measured is None else gpu.measured.numbers
+    ways = [numbers[name] for name in ("write_bytes_per_s", "read_bytes_per_s") if name in numbers]
+    return min(ways, default=DEFAULTS.storage_bytes_per_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """One kind of capacity: its price, its interruptions with their source, and what they cost the job."""

@@ -38,6 +38,8 @@ def product_seconds(gpu: Gpu, precision: str, tokens: Real, outputs: Real, input
     if forward is None or inner is None or weight is None:
         return None
     flop = 2.0 * tokens * outputs * inputs / _edge(measured, precision, outputs) / _edge(measured, precision, inputs)
+    # A step is longer than a probe: its products run at the rate that power and heat allow.
+    flop = flop / min(1.0, measured.numbers.get("sustained_fraction", 1.0))
     return Seconds(*(each.seconds(flop, tokens, outputs, inputs) for each in (forward, inner, weight)))
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from cordee.errors import LayoutError, ShapeError
 from cordee.hardware.catalog import Capacity, Gpu, Price, price_of
+from cordee.plan.buffers import context_beyond_assumed_bytes
 from cordee.plan.expect import Assumptions
 from cordee.plan.optimum import Case
 from cordee.plan.rent_or_buy import Ownership
@@ -85,15 +86,21 @@ class Request:
             raise LayoutError(f"--launch {self.launcher} writes no adapters", hint="configure them in the script")
         training = settings.training(self.shape, self.gpus)
         if self.stage is None:
-            return Case(self.shape, self.gpu, self.gpus, training)
+            return Case(self.shape, self._left(0.0), self.gpus, training)
         if self.launcher is not None:
             raise LayoutError(f"--launch {self.launcher} writes no {self.stage}", hint="configure it in the script")
         stage = self.parsed_stage()
         assert stage is not None, "the text of a stage is read or refused"
         training = with_stage(training, stage, asked_batch=settings.global_batch, gpus=self.gpus)
         resident = 0.0 if stage.rollouts is None else stage.rollouts.resident
-        left = replace(self.gpu, memory_bytes=round(self.gpu.memory_bytes * (1 - resident))) if resident else self.gpu
-        return Case(self.shape, left, self.gpus, training)
+        return Case(self.shape, self._left(resident), self.gpus, training)
+
+    def _left(self, resident: float) -> Gpu:
+        """Return the GPU without the fraction of its memory that an engine keeps, and with its own context counted."""
+        beyond = context_beyond_assumed_bytes(self.gpu)
+        if not resident and not beyond:
+            return self.gpu
+        return replace(self.gpu, memory_bytes=round(self.gpu.memory_bytes * (1 - resident) - beyond))
 
 
 def refuse_serving_only(shape: ModelShape) -> None:

@@ -1,4 +1,4 @@
-"""Memory as driver and allocator have it: what a GPU holds, what libraries take of it, reserved over allocated."""
+"""Memory as driver and allocator have it: what a GPU holds, and what libraries take of it."""
 
 import resource
 import time
@@ -10,24 +10,25 @@ import torch
 
 from cordee.train.calibration.timing import Device
 
-_WIDTH, _LAYERS, _TOKENS = 2048, 4, 4096
 SUSTAINED_S = 5.0
 
 
 def measure_memory(device: Device) -> Iterator[dict[str, Any]]:
-    """Yield single numbers: `memory_bytes`, `context_bytes`, and on a GPU `reserved_ratio`."""
+    """Yield single numbers: `memory_bytes` and `context_bytes`."""
     if device.kind == "cpu":
         yield {"number": "memory_bytes", "value": float(_host_bytes())}
         yield {"number": "context_bytes", "value": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
         return
     _, total = torch.cuda.mem_get_info(device.torch)
     yield {"number": "memory_bytes", "value": float(total)}
-    ratio = _reserved_ratio(device)
+    # Libraries load their modules with the first product and the first attention.
+    side = torch.ones(1, 8, 256, 64, device=device.torch, dtype=torch.bfloat16)
+    torch.nn.functional.scaled_dot_product_attention(side @ side.mT @ side, side, side)
+    torch.cuda.synchronize(device.torch)
     free, _ = torch.cuda.mem_get_info(device.torch)
     # What others hold is not told apart; calibrations are refused beside them.
     held = total - free - torch.cuda.memory_reserved(device.torch)
     yield {"number": "context_bytes", "value": float(held)}
-    yield {"number": "reserved_ratio", "value": ratio}
 
 
 def _host_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
@@ -35,21 +36,6 @@ def _host_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
     raise OSError(f"{meminfo} has no MemTotal")
-
-
-def _reserved_ratio(device: Device) -> float:
-    """Return the most that the allocator reserved over the most that was allocated, in steps of a small MLP."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device.torch)
-    layers = [torch.nn.Linear(_WIDTH, _WIDTH, device=device.torch) for _ in range(_LAYERS)]
-    model = torch.nn.Sequential(*(each for layer in layers for each in (layer, torch.nn.GELU())))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for _ in range(3):
-        model(torch.randn(_TOKENS, _WIDTH, device=device.torch)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    torch.cuda.synchronize(device.torch)
-    return float(torch.cuda.max_memory_reserved(device.torch) / torch.cuda.max_memory_allocated(device.torch))
 
 
 def measure_sustained(device: Device, seconds: float = SUSTAINED_S) -> Iterator[dict[str, Any]]:
