@@ -32,6 +32,7 @@ def _activations(memory: RankMemory) -> float:
 
 # What only a run that did not go out of memory has.
 SPEEDS = {"step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "samples_per_gpu_per_s"}
+ADAPTERS = re.compile(r"\bmode (Q?LoRA|LLaMA-Adapter)\b")
 # Activations in per cent of those with tensor parallelism and nothing else.
 SHARE_METRIC = "activation_mem_pct_of_none"
 # What each metric of memory means, and which of the planner's numbers answers it.
@@ -74,14 +75,15 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
     unscored: dict[str, int] = defaultdict(int)
     ran: dict[str, list[bool]] = defaultdict(list)
     for run in runs:
-        if run.gpu is not None and run.zero_said and run.recompute_said and SPEEDS & set(run.metrics):
+        known = run.zero_said and run.recompute_said and not ADAPTERS.search(run.note)
+        if run.gpu is not None and known and SPEEDS & set(run.metrics):
             ran[run.source].append(
                 rank_memory(run.shape, run.layout, run.training).total_bytes <= usable_bytes(run.gpu)
             )
         wanted = [m for m in run.metrics if "mem" in m or m in ("oom", "peak_reserved_gib")]
         why = "" if run.zero_said else "the ZeRO stage is not said"
         why = "the row contradicts itself (trust 3)" if run.trust > 2 else why
-        why = "adapters, which adapters.py scores" if re.search(r"\bmode Q?LoRA\b", run.note) else why
+        why = "adapters, which adapters.py scores, or of another kind" if ADAPTERS.search(run.note) else why
         if why:
             unscored[why] += len(wanted)
             continue

@@ -14,7 +14,7 @@ from pathlib import Path
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.plan.layout import Layout, Recompute
-from cordee.plan.training import OPTIMIZERS, Attention, Framework, Loss, Precision, Training
+from cordee.plan.training import OPTIMIZERS, Attention, Framework, Loss, Optimizer, Precision, Training
 from cordee.units import GB
 from cordee.workload.model import Experts, LatentAttention, ModelShape
 
@@ -247,6 +247,7 @@ def _read_run(row: Mapping[str, str], shape: ModelShape) -> tuple[Layout, Traini
         # A row that does not say how the context is parallel is taken as the kind that keeps the most.
         cp_kind="ring" if "ring" in row["note"] or cp == 1 else "ulysses",
         split=_split(row, shape, pp),
+        offload="activations" if _rungs(row["note"].lower()) > 2 else "none",
     )
     return layout, _training(row, shape, framework, global_batch)
 
@@ -260,7 +261,7 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
     return Training(
         seq_tokens=_whole(row["seq_len"]) or (int(told[1]) if told else DEFAULT_SEQUENCE),
         global_batch=global_batch,
-        optimizer=OPTIMIZERS[_optimizer(framework, dtype)],
+        optimizer=_fine_tuner(note) or OPTIMIZERS[_optimizer(framework, dtype)],
         precision=precision,
         # GPT models of Megatron-LM before Transformer Engine: fused softmax with dropout, no flash attention.
         flash=not old,
@@ -268,7 +269,7 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
         framework=framework,
         overlap="no comm overlap" not in note,
         # Scripts that are built on the flash-attn package take its fused cross-entropy as well.
-        loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else _compiled(note),
+        loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else _compiled(note) or _chunked(note),
         attention=_attention(row["framework"]),
         fused=True if _is_fused(row["framework"], note) else None,
     )
@@ -296,6 +297,28 @@ def _attention(framework: str) -> Attention | None:
 def _compiled(note: str) -> Loss | None:
     """A loss that the note says goes through torch.compile."""
     return "compiled" if re.search(r"compile of (layers and )?(the )?loss", note) else None
+
+
+# The rungs of torchtune's README from a plain full fine-tuning in 16 bits: each has what those before it have.
+LADDER = ("chunked ce, ac", "+ optimizer in backward", "+ activation offload", "+ 8-bit adamw")
+
+
+def _rungs(note: str) -> int:
+    """How many rungs of the ladder a note stands above plain 16-bit training; 0: it names none."""
+    return next((at + 1 for at, rung in reversed([*enumerate(LADDER)]) if rung in note), 0)
+
+
+def _fine_tuner(note: str) -> Optimizer | None:
+    """The optimizer of a full fine-tuning that says it trains in 16 bits alone; None: it does not say so."""
+    if "pure bf16" not in note and not _rungs(note):
+        return None
+    name = "adamw-bf16" if "8-bit" not in note else "adamw-8bit-paged" if "paged" in note else "adamw-8bit"
+    return replace(OPTIMIZERS[name], in_backward="optimizer in backward" in note or _rungs(note) > 1)
+
+
+def _chunked(note: str) -> Loss | None:
+    """A loss over pieces of the output."""
+    return "chunked" if "chunked ce" in note or _rungs(note) else None
 
 
 def _optimizer(framework: Framework, dtype: str) -> str:

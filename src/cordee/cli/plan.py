@@ -15,7 +15,7 @@ from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more,
 from cordee.cli.plan_trace import Tracing
 from cordee.cli.stale import note_several_kinds, warned
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
-from cordee.hardware.catalog import CAPACITIES, Gpu
+from cordee.hardware.catalog import CAPACITIES, Catalogue, Gpu
 from cordee.hardware.load import load_catalogue, load_electricity
 from cordee.plan.ask import Answer, Request, ask_curve
 from cordee.plan.cards import Cards, ask_cards
@@ -188,9 +188,7 @@ def plan(
     Exits with 21 if no layout fits; the answer then shows by how many bytes, and what would fit.
     """
     catalogue = load_catalogue(prices or home_prices(), home_gpus())
-    if gpus is not None:
-        gpus, catalogue = with_several_kinds(gpus_here(gpus, catalogue), catalogue)
-        note_several_kinds(catalogue.gpus[-1])
+    gpus, catalogue = (gpus, catalogue) if gpus is None else _kinds(gpus, catalogue)
     first, last, kind = (None, 1, catalogue.gpus[0].name) if gpus is None else _gpus(gpus)
     settings = _settings(
         seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads, packed_tokens=packed,
@@ -201,8 +199,7 @@ def plan(
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json)
     if trace and tracing.compared_alone():
         return
-    storage_bytes_per_s = node_storage_bytes_per_s(gpu) if storage is None else parse_bytes_per_s(storage)
-    assumed = _assumptions(storage_bytes_per_s, mtbi, reclaims, notice, stall, prices)
+    assumed = _assumptions(gpu, storage, mtbi, reclaims, notice, stall, prices)
     request = Request(
         shape=load_shape(model), gpu=gpu, gpus=last, settings=settings, layout=wanted, assumed=assumed, stage=stage,
         search="everything" if exhaustive else "meshes", prices=catalogue.prices, why=why, contexts=max_seq,
@@ -263,11 +260,11 @@ def _settings(
 
 
 def _assumptions(
-    storage_bytes_per_s: float, mtbi: str | None, reclaims: str, notice: str, stall: str | None, prices: Path | None
+    gpu: Gpu, storage: str | None, mtbi: str | None, reclaims: str, notice: str, stall: str | None, prices: Path | None
 ) -> Assumptions:
     """Return what the flags say of storage and interruptions, and the price list of electricity."""
     return Assumptions(
-        storage_bytes_per_s=storage_bytes_per_s,
+        storage_bytes_per_s=node_storage_bytes_per_s(gpu) if storage is None else parse_bytes_per_s(storage),
         mtbi_s=None if mtbi is None else parse_duration_s(mtbi),
         reclaim_mtbi_s=parse_duration_s(reclaims),
         notice_s=parse_duration_s(notice),
@@ -332,6 +329,13 @@ def _print_curve(request: Request, curve: Curve, html: Path | None, *, as_json: 
         print_curve(curve, shape, gpu)
     if curve.smallest is None:
         raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def _kinds(text: str, catalogue: Catalogue) -> tuple[str, Catalogue]:
+    """Return the GPUs of this host, or of several kinds, as one kind of a catalogue; say what several run at."""
+    found = with_several_kinds(gpus_here(text, catalogue), catalogue)
+    note_several_kinds(found[1].gpus[-1])
+    return found
 
 
 def _gpus(text: str) -> tuple[int | None, int, str | None]:
