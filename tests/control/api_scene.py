@@ -8,12 +8,12 @@ from stage import Scene
 
 from cordee.client import Client
 from cordee.control.api import create_app
-from cordee.control.home import Bearer
 from cordee.control.http import WebServer
 from cordee.control.listen import Listener
 from cordee.control.members import Members, PublicAddress
 from cordee.control.operations import Operations
 from cordee.control.rehearsals.operations import RehearsalOperations
+from cordee.control.roles import ADMIN, Bearer
 from cordee.control.secret_store import SecretStore
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.store.credentials import Credentials
@@ -45,7 +45,7 @@ class Api:
             home=folder,
             catalogue=load_catalogue(),
             wake=lambda: None,
-            owners={TOKEN: Bearer("ada"), OTHER: Bearer("bob")},
+            owners={TOKEN: Bearer("ada", grants=ADMIN), OTHER: Bearer("bob")},
             members=members_of(self.scene, public and PublicAddress(public.url, public.fingerprint)),
             secrets=SecretStore(folder, Credentials(self.scene.store), TOKEN),
         )

@@ -14,9 +14,9 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from stage import Scene
 
 from cordee.control.api import create_app
-from cordee.control.home import Bearer
 from cordee.control.members import PublicAddress
 from cordee.control.operations import Operations
+from cordee.control.roles import ADMIN, Bearer
 from cordee.control.secret_store import SecretStore
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.store.credentials import Credentials
@@ -48,7 +48,7 @@ def app_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesi
         home=folder,
         catalogue=load_catalogue(),
         wake=scene.control.tick,
-        owners={TOKEN: Bearer("ada")},
+        owners={TOKEN: Bearer("ada", grants=ADMIN)},
         members=members_of(scene, PublicAddress("https://head:8470", None)),
         secrets=SecretStore(folder, Credentials(scene.store), TOKEN),
     )

@@ -115,7 +115,7 @@ def test_an_owner_prioritizes_own_jobs_and_an_operator_any(api: Api, other: Clie
     submit(api, "run")
     for name, by in (("a", None), ("x", other), ("b", None), ("y", other)):
         submit(api, name, by)
-    with pytest.raises(ForbiddenError, match="is ada's: only ada and the operator"):
+    with pytest.raises(ForbiddenError, match="is ada's: only ada and operators of default"):
         other.prioritize("a")
     other.prioritize("y")
     other.prioritize("y")
@@ -211,19 +211,19 @@ def test_only_the_owner_and_the_operator_ask_for_something(api: Api, other: Clie
         (other.resume, "resume"),
         (other.requeue, "requeue"),
     ):
-        with pytest.raises(ForbiddenError, match=f"is ada's: only ada and the operator may {what} it"):
+        with pytest.raises(ForbiddenError, match=f"is ada's: only ada and operators of default may {what} it"):
             ask("a")
     begin = api.scene.time.us
-    with pytest.raises(ForbiddenError, match="by the operator only, and you are bob"):
+    with pytest.raises(ForbiddenError, match="bob may not book maintenance"):
         other.book_maintenance("local", from_us=begin, until_us=begin + 10**9, why="x")
     assert api.scene.control.number == before
     booked = api.client.book_maintenance("local", from_us=begin, until_us=begin + 10**9, why="x")
-    with pytest.raises(ForbiddenError, match="by the operator only"):
+    with pytest.raises(ForbiddenError, match="bob may not cancel maintenance"):
         other.cancel_maintenance(booked.booking)
     submit(api, "own", other)
     assert other.hold("own").name == other.resume("own").name == "own"
     api.client.hold("own")
-    with pytest.raises(ForbiddenError, match="ada, the operator, holds own-"):
+    with pytest.raises(ForbiddenError, match="ada, an operator, holds own-"):
         other.resume("own")
     assert api.client.resume("own").name == "own"
 
@@ -278,7 +278,7 @@ def test_reservations_are_made_listed_refused_and_cancelled(api: Api, other: Cli
     theirs = {"nodes": ["local"], "from_us": now_us + 5 * hour, "until_us": now_us + 6 * hour}
     made_by_other = other.reserve(**theirs)
     assert made_by_other.user == made_by_other.by != "ada"
-    with pytest.raises(ForbiddenError, match="for queue eval by the operator only, and you are"):
+    with pytest.raises(ForbiddenError, match="for queue eval by operators only, and you are"):
         other.reserve(**theirs, queue="eval")
     with pytest.raises(ForbiddenError, match=f"{made.reservation} is cancelled"):
         other.cancel_reservation(made.reservation)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cordee.control.home import Bearer, Home, file_system
+from cordee.control.home import Home, file_system
+from cordee.control.roles import ADMIN, Bearer
 from cordee.errors import HomeInUseError, HomeUnsuitableError
 
 MOUNTS = """\
@@ -73,11 +74,12 @@ def test_the_token_is_drawn_once_and_private(tmp_path: Path) -> None:
 
 def test_tokens_have_owners(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    assert home.owners("ada") == {home.token(): Bearer("ada")}
+    assert home.owners("ada") == {home.token(): Bearer("ada", grants=ADMIN)}
     path = tmp_path / "tokens"
     path.write_text("# who may submit\n\nbob aaaaaaaaaaaaaaaaaaaaaaaa\n  ci   bbbbbbbbbbbbbbbbbbbbbbbb\n")
     path.chmod(0o600)
-    assert home.owners("ada") == {home.token(): Bearer("ada"), "a" * 24: Bearer("bob"), "b" * 24: Bearer("ci")}
+    others = {"a" * 24: Bearer("bob"), "b" * 24: Bearer("ci")}
+    assert home.owners("ada") == {home.token(): Bearer("ada", grants=ADMIN), **others}
 
 
 def test_a_token_may_be_one_to_read_with_and_end_with_a_day(tmp_path: Path) -> None:

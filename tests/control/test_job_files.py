@@ -10,7 +10,9 @@ from api_scene import OTHER, SPEC, TOKEN, Api
 from cordee.cli.capture import capture_job, write_code
 from cordee.client import Client
 from cordee.control import files as job_files
+from cordee.control.access import Access
 from cordee.control.mirror import Mirror
+from cordee.control.roles import Bearer
 from cordee.control.tunnels import Opening, Tunnels
 from cordee.errors import ForbiddenError, InputError, NotFoundError, SpecError, StoreError
 from cordee.storage.content import pack, unpack
@@ -117,9 +119,9 @@ def test_a_tunnel_looks_up_a_job_without_its_files(api: Api, monkeypatch: pytest
     monkeypatch.setattr(api.operations.files, "view", walked)
     tunnels = Tunnels(api.operations, None)  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match="none of its processes runs"):
-        tunnels.target(job_id, "ada", Opening(what="shell"))
+        tunnels.target(job_id, Access(Bearer("ada"), api.operations), Opening(what="shell"))
     with pytest.raises(ForbiddenError, match="is ada's"):
-        tunnels.target(job_id, "bob", Opening(what="shell"))
+        tunnels.target(job_id, Access(Bearer("bob"), api.operations), Opening(what="shell"))
 
 
 def test_only_owner_and_operator_see_which_files_a_job_has(api: Api, project: Path) -> None:
@@ -298,7 +300,7 @@ def test_only_the_operator_reads_the_files_of_all_jobs(api: Api, project: Path) 
     assert [digest for digest, _ in unpack(api.client.job_files(job_id, [str(spec.files)]))] == [spec.files]
     with pytest.raises(NotFoundError, match="the job's files have no content"):
         api.client.job_files(job_id, ["ab" * 32])
-    with Client(url=api.url, token=OTHER) as bob, pytest.raises(ForbiddenError, match="bob may not read the files"):
+    with Client(url=api.url, token=OTHER) as bob, pytest.raises(ForbiddenError, match="may read its files"):
         bob.job_files(job_id, [str(spec.files)])
     plain = api.client.submit(SPEC).job.job_id
     with pytest.raises(NotFoundError, match="was submitted without its files"):

@@ -403,7 +403,7 @@ def test_only_the_operators_gateways_report_usage_and_only_owners_load(world: Wo
     world.turn()
     line = UsageLine(service="chat", job_id="chat-abcdef", epoch=1, tenant="a", from_us=1, until_us=2, requests=3)
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"usage": [line]}, "bob may not report usage: ada does, since a bill is made of it"),
+        ({"usage": [line]}, "bob may not report usage: operators do, since a bill is made of it"),
         ({"running": 2}, "bob may not report the load of chat, a service of ada"),
     ]
     for fields, message in cases:

@@ -40,7 +40,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def tenants_of(scene: Scene) -> Tenants:
-    return Tenants(scene.control, TenantRows(scene.store), scene.time, "ada")
+    return Tenants(scene.control, TenantRows(scene.store), scene.time)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -76,17 +76,26 @@ def _payer(by: By, charged: Charged) -> str:
 
 
 def summed(
-    by: By, rows: Iterable[AttemptRow], sums: Mapping[str, Sequence[CostRow]] = MappingProxyType({})
+    by: By,
+    rows: Iterable[AttemptRow],
+    sums: Mapping[str, Sequence[CostRow]] = MappingProxyType({}),
+    *,
+    sees: Callable[[AttemptRow], bool] | None = None,
 ) -> tuple[CostRow, ...]:
-    """Return these rows, and earlier sums by key, summed in the order of their keys."""
+    """Return these rows, and earlier sums by key, summed in the order of their keys.
+
+    With `sees`, only rows for which it is true are summed, and keys without one are left out; what is charged to a key
+    is all that others lost for it.
+    """
     key = _KEYS[by]
     groups: dict[str, list[AttemptRow]] = {}
     charged: dict[str, list[AttemptRow]] = {}
     for row in rows:
-        groups.setdefault(key(row), []).append(row)
+        if sees is None or sees(row):
+            groups.setdefault(key(row), []).append(row)
         if row.charged is not None and by != "epoch":
             charged.setdefault(_payer(by, row.charged), []).append(row)
-    keys = sorted(groups.keys() | charged.keys() | sums.keys())
+    keys = sorted(groups if sees is not None else groups.keys() | charged.keys() | sums.keys())
     return tuple(sum_rows(key, groups.get(key, ()), charged.get(key, ()), sums.get(key, ())) for key in keys)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
@@ -17,7 +17,7 @@ from starlette.routing import Match, Route
 
 import cordee
 from cordee import errors
-from cordee.account.sums import By
+from cordee.account.sums import By as CostBy
 from cordee.answers.cost import CostView
 from cordee.answers.files import FileDigests, FilesReceived
 from cordee.answers.jobs import JobDetailView, JobView, WhyView
@@ -31,6 +31,7 @@ from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.dependencies import (
     REFUSALS,
     Asked,
+    By,
     Itself,
     MayJoin,
     Owner,
@@ -43,6 +44,7 @@ from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.operations import Operations
 from cordee.control.rehearsals import routes as rehearsals_routes
 from cordee.control.rehearsals.operations import RehearsalOperations
+from cordee.control.roles import Action
 from cordee.control.services import routes as services_routes
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.sweeps import routes as sweeps_routes
@@ -50,7 +52,6 @@ from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.web.create import add_pages
 from cordee.errors import CordeeError, InputError, MissingExtraError, NotFoundError, as_body
 from cordee.event_json import encode
-from cordee.events import Event
 from cordee.reports import COUNT_MAX
 
 EVENTS_AT_ONCE = 500
@@ -92,16 +93,18 @@ def health(operations: Asked) -> HealthView:
 
 
 @router.post("/jobs", status_code=201)
-def submit(submission: Submission, operations: Asked, owner: Owner, request: Request) -> Submitted:
+def submit(submission: Submission, operations: Asked, by: By, request: Request) -> Submitted:
     """Queue a job, or refuse it and change nothing."""
     refuse_exposed_secrets(request, submission.secrets)
-    return operations.submit(submission, owner)
+    by.check_submits(submission.spec, submission.job_id)
+    return operations.submit(submission, by.name)
 
 
 @router.post("/dry-run")
-def dry_run(submission: Submission, operations: Asked, owner: Owner, draws: Draws = 0) -> DryRunView:
+def dry_run(submission: Submission, operations: Asked, by: By, draws: Draws = 0) -> DryRunView:
     """Try a submission: where and when the job starts, what it preempts, what it costs; nothing is queued."""
-    return operations.dry_run(submission, owner, draws)
+    by.check_submits(submission.spec)
+    return by.dry_run(operations.dry_run(submission, by.name, draws))
 
 
 @router.post("/files/missing")
@@ -121,33 +124,35 @@ async def add_files(request: Request, operations: Asked, owner: Owner) -> FilesR
 
 
 @router.post("/jobs/{job_id}/files", include_in_schema=False)
-def job_files(job_id: str, files: FileDigests, operations: Asked, owner: Owner) -> Response:
+def job_files(job_id: str, files: FileDigests, operations: Asked, by: By) -> Response:
     """Return a pack of contents of a job's files: for a server that stands by, and for the job's owner."""
-    return Response(operations.job_files(job_id, files.digests, owner), media_type="application/octet-stream")
+    found = by.job(job_id, Action.CHANGE, "read its files")
+    return Response(operations.job_files(found, files.digests), media_type="application/octet-stream")
 
 
 @router.get("/jobs")
-def jobs(operations: Asked) -> list[JobView]:
-    """Return every job, newest first."""
-    return operations.jobs()
+def jobs(operations: Asked, by: By) -> list[JobView]:
+    """Return every job that the token may see, newest first."""
+    return by.views(job for job in operations.jobs() if by.sees(job))
 
 
 @router.get("/jobs/{ref}")
-def job(ref: str, operations: Asked, owner: Owner) -> JobDetailView:
-    """Return one job with its attempts; its owner and the operator see which files it has, and what it wrote."""
-    return operations.job(ref, by=owner)
+def job(ref: str, operations: Asked, by: By) -> JobDetailView:
+    """Return one job with its attempts; who may change it sees which files it has, and what it wrote."""
+    job_id = by.job(ref)
+    return by.view(operations.job(job_id, names=by.changes_id(job_id)))
 
 
 @router.post("/jobs/{ref}/stop")
-def stop(ref: str, operations: Asked, owner: Owner, now: bool = False) -> JobView:
+def stop(ref: str, operations: Asked, by: By, now: bool = False) -> JobView:
     """Ask a job to end, after a checkpoint or now."""
-    return operations.stop(ref, by=owner, now=now)
+    return by.view(operations.stop(by.job(ref, Action.CHANGE, "stop it"), by=by.name, now=now))
 
 
 @router.get("/jobs/{ref}/why")
-def why(ref: str, operations: Asked, draws: Draws = 0) -> WhyView:
+def why(ref: str, operations: Asked, by: By, draws: Draws = 0) -> WhyView:
     """Explain the state of a job; with draws, also forecast when it starts and ends."""
-    return operations.why(ref, draws)
+    return by.view(operations.why(by.job(ref), draws))
 
 
 @router.get(
@@ -158,6 +163,7 @@ def why(ref: str, operations: Asked, draws: Draws = 0) -> WhyView:
 def read_logs(
     request: Request,
     operations: Asked,
+    by: By,
     ref: str,
     *,
     epoch: Annotated[int | None, Query(ge=1, le=COUNT_MAX)] = None,
@@ -169,7 +175,7 @@ def read_logs(
 
     The header Range asks for bytes of one rank's log as they are, without labels.
     """
-    job = operations.job(ref)
+    job = operations.job(by.job(ref))
     _check_rank(job, None if follow else epoch, rank)
 
     def files(which: int) -> list[Path]:
@@ -186,39 +192,44 @@ def read_logs(
 
 
 @router.get("/nodes")
-def nodes(operations: Asked) -> list[NodeView]:
+def nodes(operations: Asked, by: By) -> list[NodeView]:
     """Return every node that was ever up."""
-    return operations.nodes()
+    return by.views(operations.nodes())
 
 
 @router.post("/nodes/{name}/cordon")
-def cordon(name: str, order: NodeOrder, operations: Asked, owner: Owner) -> NodeView:
+def cordon(name: str, order: NodeOrder, operations: Asked, by: By) -> NodeView:
     """Place nothing new on a node."""
-    return operations.cordon(name, by=owner, why=order.why)
+    by.check(Action.CHANGE, "cordon nodes")
+    return operations.cordon(name, by=by.name, why=order.why)
 
 
 @router.post("/nodes/{name}/drain")
-def drain(name: str, order: NodeOrder, operations: Asked, owner: Owner) -> NodeView:
+def drain(name: str, order: NodeOrder, operations: Asked, by: By) -> NodeView:
     """Cordon a node and give its attempts notice."""
-    return operations.cordon(name, by=owner, why=order.why, drain=True)
+    by.check(Action.CHANGE, "drain nodes")
+    return operations.cordon(name, by=by.name, why=order.why, drain=True)
 
 
 @router.post("/nodes/{name}/uncordon")
-def uncordon(name: str, order: NodeOrder, operations: Asked, owner: Owner) -> NodeView:
+def uncordon(name: str, order: NodeOrder, operations: Asked, by: By) -> NodeView:
     """Put a node back into use."""
-    return operations.uncordon(name, by=owner, why=order.why)
+    by.check(Action.CHANGE, "put nodes back into use")
+    return operations.uncordon(name, by=by.name, why=order.why)
 
 
 @router.post("/join-tokens", status_code=201)
-def join_token(request: JoinTokenRequest, operations: Asked, owner: Owner) -> JoinTokenView:
-    """Return a token with which machines join as nodes."""
-    return operations.members.issue(request, owner)
+def join_token(request: JoinTokenRequest, operations: Asked, by: By) -> JoinTokenView:
+    """Return a token with which machines join as nodes: those see the secrets of their jobs."""
+    by.check(Action.ADMINISTER, "let nodes in or out: a node sees the secrets of its jobs")
+    return operations.members.issue(request, by.name)
 
 
 @router.post("/nodes/{name}/leave")
-def leave(name: str, operations: Asked, owner: Owner) -> Leaving:
+def leave(name: str, operations: Asked, by: By) -> Leaving:
     """Drain a node that joined; let it go if no attempt is left."""
-    return operations.members.leave(name, owner)
+    by.check(Action.CHANGE, "let nodes in or out")
+    return operations.members.leave(name, by.name)
 
 
 @agents_router.post("/join", status_code=201)
@@ -235,32 +246,34 @@ def leave_as_node(node: Itself, operations: Asked) -> Leaving:
 
 
 @router.get("/queues")
-def queues(operations: Asked) -> QueuesView:
+def queues(operations: Asked, by: By) -> QueuesView:
     """Return the tree of queues: held, borrowed, lent, waiting."""
-    return operations.queues()
+    return by.queues(operations.queues())
 
 
 @router.put("/queues")
-def set_queues(submission: QueuesSubmission, operations: Asked) -> QueuesView:
+def set_queues(submission: QueuesSubmission, operations: Asked, by: By) -> QueuesView:
     """Replace the tree of queues, or refuse and change nothing."""
+    by.check(Action.ADMINISTER, "change the queues")
     return operations.set_queues(submission)
 
 
 @router.get("/cost")
-def cost(operations: Asked, by: By = "job") -> CostView:
-    """Return GPU time and cost until now."""
-    return operations.cost(by)
+def cost(operations: Asked, asks: By, by: CostBy = "job") -> CostView:
+    """Return GPU time and cost until now: the rows of what the token may see, and the sums of all."""
+    return asks.view(operations.cost(by, None if asks.sees_all else asks.sees))
 
 
 @router.get("/events", response_class=StreamingResponse)
-def events(operations: Asked, after: Count = 0, follow: bool = False) -> StreamingResponse:
-    """Return the log after a number, as server-sent events."""
-    return StreamingResponse(_events(operations, after, follow), media_type="text/event-stream")
+def events(operations: Asked, by: By, after: Count = 0, follow: bool = False) -> StreamingResponse:
+    """Return what the token may see of the log after a number, as server-sent events."""
+    return StreamingResponse(_events(operations, by, after, follow), media_type="text/event-stream")
 
 
 @router.post("/down", status_code=202)
-def down(operations: Asked) -> HealthView:
+def down(operations: Asked, by: By) -> HealthView:
     """Give every attempt notice, and end when all have left."""
+    by.check(Action.ADMINISTER, "end the server")
     return operations.down()
 
 
@@ -282,15 +295,16 @@ def _check_rank(job: JobDetailView, epoch: int | None, rank: int | None) -> None
         raise NotFoundError(f"{job.job_id} has no rank {rank}", hint=f"its ranks are 0 to {max(1, job.gpus) - 1}")
 
 
-async def _events(operations: Operations, after: int, follow: bool) -> AsyncIterator[str]:
+async def _events(operations: Operations, by: By, after: int, follow: bool) -> AsyncIterator[str]:
     """Yield the log as server-sent events; `id` is the event's number in the log.
 
     A follower polls the log's number ten times a second: one waiting thread per follower would exhaust the pool.
     """
     while True:
-        page = await asyncio.to_thread(_page, operations, after)
-        for number, event in page:
-            yield f"id: {number}\ndata: {json.dumps(encode(event))}\n\n"
+        page = await asyncio.to_thread(_page, operations, by, after)
+        for number, body in page:
+            if body is not None:
+                yield f"id: {number}\ndata: {json.dumps(body)}\n\n"
             after = number
         if not page and (not follow or operations.closing):
             return
@@ -298,8 +312,9 @@ async def _events(operations: Operations, after: int, follow: bool) -> AsyncIter
             await asyncio.sleep(logs.POLL_S)
 
 
-def _page(operations: Operations, after: int) -> list[tuple[int, Event]]:
-    return list(islice(operations.store.events(after), EVENTS_AT_ONCE))
+def _page(operations: Operations, by: By, after: int) -> list[tuple[int, dict[str, Any] | None]]:
+    found = islice(operations.store.events(after), EVENTS_AT_ONCE)
+    return [(number, by.event(event, encode(event))) for number, event in found]
 
 
 def _answer(error: CordeeError) -> JSONResponse:

@@ -10,8 +10,9 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from cordee.answers.view import ErrorView
-from cordee.control.home import Bearer
+from cordee.control.access import Access
 from cordee.control.operations import Operations
+from cordee.control.roles import Bearer, writes
 from cordee.errors import ForbiddenError, InputError, TokenError
 from cordee.servers import is_loopback
 
@@ -57,21 +58,21 @@ def bearer_of(operations: Asked, shown: Shown) -> Bearer:
     raise TokenError(why, hint="the server's operator has it: in `token` and `tokens` of the server's home")
 
 
-def owner_of(request: Request, bearer: "Annotated[Bearer, Depends(bearer_of)]") -> str:
-    """Return the name of who asks.
+async def access_of(request: Request, operations: Asked, bearer: "Annotated[Bearer, Depends(bearer_of)]") -> Access:
+    """Return who asks, and what that one may see and do.
 
     Raises:
         ForbiddenError: the request changes something, and its token is one to read with.
     """
     if request.method not in _READS and request.url.path != "/v1/web-tickets":
         check_writes(bearer)
-    return bearer.name
+    return Access(bearer, operations)
 
 
 def check_writes(bearer: Bearer) -> None:
     """Raise ForbiddenError for a token that is one to read with."""
-    if bearer.reads_only:
-        hint = "the server's operator has given it the term `read`"
+    if not writes(bearer):
+        hint = "the server's operator has given it the term `read`, or viewers' roles only"
         raise ForbiddenError(f"this token of {bearer.name} is one to read with", hint=hint)
 
 
@@ -89,7 +90,14 @@ def _node(node: str, operations: Asked, shown: Shown) -> str:
     return node
 
 
-Owner = Annotated[str, Depends(owner_of)]
+By = Annotated[Access, Depends(access_of)]
+
+
+async def _owner(by: By) -> str:
+    return by.name
+
+
+Owner = Annotated[str, Depends(_owner)]
 MayJoin = Annotated[str, Depends(_join_token)]
 Itself = Annotated[str, Depends(_node)]
 REFUSALS: dict[int | str, dict[str, object]] = {
@@ -153,5 +161,5 @@ _bearer = HTTPBearer(auto_error=False, description="A token of the server's home
 
 def user_router(prefix: str) -> APIRouter:
     """Return a router for requests of users, by their tokens."""
-    needs = [Security(_bearer), Depends(owner_of), Depends(known_query)]
+    needs = [Security(_bearer), Depends(access_of), Depends(known_query)]
     return APIRouter(prefix=prefix, dependencies=needs, responses=REFUSALS)

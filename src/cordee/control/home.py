@@ -9,10 +9,10 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cordee.control.roles import ADMIN, Bearer, grants_of
 from cordee.errors import HomeInUseError, HomeUnsuitableError
 
 # On these file systems SQLite's locks, or its memory shared between processes, are not reliable.
@@ -29,44 +29,38 @@ _LOCK_TRIES, _LOCK_RETRY_S = 3, 0.02
 SQLITE = "sqlite"  # among the settings: the database is a file in the home
 
 
-@dataclass(frozen=True, slots=True)
-class Bearer:
-    """The person or program that a token stands for.
+def bearer_of(name: str, terms: Sequence[str], where: str, own: str = "") -> Bearer:
+    """Return who a line of the file `tokens` names.
 
-    Attributes:
-        name: its name.
-        reads_only: whether it may change nothing.
-        until_us: when the token is void; None: never.
+    Args:
+        name: the person or program.
+        terms: `read`, `until=DAY`, and roles.
+        where: the line, for an error.
+        own: the operator of the server, who has all rights unless the line names some.
+
+    Raises:
+        HomeUnsuitableError: a term is unknown.
+
+    >>> bearer_of("grafana", ["read", "until=1970-01-02"], "line 1").until_us
+    172800000000
     """
-
-    name: str
-    reads_only: bool = False
-    until_us: int | None = None
-
-    @classmethod
-    def of(cls, name: str, terms: Sequence[str], where: str) -> "Bearer":
-        """Return who a line of the file `tokens` names.
-
-        Raises:
-            HomeUnsuitableError: a term is unknown.
-
-        >>> Bearer.of("grafana", ["read", "until=1970-01-02"], "line 1")
-        Bearer(name='grafana', reads_only=True, until_us=172800000000)
-        """
-        until_us = None
-        for term in terms:
-            key, _, day = term.partition("=")
-            try:
-                if key == "until":  # the day itself is included
-                    ends = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=1)
-                    until_us = round(ends.timestamp()) * 1_000_000
-                elif term != "read":
-                    raise ValueError
-            except ValueError:
-                raise HomeUnsuitableError(
-                    f"{where}: {term[:20]!r} is no term of a token", hint="write NAME TOKEN read until=2026-12-31"
-                ) from None
-        return cls(name, "read" in terms, until_us)
+    until_us, roles = None, list[str]()
+    for term in terms:
+        key, _, day = term.partition("=")
+        try:
+            if key == "until":  # the day itself is included
+                ends = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=1)
+                until_us = round(ends.timestamp()) * 1_000_000
+            elif term != "read":
+                grants_of([term])
+                roles.append(term)
+        except ValueError:
+            raise HomeUnsuitableError(
+                f"{where}: {term[:20]!r} is no term of a token",
+                hint="write NAME TOKEN read until=2026-12-31 operator=QUEUE; roles: viewer, user, operator, admin",
+            ) from None
+    grants = ADMIN if name == own and not roles else grants_of(roles)
+    return Bearer(name, "read" in terms, until_us, grants)
 
 
 class Home:
@@ -138,15 +132,15 @@ class Home:
             self._replace(path, drawn + "\n")
             return drawn
 
-    def owners(self, own: str) -> dict[str, "Bearer"]:
+    def owners(self, own: str) -> dict[str, Bearer]:
         """Return who each token stands for: `own` for the home's, the others from the file `tokens`.
 
-        Its lines are `NAME TOKEN`, and after that `read` or `until=2026-12-31`, or both.
+        Its lines are `NAME TOKEN`, then `read`, `until=2026-12-31`, and roles such as `operator=QUEUE`.
 
         Raises:
             HomeUnsuitableError: that file cannot be used; the message does not repeat its content.
         """
-        found, path = {self.token(): Bearer(own)}, self.path / "tokens"
+        found, path = {self.token(): Bearer(own, grants=ADMIN)}, self.path / "tokens"
         try:
             with path.open() as file:
                 readable = os.fstat(file.fileno()).st_mode & 0o077
@@ -166,7 +160,7 @@ class Home:
                     f"{path}, line {number}: not a name and a token of its own, {_TOKEN_CHARS_MIN} characters or more",
                     hint="write NAME TOKEN; openssl rand -hex 32 draws a token",
                 )
-            found[token] = Bearer.of(name, terms, f"{path}, line {number}")
+            found[token] = bearer_of(name, terms, f"{path}, line {number}", own)
         return found
 
     def settings(self) -> dict[str, str]:

@@ -18,7 +18,8 @@ from cordee.answers.metrics import (
     LiveView,
     MetricsView,
 )
-from cordee.control.dependencies import Asked, user_router
+from cordee.control.access import Access
+from cordee.control.dependencies import Asked, By, user_router
 from cordee.control.electricity import electricity_of
 from cordee.control.operations import Operations, cost_row_view
 from cordee.control.snapshot import decoded_curves, decoded_jobs
@@ -31,21 +32,21 @@ router = user_router("/v1")
 
 
 @router.get("/jobs/{ref}/metrics")
-def read_metrics(ref: str, operations: Asked) -> MetricsView:
+def read_metrics(ref: str, operations: Asked, by: By) -> MetricsView:
     """Return the curves of a job: what it logs, and what is measured of it."""
-    return metrics(operations, ref)
+    return metrics(operations, by.job(ref))
 
 
 @router.get("/jobs/{ref}/cost")
-def read_cost(ref: str, operations: Asked) -> JobCostView:
+def read_cost(ref: str, operations: Asked, by: By) -> JobCostView:
     """Return what a job has cost, by epoch of its data and of a million tokens."""
-    return job_cost(operations, ref)
+    return by.view(job_cost(operations, by.job(ref)))
 
 
 @router.get("/live")
-def read_live(operations: Asked) -> LiveView:
+def read_live(operations: Asked, by: By) -> LiveView:
     """Return what the jobs and GPUs do now."""
-    return live(operations)
+    return live(operations, by)
 
 
 def metrics(operations: Operations, ref: str) -> MetricsView:
@@ -110,10 +111,10 @@ def _epoch_points(found: JobCurves) -> list[names.CurvePoint]:
     return [] if curve is None else list(curve.points())
 
 
-def live(operations: Operations) -> LiveView:
-    """Return what the jobs and GPUs do now."""
+def live(operations: Operations, by: Access) -> LiveView:
+    """Return what the GPUs do now, and the jobs that may be seen."""
     control, now_us = operations.control, operations.clock.now_us()
-    jobs = [each for each in operations.jobs() if each.ended_us is None]
+    jobs = by.views(each for each in operations.jobs() if each.ended_us is None and by.sees(each))
     with control.changed:
         rates = _rates(control.state)
         spent = _spent(control.ledger, now_us)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import cordee
+from cordee.account.attempt import AttemptRow
 from cordee.account.measured import Measurement, StepsLeft
 from cordee.account.sums import By, CostRow, summed
 from cordee.answers.cost import CostRowView, CostView, LostView
@@ -23,18 +24,18 @@ from cordee.control.dry_run import dry_run, forecast_of
 from cordee.control.electricity import electricity_of
 from cordee.control.files import JobFiles
 from cordee.control.fold import EndedJob
-from cordee.control.home import Bearer
 from cordee.control.members import Members
 from cordee.control.notify.destinations import read_destinations
 from cordee.control.ports import Clock
 from cordee.control.rehearsed.measured import as_rehearsed, code_here, rehearsal_view
+from cordee.control.roles import Bearer
 from cordee.control.secret_store import SecretStore
 from cordee.control.snapshot import decoded_jobs
 from cordee.control.specs import spec_of
 from cordee.control.standby import Standby
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
-from cordee.errors import DependencyError, ForbiddenError, NotFoundError, SpecError, StoreError
+from cordee.errors import DependencyError, NotFoundError, SpecError, StoreError
 from cordee.events import After, AfterEnd, Lease, Node, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import JobId, attempt_name
@@ -152,16 +153,13 @@ class Operations:
         self.files.collect([*self.store.unfinished(), *self._specs_of_others()])
         return self.files.add(packed, owner)
 
-    def job_files(self, job_id: str, digests: Sequence[str], by: str) -> bytes:
+    def job_files(self, job_id: str, digests: Sequence[str]) -> bytes:
         """Return a pack of contents of a job's files.
 
         Raises:
-            ForbiddenError: the user is neither its owner nor the operator.
             NotFoundError: there is no such job, or its files are not here.
         """
-        row = self._row(job_id)
-        if by not in (self.members.operator, row["owner"]):
-            raise ForbiddenError(f"{by} may not read the files of {job_id}", hint=f"ask {row['owner']}")
+        row = self.row(job_id)
         files = json.loads(row["spec"]).get("files")
         if files is None:
             raise NotFoundError(f"{job_id} was submitted without its files")
@@ -252,7 +250,7 @@ class Operations:
         of, _, written = text.partition(":")
         end = AfterEnd(written or "ok")
         try:
-            row = self._row(of)
+            row = self.row(of)
         except NotFoundError:
             sweep = self.control.fold.sweeps.find(of)
             if sweep is None:
@@ -318,15 +316,15 @@ class Operations:
         left_us = None if measured.step_us is None else steps * measured.step_us
         return {"steps_total": measured.steps_total, "left_us": left_us}
 
-    def job(self, ref: str, by: str | None = None) -> JobDetailView:
+    def job(self, ref: str, *, names: bool = False) -> JobDetailView:
         """Return a job by its id, or by its name if only one job, or only one that has not ended, has that name.
 
-        Its owner and the operator, as `by`, see the digest of its files and what lies and was written beside them.
+        With `names` it has the digest of its files and what lies and was written beside them.
 
         Raises:
             NotFoundError: there is none, or there are several.
         """
-        row = self._row(ref)
+        row = self.row(ref)
         attempts = [_attempt_view(attempt) for attempt in self.store.attempts(row["job_id"])]
         seen = _job_view(row)
         with self.control.changed:
@@ -334,7 +332,6 @@ class Operations:
         found = self._known(row["job_id"])
         job, newest = found.record.job, found.measurements[-1] if found.measurements else None
         spec = json.loads(row["spec"])
-        names = by in (self.members.operator, row["owner"])
         files = self.files.view(spec.get("files"), row["job_id"], attempts, names=names)
         return JobDetailView(
             **view,
@@ -346,18 +343,18 @@ class Operations:
             estimate_missed=found.missed,
         )
 
-    def owner_of(self, ref: str) -> tuple[str, str, str]:
-        """Return id, owner and state of a job by its id or name, as `job`, without the rest of its view."""
-        row = self._row(ref)
-        return row["job_id"], row["owner"], row["state"]
-
     def job_id(self, ref: str) -> str:
         """Return the id of a job by its id or name, as `job`."""
-        return str(self._row(ref)["job_id"])
+        return str(self.row(ref)["job_id"])
 
-    def _row(self, ref: str) -> Mapping[str, Any]:
-        """Return the row of a job by its id, or by its name if only one job, or only one that has not ended, has it."""
+    def row(self, ref: str, sees: Callable[[Mapping[str, Any]], bool] | None = None) -> Mapping[str, Any]:
+        """Return the row of a job by its id, or by its name if only one job, or only one that has not ended, has it.
+
+        Rows for which `sees` is false are as if they were not there.
+        """
         rows = self.store.jobs(ref) or self.store.jobs(name=ref)
+        if sees is not None:
+            rows = [row for row in rows if sees(row)]
         live = [row for row in rows if row["ended_us"] is None]
         for candidates in (rows, live):
             if len(candidates) == 1:
@@ -371,7 +368,7 @@ class Operations:
             raise NotFoundError(
                 f"{ref!r} is a sweep, not a job", hint=f"`cordee sweep show {ref}`; its trials are jobs"
             )
-        known = [row[key] for key in ("job_id", "name") for row in self.store.jobs()]
+        known = [row[key] for key in ("job_id", "name") for row in self.store.jobs() if sees is not None and sees(row)]
         near = difflib.get_close_matches(ref, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise NotFoundError(f"there is no job {ref!r}", hint=hint + "`cordee jobs` lists them")
@@ -496,19 +493,21 @@ class Operations:
         self.wake()
         return self.queues()
 
-    def cost(self, by: By) -> CostView:
-        """Return GPU time and cost until now."""
+    def cost(self, by: By, sees: Callable[[AttemptRow], bool] | None = None) -> CostView:
+        """Return GPU time and cost until now; rows are of the attempts for which `sees` is true, totals of all."""
+        of_attempts = sees is not None or by in ("job", "epoch")
         now_us = self.clock.now_us()
         with self.control.changed:
             ledger, jobs = self.control.ledger, set(self.control.state.jobs)
             rows, totals = ledger.cost(by, now_us), ledger.totals(now_us)
-            attempts = ledger.rows(now_us) if by in ("job", "epoch") else ()
+            attempts = ledger.rows(now_us) if of_attempts else ()
             measured = {job_id: self.control.measurements.attempts(job_id) for job_id in jobs if attempts}
-        if by in ("job", "epoch"):
+        if of_attempts:
             # A job that is in the state may have been retired by an earlier version, in another form.
             bodies = self.store.archive.retired()
             ended = decoded_jobs(body for job_id, body in bodies.items() if job_id not in jobs)
-            rows = summed(by, (*attempts, *(row for job in ended for row in job.accounts)))
+            every = (*attempts, *(row for job in ended for row in job.accounts))
+            rows = summed(by, every, sees=sees)
             measured |= {job.record.job.job_id: job.measurements for job in ended}
         compared = {
             each.job_id if by == "job" else attempt_name(each.job_id, each.epoch): _compared(each)

@@ -17,12 +17,15 @@ from cordee.answers.services import (
     UsageView,
 )
 from cordee.control.cluster_counts import cluster_counts
-from cordee.control.dependencies import Asked, Owner, user_router
+from cordee.control.dependencies import Asked, By, user_router
 from cordee.control.metrics import CONTENT_TYPE, Measures, metrics_text
-from cordee.control.services.routes import Services
+from cordee.control.roles import Action
+from cordee.control.services.routes import Services, seen_services
 from cordee.control.tenants import Tenants
 from cordee.control.usage import lines_view, usage_view
 from cordee.reports import COUNT_MAX
+
+_MONEY = "change tenants and keys: they spend this cluster's money"
 
 router = user_router("/v1")
 metrics_router = user_router("")
@@ -38,46 +41,53 @@ Moment = Annotated[int, Query(ge=0, le=COUNT_MAX)]
 
 
 @router.post("/keys", status_code=201)
-def create_key(request: KeyRequest, tenants: AskedTenants, owner: Owner) -> NewKeyView:
+def create_key(request: KeyRequest, tenants: AskedTenants, by: By) -> NewKeyView:
     """Make a key of a tenant; this answer alone has its secret."""
-    return tenants.create_key(request, owner)
+    by.check(Action.ADMINISTER, _MONEY)
+    return tenants.create_key(request, by.name)
 
 
 @router.get("/keys")
-def keys(tenants: AskedTenants) -> list[KeyView]:
+def keys(tenants: AskedTenants, by: By) -> list[KeyView]:
     """Return all keys without their secrets, oldest first, revoked ones as well."""
+    by.check(Action.SEE, "see the keys of all tenants")
     return tenants.keys()
 
 
 @router.delete("/keys/{key}")
-def revoke_key(key: str, tenants: AskedTenants, owner: Owner) -> KeyView:
+def revoke_key(key: str, tenants: AskedTenants, by: By) -> KeyView:
     """Make a key void; gateways refuse it within seconds."""
-    return tenants.revoke_key(key, owner)
+    by.check(Action.ADMINISTER, _MONEY)
+    return tenants.revoke_key(key, by.name)
 
 
 @router.get("/tenants")
-def all_tenants(tenants: AskedTenants) -> list[TenantView]:
+def all_tenants(tenants: AskedTenants, by: By) -> list[TenantView]:
     """Return all tenants by name, with what each has spent."""
+    by.check(Action.SEE, "see all tenants")
     return tenants.tenants()
 
 
 @router.put("/tenants/{name}")
-def set_tenant(name: TenantName, rules: TenantRules, tenants: AskedTenants, owner: Owner) -> TenantView:
+def set_tenant(name: TenantName, rules: TenantRules, tenants: AskedTenants, by: By) -> TenantView:
     """Add a tenant, or replace its rules."""
-    return tenants.set_tenant(name, rules, owner)
+    by.check(Action.ADMINISTER, _MONEY)
+    return tenants.set_tenant(name, rules, by.name)
 
 
 @router.get("/usage")
-def usage(operations: Asked, by: UsageBy = "service") -> UsageView:
+def usage(operations: Asked, asks: By, by: UsageBy = "service") -> UsageView:
     """Return tokens and cost of services, beside the cost of all other jobs."""
+    asks.check(Action.SEE, "see the usage of all services")
     now_us = operations.clock.now_us()
     with operations.control.changed:
         return usage_view(operations.control.ledger, by, now_us)
 
 
 @router.get("/usage/lines")
-def usage_lines(operations: Asked, from_us: Moment = 0, to_us: Moment | None = None) -> CostLinesView:
+def usage_lines(operations: Asked, by: By, from_us: Moment = 0, to_us: Moment | None = None) -> CostLinesView:
     """Return tokens and cost by day, service, tenant, key and model: lines that begin within a stretch of time."""
+    by.check(Action.SEE, "see the usage of all services")
     now_us = operations.clock.now_us()
     with operations.control.changed:
         lines = operations.control.ledger.usage(now_us)
@@ -85,12 +95,17 @@ def usage_lines(operations: Asked, from_us: Moment = 0, to_us: Moment | None = N
 
 
 @metrics_router.get("/metrics", response_class=Response)
-def metrics(operations: Asked, services: Services) -> PlainTextResponse:
-    """Return metrics for Prometheus."""
-    now_us, found, limits = operations.clock.now_us(), services.services(), services.tenants.tenants()
+def metrics(operations: Asked, services: Services, by: By) -> PlainTextResponse:
+    """Return metrics for Prometheus; services and tenants are named to those who may see them."""
+    now_us, found = operations.clock.now_us(), seen_services(services, by)
+    limits = services.tenants.tenants() if by.sees_all else []
     with operations.control.changed:
         ledger = operations.control.ledger
         jobs, totals, lines = ledger.cost("service", now_us), ledger.totals(now_us), ledger.usage(now_us)
+    if not by.sees_all:
+        names = {each.name for each in found}
+        lines = [line for line in lines if line.key.service in names]
+        jobs = tuple(row for row in jobs if row.key in names)
     measures = Measures(
         jobs=jobs, totals=totals, lines=lines, services=found, tenants=limits, cluster=cluster_counts(operations)
     )

@@ -19,11 +19,13 @@ from starlette.websockets import WebSocketDisconnect
 
 from cordee import frames
 from cordee.agent.messages import Dial
+from cordee.control.access import Access
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.link import TUNNELS_MAX
 from cordee.control.dependencies import bearer_of, check_writes
 from cordee.control.operations import Operations
-from cordee.errors import CordeeError, ForbiddenError, InputError, NotFoundError, ServerError, as_body
+from cordee.control.roles import Action
+from cordee.errors import CordeeError, InputError, NotFoundError, ServerError, as_body
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.state.records import Attempt
 
@@ -79,7 +81,7 @@ class Tunnels:
     awaited: dict[str, tuple[str, "asyncio.Future[Side]"]] = field(default_factory=dict)
     open_by: Counter[str] = field(default_factory=Counter)
 
-    def target(self, ref: str, owner: str, opening: Opening) -> Target:
+    def target(self, ref: str, by: Access, opening: Opening) -> Target:
         """Return where a tunnel leads.
 
         Raises:
@@ -87,9 +89,7 @@ class Tunnels:
             ForbiddenError: the job is another user's.
             InputError: the opening lacks something.
         """
-        job_id, job_owner, job_state = self.operations.owner_of(ref)
-        if owner not in (job_owner, self.operations.members.operator):
-            raise ForbiddenError(f"{job_id} is {job_owner}'s", hint=f"ask {job_owner}, or the server's operator")
+        job_id = by.job(ref, Action.CHANGE, "reach its processes")
         if opening.what == "exec" and not opening.argv:
             raise InputError("no command was given", hint=f"cordee exec {job_id} -- nvidia-smi")
         if opening.what == "port" and opening.port is None:
@@ -97,7 +97,7 @@ class Tunnels:
         with self.operations.control.changed:
             attempt = self.operations.control.state.attempts.get(JobId(job_id))
         if attempt is None or attempt.started_us is None:
-            state = "starting" if attempt is not None else job_state
+            state = "starting" if attempt is not None else self.operations.row(job_id)["state"]
             raise NotFoundError(f"{job_id} is {state}: none of its processes runs", hint=f"cordee why {job_id}")
         node = _node_of(attempt, opening.rank)
         return Target(JobId(job_id), attempt.epoch, node)
@@ -223,12 +223,12 @@ async def open_tunnel(websocket: WebSocket) -> None:
     try:
         bearer = await asyncio.to_thread(bearer_of, tunnels.operations, _token_of(websocket))
         check_writes(bearer)
-        owner = bearer.name
+        by = Access(bearer, tunnels.operations)
         async with asyncio.timeout(OPENING_S):
             opening = _read(await client.receive())
         ref = str(websocket.path_params["ref"])
-        target = await asyncio.to_thread(tunnels.target, ref, owner, opening)
-        with tunnels.counted(owner):
+        target = await asyncio.to_thread(tunnels.target, ref, by, opening)
+        with tunnels.counted(by.name):
             agent = await tunnels.dialled(target, opening)
             await _join(client, agent, tunnels, target)
     except CordeeError as error:

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from cordee.answers.submissions import RehearsalStarted, RehearsalSubmission, RehearsalView
-from cordee.control.dependencies import Owner, refuse_exposed_secrets, user_router
+from cordee.control.dependencies import By, refuse_exposed_secrets, user_router
 from cordee.control.rehearsals.operations import RehearsalOperations
 
 router = user_router("/v1")
@@ -21,13 +21,14 @@ Rehearsals = Annotated[RehearsalOperations, Depends(_rehearsals)]
 
 
 @router.post("/rehearsals", status_code=201)
-def start(submission: RehearsalSubmission, rehearsals: Rehearsals, owner: Owner, request: Request) -> RehearsalStarted:
+def start(submission: RehearsalSubmission, rehearsals: Rehearsals, by: By, request: Request) -> RehearsalStarted:
     """Queue the rehearsal of a job, or refuse it and change nothing."""
     refuse_exposed_secrets(request, submission.secrets)
-    return rehearsals.start(submission, owner)
+    by.check_submits(submission.spec, submission.job_id)
+    return rehearsals.start(submission, by.name)
 
 
 @router.get("/rehearsals")
-def list_rehearsals(rehearsals: Rehearsals) -> list[RehearsalView]:
+def list_rehearsals(rehearsals: Rehearsals, by: By) -> list[RehearsalView]:
     """Return the newest result of each code and number of GPUs, the newest first."""
-    return rehearsals.rehearsals()
+    return [each for each in rehearsals.rehearsals() if by.sees_id(each.job_id)]

@@ -56,8 +56,7 @@ class ServiceOperations:
     def over(cls, operations: Operations) -> "ServiceOperations":
         """Create the parts of services over the operations on jobs."""
         gateways, rows = Gateways(), TenantRows(operations.store)
-        operator, wake = operations.members.operator, operations.wake
-        tenants = Tenants(operations.control, rows, operations.clock, operator, wake)
+        tenants = Tenants(operations.control, rows, operations.clock, operations.wake)
         return cls(operations, gateways, Controller(operations, gateways), tenants)
 
     def declare(self, submission: ServiceSubmission, owner: str) -> ServiceView:
@@ -128,6 +127,11 @@ class ServiceOperations:
             NotFoundError: there is none of this name.
         """
         return self._view(self._service(name), notes)
+
+    def declared(self, name: str) -> Service | None:
+        """Return a service as it was declared; None: there is none of this name."""
+        with self.operations.control.changed:
+            return self.operations.control.fold.directory.services.get(name)
 
     def _service(self, name: str) -> Service:
         with self.operations.control.changed:
@@ -210,17 +214,17 @@ class ServiceOperations:
         )
 
     def check_report(self, report: GatewayReport, by: str) -> None:
-        """Check that a user may report this: usage makes a bill, and load makes replicas start and stop.
+        """Check that a user who does not operate the cluster may report this.
+
+        Usage makes a bill, and load makes replicas start and stop.
 
         Raises:
-            ForbiddenError: it is usage, or the load of another owner's service, and the user is not the operator.
+            ForbiddenError: it is usage, or the load of another owner's service.
         """
         operator = self.operations.members.operator
-        if by == operator:
-            return
         if report.usage:
             raise ForbiddenError(
-                f"{by} may not report usage: {operator} does, since a bill is made of it",
+                f"{by} may not report usage: operators do, since a bill is made of it",
                 hint=f"run the gateway with the token of {operator}",
             )
         with self.operations.control.changed:

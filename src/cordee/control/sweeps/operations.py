@@ -63,6 +63,11 @@ class SweepOperations:
             found = self.operations.control.fold.sweeps.sweeps.values()
             return [sweep_view(each, problem=self._problem(each)) for each in reversed(found)]
 
+    def declared(self, ref: str) -> Sweep | None:
+        """Return a sweep as it was declared, by its id, or the newest one of a name; None: there is none."""
+        with self.operations.control.changed:
+            return self.operations.control.fold.sweeps.find(ref)
+
     def sweep(self, ref: str) -> SweepDetailView:
         """Return one sweep with its trials, by its id, or the newest one of a name.
 

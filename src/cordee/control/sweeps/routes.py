@@ -5,8 +5,10 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from cordee.answers.sweeps import SweepDetailView, SweepSubmission, SweepView
-from cordee.control.dependencies import Owner, refuse_exposed_secrets, user_router
+from cordee.control.access import Access
+from cordee.control.dependencies import By, refuse_exposed_secrets, user_router
 from cordee.control.sweeps.operations import SweepOperations
+from cordee.errors import NotFoundError
 
 router = user_router("/v1")
 
@@ -21,37 +23,73 @@ Sweeps = Annotated[SweepOperations, Depends(_sweeps)]
 
 
 @router.post("/sweeps", status_code=201)
-def declare(submission: SweepSubmission, sweeps: Sweeps, owner: Owner, request: Request) -> SweepView:
+def declare(submission: SweepSubmission, sweeps: Sweeps, by: By, request: Request) -> SweepView:
     """Create a sweep, or refuse it and change nothing."""
     refuse_exposed_secrets(request, submission.secrets)
-    return sweeps.declare(submission, owner)
+    by.check_submits(submission.spec)
+    found = sweeps.declared(submission.job_id)
+    if found is not None:
+        by.check_changes(found.sweep_id, found.owner, found.spec)
+    return by.view(sweeps.declare(submission, by.name))
 
 
 @router.get("/sweeps")
-def list_sweeps(sweeps: Sweeps) -> list[SweepView]:
-    """Return all sweeps, the newest first."""
-    return sweeps.sweeps()
+def list_sweeps(sweeps: Sweeps, by: By) -> list[SweepView]:
+    """Return all sweeps that the token may see, the newest first."""
+    return by.views(seen_sweeps(sweeps, by))
 
 
 @router.get("/sweeps/{ref}")
-def sweep(ref: str, sweeps: Sweeps) -> SweepDetailView:
+def sweep(ref: str, sweeps: Sweeps, by: By) -> SweepDetailView:
     """Return one sweep with its trials and what each has used."""
-    return sweeps.sweep(ref)
+    return by.view(sweeps.sweep(seen_sweep(ref, sweeps, by)))
 
 
 @router.delete("/sweeps/{ref}")
-def end(ref: str, sweeps: Sweeps, owner: Owner) -> SweepView:
+def end(ref: str, sweeps: Sweeps, by: By) -> SweepView:
     """End a sweep: its trials save and leave."""
-    return sweeps.end(ref, owner)
+    return by.view(sweeps.end(_changed(ref, sweeps, by), by.name))
 
 
 @router.post("/sweeps/{ref}/pause")
-def pause(ref: str, sweeps: Sweeps, owner: Owner) -> SweepView:
+def pause(ref: str, sweeps: Sweeps, by: By) -> SweepView:
     """Pause a sweep: its trials save and leave, and none starts until it is resumed."""
-    return sweeps.hold(ref, owner)
+    return by.view(sweeps.hold(_changed(ref, sweeps, by), by.name))
 
 
 @router.post("/sweeps/{ref}/resume")
-def resume(ref: str, sweeps: Sweeps, owner: Owner) -> SweepView:
+def resume(ref: str, sweeps: Sweeps, by: By) -> SweepView:
     """Resume a paused sweep."""
-    return sweeps.hold(ref, owner, over=True)
+    return by.view(sweeps.hold(_changed(ref, sweeps, by), by.name, over=True))
+
+
+def seen_sweeps(sweeps: SweepOperations, by: Access) -> list[SweepView]:
+    """Return the sweeps that may be seen, the newest first."""
+    known = sweeps.operations.control.fold.sweeps.sweeps
+    return [each for each in sweeps.sweeps() if by.sees_spec(each.owner, known[each.sweep_id].spec)]
+
+
+def seen_sweep(ref: str, sweeps: SweepOperations, by: Access) -> str:
+    """Return the id of a sweep that may be seen.
+
+    Raises:
+        NotFoundError: there is none; its suggestions are for those who see all.
+    """
+    found = sweeps.declared(ref)
+    if (found is None and by.sees_all) or (found is not None and by.sees_spec(found.owner, found.spec)):
+        return ref if found is None else found.sweep_id
+    raise NotFoundError(f"there is no sweep {ref!r}", hint="`cordee sweep list` shows them")
+
+
+def _changed(ref: str, sweeps: SweepOperations, by: Access) -> str:
+    """Return the id of a sweep that may be changed.
+
+    Raises:
+        ForbiddenError: it is another user's.
+        NotFoundError: there is none that may be seen.
+    """
+    sweep_id = seen_sweep(ref, sweeps, by)
+    found = sweeps.declared(sweep_id)
+    if found is not None:
+        by.check_changes(found.sweep_id, found.owner, found.spec)
+    return sweep_id

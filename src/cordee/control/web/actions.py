@@ -9,10 +9,11 @@ from cordee.answers.jobs import JobDetailView
 from cordee.answers.nodes import NodeView
 from cordee.control.chains import ChainOperations
 from cordee.control.operations import Operations
+from cordee.control.roles import Action
 from cordee.control.web.frame import HEADERS, PageRoute, framed
 from cordee.control.web.routes import AskedPages, Form, Visitor
-from cordee.control.web.viewer import Viewer
-from cordee.errors import ForbiddenError, InputError, NotFoundError
+from cordee.errors import InputError, NotFoundError
+from cordee.ids import JobId
 from cordee.units import plural
 from cordee.view.page import part
 
@@ -25,8 +26,7 @@ _NODE = {"cordon": "Cordon it", "drain": "Drain it", "uncordon": "Put it back in
 def ask_job(ref: str, verb: str, pages: AskedPages, visit: Visitor) -> Response:
     """Say what will happen to a job, and ask for consent."""
     title = _known(_JOB, verb)
-    found = pages.operations.job(ref)
-    _check_changes(visit.viewer, found)
+    found = pages.operations.job(visit.viewer.job(ref, Action.CHANGE, f"{verb} it"))
     facts = _consequences(found, verb)
     html = part("consent", found, verb, title, facts, visit.form, template="web/job.html.j2")
     return framed(found.name, {"consent": html}, lead=found.job_id, person=visit.viewer.name, form=visit.form)
@@ -37,14 +37,14 @@ def change_job(ref: str, verb: str, pages: AskedPages, visit: Visitor, form: For
     """Stop, requeue, pause or resume a job."""
     _known(_JOB, verb)
     operations, by = pages.operations, visit.viewer.name
-    found = operations.job(ref)
-    _check_changes(visit.viewer, found)
+    found = operations.job(visit.viewer.job(ref, Action.CHANGE, f"{verb} it"))
+    operates = visit.viewer.operates_queue_of(JobId(found.job_id))
     chains = ChainOperations(operations)
     orders: dict[str, Callable[[], object]] = {
         "stop": lambda: operations.stop(found.job_id, by=by, now=form.get("now") == "1"),
         "requeue": lambda: chains.requeue(found.job_id, by=by),
         "pause": lambda: chains.hold(found.job_id, by=by, leave=True),
-        "resume": lambda: chains.resume(found.job_id, by=by),
+        "resume": lambda: chains.resume(found.job_id, by=by, operates=operates),
     }
     orders[verb]()
     return RedirectResponse(f"/jobs/{found.job_id}?done={verb}", status_code=303, headers=HEADERS)
@@ -54,7 +54,7 @@ def change_job(ref: str, verb: str, pages: AskedPages, visit: Visitor, form: For
 def ask_node(name: str, verb: str, pages: AskedPages, visit: Visitor) -> Response:
     """Say what will happen to a node, and ask for consent."""
     title = _known(_NODE, verb)
-    _check_operates(visit.viewer)
+    visit.viewer.check(Action.CHANGE, "take nodes out of use")
     node = _node(pages.operations, name)
     html = part("consent", node, verb, title, _of_node(node, verb), visit.form, template="web/nodes.html.j2")
     return framed(node.name, {"consent": html}, here="Nodes", person=visit.viewer.name, form=visit.form)
@@ -64,7 +64,7 @@ def ask_node(name: str, verb: str, pages: AskedPages, visit: Visitor) -> Respons
 def change_node(name: str, verb: str, pages: AskedPages, visit: Visitor, form: Form) -> Response:
     """Cordon, drain or uncordon a node."""
     _known(_NODE, verb)
-    _check_operates(visit.viewer)
+    visit.viewer.check(Action.CHANGE, "take nodes out of use")
     operations, by, why = pages.operations, visit.viewer.name, form.get("why", "")[:1000]
     node = _node(operations, name)
     if verb == "uncordon":
@@ -78,16 +78,6 @@ def _known(verbs: dict[str, str], verb: str) -> str:
     if verb not in verbs:
         raise InputError(f"{verb[:40]!r} is not one of {', '.join(verbs)}")
     return verbs[verb]
-
-
-def _check_changes(viewer: Viewer, job: JobDetailView) -> None:
-    if not viewer.changes(job.owner):
-        raise ForbiddenError(f"{job.job_id} is {job.owner}'s, and not yours to change", hint=f"ask {job.owner}")
-
-
-def _check_operates(viewer: Viewer) -> None:
-    if not viewer.operates:
-        raise ForbiddenError("nodes are taken out of use by operators only")
 
 
 def _node(operations: Operations, name: str) -> NodeView:

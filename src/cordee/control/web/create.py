@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from cordee.control.home import Bearer
+from cordee.control.roles import Bearer
 from cordee.control.web import actions, routes
 from cordee.control.web.pages import Pages
 from cordee.control.web.sessions import BrowserSession, Sessions, token_id

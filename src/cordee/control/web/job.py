@@ -9,12 +9,12 @@ from cordee.account.ledger import attempt_segments
 from cordee.answers.jobs import JobDetailView
 from cordee.answers.metrics import CurveView, JobCostView
 from cordee.control import logs
+from cordee.control.access import Access
 from cordee.control.job_metrics import job_cost, metrics
 from cordee.control.operations import Operations
 from cordee.control.web.history import job_events
 from cordee.control.web.months import Books
 from cordee.control.web.parts import Parts
-from cordee.control.web.viewer import Viewer
 from cordee.events import CheckpointCommitted, Event, NodeUp
 from cordee.units import format_count
 from cordee.view.chart import Axis, ChartLine, chart_svg
@@ -57,17 +57,17 @@ class LogLines:
     cut: bool
 
 
-def job_parts(operations: Operations, books: Books, ref: str, viewer: Viewer, choice: LogChoice) -> Parts:
+def job_parts(operations: Operations, books: Books, ref: str, viewer: Access, choice: LogChoice) -> Parts:
     """Return the parts of the page.
 
     Raises:
         NotFoundError: there is no such job.
     """
-    job = operations.job(ref)
+    job = operations.job(viewer.job(ref))
     why = operations.why(job.job_id)
     events, whole = job_events(operations.store, job.job_id)
     costs = job_cost(operations, job.job_id)
-    mine = viewer.changes(job.owner)
+    mine = viewer.changes(job)
     parts = {
         "summary": _part("summary", job, why, costs, mine),
         "timeline": _timeline(events, books.node_events(), job, whole, costs.at_us),

@@ -6,7 +6,7 @@ all of its leases. Retired jobs are read from the archive once, and old segments
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -195,8 +195,11 @@ class Books:
                 found[row.queue] = found.get(row.queue, 0) + round(row.gpu_us.held * part)
         return found
 
-    def costs(self, span: Span, now_us: int) -> Costs:
-        """Return what was paid in a stretch of time, until now at most."""
+    def costs(self, span: Span, now_us: int, sees: Callable[[AttemptRow], bool] = bool) -> Costs:
+        """Return what was paid in a stretch of time, until now at most.
+
+        Sums by user, queue, job and model, and losses, are of the accounts for which `sees` is true; totals are of all.
+        """
         rows, names = self.rows(now_us), self.names()
         until_us = min(span.to_us, now_us)
         by: dict[str, dict[str, Amounts]] = {"user": {}, "queue": {}, "job": {}, "model": {}}
@@ -204,6 +207,9 @@ class Books:
         for row in rows:
             part = span.part_of(row.placed_us, now_us if row.ended_us is None else row.ended_us)
             if not part:
+                continue
+            total.add(row, part)
+            if not sees(row):
                 continue
             name, model = names.get(row.job_id, (row.job_id, ""))
             keys = {
@@ -214,7 +220,6 @@ class Books:
             }
             for kind, key in keys.items():
                 by[kind].setdefault(key, Amounts()).add(row, part)
-            total.add(row, part)
             if row.cause is not None and row.micro_usd.lost:
                 key3 = (row.owner, row.cause, "" if row.charged is None else row.charged.owner)
                 lost[key3] = lost.get(key3, 0) + round(row.micro_usd.lost * part)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cordee.answers.metrics import LiveJobView
+from cordee.control.access import Access
 from cordee.control.forecast import Forecast
 from cordee.control.job_metrics import live
 from cordee.control.operations import Operations
@@ -86,10 +87,10 @@ class _Held:
     hues: Mapping[JobId, int]
 
 
-def now_parts(operations: Operations, forecasts: Forecasts) -> Parts:
+def now_parts(operations: Operations, forecasts: Forecasts, viewer: Access) -> Parts:
     """Return the parts of the page."""
     control = operations.control
-    found = live(operations)
+    found = live(operations, viewer)
     with control.changed:
         records = [control.state.nodes.records[name] for name in sorted(control.state.nodes.records)]
         attempts = list(control.state.attempts.values())
@@ -232,7 +233,7 @@ def _gpu(
         return Gpu(state=state, about=f"GPU {gpu}: {about}")
     first = holders[0]
     if first not in seen:
-        return Gpu(state="held", about=f"GPU {gpu}: held by a job that has just ended", hue=-1, parts=len(holders))
+        return Gpu(state="held", about=f"GPU {gpu}: held by another job", hue=-1, parts=len(holders))
     job = seen[first]
     fraction = busy.get(first)
     used = "" if fraction is None else f", {100 * fraction:.0f} % busy"

@@ -9,14 +9,16 @@ from datetime import UTC, datetime
 from cordee.answers.nodes import NodeView
 from cordee.answers.queues import QueueView
 from cordee.answers.services import ServiceView
+from cordee.control.access import Access
 from cordee.control.chains import ChainOperations
 from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
+from cordee.control.services.routes import seen_services
 from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.sweeps.picture import best_text, drawing, metric_text, ranked, rungs_text, value_text
+from cordee.control.sweeps.routes import seen_sweep, seen_sweeps
 from cordee.control.web.months import Amounts, Books, Costs, Span
 from cordee.control.web.parts import Parts
-from cordee.control.web.viewer import Viewer
 from cordee.events import NodeCordoned, NodeDown, NodeUncordoned, NodeUp
 from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_micro_usd, plural
 from cordee.view.chart import Axis, ChartLine, chart_svg
@@ -43,9 +45,9 @@ class QueueRow:
     due: float
 
 
-def queues_parts(operations: Operations, books: Books) -> Parts:
+def queues_parts(operations: Operations, books: Books, viewer: Access) -> Parts:
     """Return the parts of the page of queues."""
-    found = operations.queues()
+    found = viewer.queues(operations.queues())
     weeks = [
         books.held_by_queue(Span(found.at_us - (ago + 1) * _WEEK_US, found.at_us - ago * _WEEK_US, ""), found.at_us)
         for ago in reversed(range(WEEKS))
@@ -78,9 +80,9 @@ def _below(name: str, siblings: Mapping[str | None, Sequence[QueueView]]) -> set
     return found
 
 
-def nodes_parts(operations: Operations, books: Books, viewer: Viewer) -> Parts:
+def nodes_parts(operations: Operations, books: Books, viewer: Access) -> Parts:
     """Return the parts of the page of nodes: their state, maintenance to come, and their history."""
-    nodes, events = operations.nodes(), books.node_events()
+    nodes, events = viewer.views(operations.nodes()), books.node_events()
     faults = faults_of(events)
     order = sorted(nodes, key=lambda node: (node.up and node.cordoned_by is None and not node.unavailable, node.name))
     history = []
@@ -112,21 +114,20 @@ def _happened(event: NodeUp | NodeDown | NodeCordoned | NodeUncordoned) -> tuple
     return event.at_us, event.node, "in use again", f"by {event.by}" + (f": {event.why}" if event.why else "")
 
 
-def sweeps_parts(sweeps: SweepOperations) -> Parts:
+def sweeps_parts(sweeps: SweepOperations, viewer: Access) -> Parts:
     """Return the list of sweeps."""
-    rows = [
-        (each, rungs_text(each), "" if each.best is None else best_text(each, each.best)) for each in sweeps.sweeps()
-    ]
+    found = seen_sweeps(sweeps, viewer)
+    rows = [(each, rungs_text(each), "" if each.best is None else best_text(each, each.best)) for each in found]
     return {"sweeps": part("sweeps", rows, template="web/sweeps.html.j2")}
 
 
-def sweep_parts(sweeps: SweepOperations, ref: str) -> Parts:
+def sweep_parts(sweeps: SweepOperations, ref: str, viewer: Access) -> Parts:
     """Return the parts of one sweep.
 
     Raises:
         NotFoundError: there is none.
     """
-    sweep = sweeps.sweep(ref)
+    sweep = sweeps.sweep(seen_sweep(ref, sweeps, viewer))
     found = ranked(sweep)
     logged = [each for each in found if each.metric is not None]
     names = list(sweep.trials[0].values) if sweep.trials else []
@@ -140,9 +141,9 @@ def sweep_parts(sweeps: SweepOperations, ref: str) -> Parts:
     }
 
 
-def services_parts(services: ServiceOperations) -> Parts:
+def services_parts(services: ServiceOperations, viewer: Access) -> Parts:
     """Return the services with their load, their latencies and the cost of their tokens."""
-    found, prices = services.services(), services.tenants.prices()
+    found, prices = seen_services(services, viewer), services.tenants.prices()
     rows = [(each, prices.get(each.name), _compared(each)) for each in found if each.state != "ended"]
     return {"services": part("services", rows, template="web/services.html.j2")}
 
@@ -151,9 +152,9 @@ def _compared(service: ServiceView) -> list[tuple[str, str, str, str]]:
     return [(row.quantity, *compared_texts(row)) for row in service.compared]
 
 
-def cost_parts(books: Books, span: Span, now_us: int, by: str) -> Parts:
+def cost_parts(books: Books, span: Span, now_us: int, by: str, viewer: Access) -> Parts:
     """Return the parts of the costs of a month."""
-    costs = books.costs(span, now_us)
+    costs = books.costs(span, now_us, viewer.sees)
     rows = [
         MoneyRow(key, {name: amounts.gpu_us.get(name, 0) for name in CLASSES}, amounts.paid)
         for key, amounts in list(costs.by[by].items())[:ROWS_SHOWN]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cordee.control.access import Access
 from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.sweeps.operations import SweepOperations
@@ -13,7 +14,6 @@ from cordee.control.web.job import LogChoice, job_parts
 from cordee.control.web.months import Books, Span
 from cordee.control.web.now import now_parts
 from cordee.control.web.parts import Drawings, Parts
-from cordee.control.web.viewer import Viewer
 from cordee.errors import InputError, NotFoundError
 
 NAV = (
@@ -80,14 +80,18 @@ class Pages:
         self.forecasts, self.books = Forecasts(self.operations), Books(self.operations)
         self.drawings = Drawings()
 
-    def parts(self, wanted: Wanted, viewer: Viewer) -> Parts:
+    def parts(self, wanted: Wanted, viewer: Access) -> Parts:
         """Return the parts of a page for a viewer.
 
         Raises:
             NotFoundError: there is no such page, or nothing of that name.
         """
         draw, fresh_s = self._drawing(wanted, viewer)
-        return self.drawings.get((wanted, viewer.scope), draw, fresh_s=fresh_s)
+
+        def seen() -> Parts:
+            return {name: viewer.text(html) for name, html in draw().items()}
+
+        return self.drawings.get((wanted, viewer.scope), seen, fresh_s=fresh_s)
 
     def month(self, wanted: Wanted) -> Span:
         """Return the month of costs, by default this one.
@@ -101,26 +105,26 @@ class Pages:
         except ValueError:
             raise InputError(f"{wanted.month[:20]!r} is not a month", hint="write it as 2026-11") from None
 
-    def _drawing(self, wanted: Wanted, viewer: Viewer) -> tuple[Callable[[], Parts], float]:
+    def _drawing(self, wanted: Wanted, viewer: Access) -> tuple[Callable[[], Parts], float]:
         """Return what draws a page, and for how many seconds its parts are fresh at least."""
         operations = self.operations
         match wanted.page:
             case "now":
-                return lambda: now_parts(operations, self.forecasts), 0.5
+                return lambda: now_parts(operations, self.forecasts, viewer), 0.5
             case "job":
                 choice = LogChoice(wanted.epoch, wanted.rank, wanted.words)
                 return lambda: job_parts(operations, self.books, wanted.ref, viewer, choice), 0.5
             case "queues":
-                return lambda: others.queues_parts(operations, self.books), 2.0
+                return lambda: others.queues_parts(operations, self.books, viewer), 2.0
             case "nodes":
                 return lambda: others.nodes_parts(operations, self.books, viewer), 1.0
             case "sweeps":
-                return lambda: others.sweeps_parts(self.sweeps), 1.0
+                return lambda: others.sweeps_parts(self.sweeps, viewer), 1.0
             case "sweep":
-                return lambda: others.sweep_parts(self.sweeps, wanted.ref), 1.0
+                return lambda: others.sweep_parts(self.sweeps, wanted.ref, viewer), 1.0
             case "services":
-                return lambda: others.services_parts(self.services), 1.0
+                return lambda: others.services_parts(self.services, viewer), 1.0
             case "cost":
                 span, now_us = self.month(wanted), operations.clock.now_us()
-                return lambda: others.cost_parts(self.books, span, now_us, wanted.by), 10.0
+                return lambda: others.cost_parts(self.books, span, now_us, wanted.by, viewer), 10.0
         raise NotFoundError(f"there is no page {wanted.page[:40]!r}")

@@ -11,13 +11,13 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from starlette.requests import Request
 
 from cordee.answers.nodes import WebTicketView
+from cordee.control.access import Access
 from cordee.control.dependencies import Asked, Owner, Shown, bearer_of, body_of, user_router
 from cordee.control.web import others
 from cordee.control.web.frame import HEADERS, PageRoute, asset_answer, framed
 from cordee.control.web.pages import Pages, Wanted
 from cordee.control.web.parts import Parts
 from cordee.control.web.sessions import LASTS_S, Sessions, token_id
-from cordee.control.web.viewer import Viewer
 from cordee.errors import BusyError, CordeeError, ForbiddenError, TokenError
 from cordee.view.page import part
 
@@ -52,7 +52,7 @@ AskedSessions = Annotated[Sessions, Depends(_sessions)]
 class Visit(NamedTuple):
     """A request of a person who is logged in."""
 
-    viewer: Viewer
+    viewer: Access
     cookie: str
     form: str
 
@@ -62,9 +62,7 @@ async def _visit(request: Request, sessions: AskedSessions, operations: Asked) -
     session = sessions.of(cookie) if cookie else None
     if session is None:
         raise TokenError("nobody is logged in here, or the session is over", hint="cordee web")
-    operates = session.name == operations.members.operator and not session.reads_only
-    viewer = Viewer(session.name, operates, session.reads_only)
-    return Visit(viewer, cookie, sessions.form_token(cookie))
+    return Visit(Access(session, operations), cookie, sessions.form_token(cookie))
 
 
 Visitor = Annotated[Visit, Depends(_visit)]
@@ -247,7 +245,7 @@ def services(request: Request, pages: AskedPages, visit: Visitor) -> Response:
 @router.get("/jobs/{ref}")
 def job(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show one job."""
-    found = pages.operations.job(ref)
+    found = pages.operations.job(visit.viewer.job(ref))
     return _shown(request, pages, visit, "job", found.name, here="", ref=found.job_id, lead=found.job_id)
 
 
@@ -267,10 +265,11 @@ def cost_csv(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Return the costs of a month as CSV."""
     wanted = Wanted.of("cost", "", request.query_params)
     span, now_us = pages.month(wanted), pages.operations.clock.now_us()
-    key = ("csv", wanted, visit.viewer.scope)
-    text = pages.drawings.get(
-        key, lambda: {"csv": others.costs_csv(pages.books.costs(span, now_us), wanted.by)}, fresh_s=10.0
-    )["csv"]
+
+    def draw() -> Parts:
+        return {"csv": others.costs_csv(pages.books.costs(span, now_us, visit.viewer.sees), wanted.by)}
+
+    text = pages.drawings.get(("csv", wanted, visit.viewer.scope), draw, fresh_s=10.0)["csv"]
     name = f"cordee-{span.name}-by-{wanted.by}.csv"
     headers = HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}
     return Response(text, media_type="text/csv; charset=utf-8", headers=headers)

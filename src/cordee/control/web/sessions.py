@@ -11,11 +11,11 @@ import json
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
-from cordee.control.home import Bearer
 from cordee.control.members import hash_of
 from cordee.control.ports import Clock
+from cordee.control.roles import Bearer, Grant, Role
 from cordee.units import US_PER_S
 
 LASTS_S = 12 * 3600
@@ -30,15 +30,15 @@ class BrowserSession:
 
     Attributes:
         name: the person.
-        by: the id of the token that was shown, or `login` for one from an identity provider.
+        by: the id of the token that was shown, or of the identity provider's settings.
         expires_us: when the person has to log in again.
-        reads_only: whether that token is one to read with.
+        grants: the roles of one who logged in elsewhere; those of a token are the token's.
     """
 
     name: str
     by: str
     expires_us: int
-    reads_only: bool = False
+    grants: tuple[Grant, ...] = ()
 
 
 class Sessions:
@@ -56,22 +56,24 @@ class Sessions:
         self._tickets: dict[str, BrowserSession] = {}
         self._lock = threading.Lock()
 
-    def begin(self, name: str, by: str) -> str:
+    def begin(self, name: str, by: str, grants: tuple[Grant, ...] = ()) -> str:
         """Return the cookie of a new session."""
-        session = BrowserSession(name, by, self._clock.now_us() + LASTS_S * US_PER_S)
+        session = BrowserSession(name, by, self._clock.now_us() + LASTS_S * US_PER_S, grants)
         body = base64.urlsafe_b64encode(json.dumps(asdict(session)).encode()).decode()
         return f"{body}.{self._signature('session', body)}"
 
-    def of(self, cookie: str) -> BrowserSession | None:
-        """Return the session of a cookie; None if it is over, void, or not signed by this server."""
+    def of(self, cookie: str) -> Bearer | None:
+        """Return for whom a cookie stands; None if its session is over, void, or not signed by this server."""
         body, _, signature = cookie.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._signature("session", body).encode()):
             return None
-        session = BrowserSession(**json.loads(base64.urlsafe_b64decode(body)))
+        fields = json.loads(base64.urlsafe_b64decode(body))
+        grants = tuple(Grant(queue, Role(role)) for queue, role in fields.get("grants", ()))
+        session = BrowserSession(fields["name"], fields["by"], fields["expires_us"], grants)
         bearer, now_us = self._bearer_of(session), self._clock.now_us()
         if bearer is None or min(session.expires_us, bearer.until_us or session.expires_us) <= now_us:
             return None
-        return replace(session, reads_only=bearer.reads_only)
+        return bearer
 
     def form_token(self, cookie: str) -> str:
         """Return what each form of this session carries, so that no other site can send one."""
