@@ -1,4 +1,4 @@
-"""What the one who asks may see and do: `roles.may`, asked with what the server knows of jobs and queues.
+"""Rights of the one who asks: `roles.may`, asked with what the server knows of jobs and queues.
 
 Whoever may not see a job sees that GPUs are held, not by which job: its id becomes `another-job` in every text.
 """
@@ -29,7 +29,7 @@ V = TypeVar("V", bound=BaseModel)
 
 
 class Owned(Protocol):
-    """What belongs to a user and a queue: a job, an attempt's account."""
+    """A thing of a user and a queue: a job, an attempt's account."""
 
     @property
     def owner(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Who may do what: roles by queue, and the one rule that the API, the pages and the streams ask. Pure.
+"""Roles by queue, and the one rule that the API, the pages and the streams ask. Pure.
 
 A role in a queue holds for the queues below it as well. What is one's own, one always sees.
 """
@@ -12,7 +12,7 @@ EVERYWHERE = "*"  # no queue has this name
 
 
 class Role(IntEnum):
-    """What somebody is in a queue; a higher role may do what the lower ones may."""
+    """The rights of somebody in a queue; a higher role may do what the lower ones may."""
 
     VIEWER = 1  # sees jobs, and what they cost
     USER = 2  # submits jobs, and changes the own ones
@@ -21,7 +21,7 @@ class Role(IntEnum):
 
 
 class Action(IntEnum):
-    """What is asked for; its value is the role that it needs."""
+    """A kind of request; its value is the role that it needs."""
 
     SEE = Role.VIEWER
     SUBMIT = Role.USER
