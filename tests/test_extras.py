@@ -103,7 +103,7 @@ def test_an_extra_hides_the_others() -> None:
     assert set(EXTRAS[1:]) <= PROJECT["optional-dependencies"].keys()
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", ["", "server", *(pytest.param(each, marks=pytest.mark.soak) for each in EXTRAS[2:])])
 def test_every_verb_shows_its_help_or_names_its_extra(run: Run, extra: str) -> None:
     verbs = [verb for group in GROUPS.values() for verb in group]
     said = run(extra, "-c", HELP.format(verbs=verbs))
@@ -118,6 +118,7 @@ def test_without_an_extra_a_layout_is_planned(run: Run) -> None:
     assert "pip install 'cordee[server]'" in run("", "-m", "cordee", "up", code=MissingExtraError.exit_code)
 
 
+@pytest.mark.soak
 def test_with_the_server_alone_a_job_runs_and_is_listed(run: Run) -> None:
     try:
         run("server", "-m", "cordee", "up", "--slots", "1")

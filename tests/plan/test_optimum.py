@@ -57,7 +57,7 @@ def _spaces(few: range, many: range) -> list[object]:
     return [*((seed, FEW) for seed in few), *(pytest.param(seed, MANY, marks=pytest.mark.soak) for seed in many)]
 
 
-@pytest.mark.parametrize(("seed", "size"), _spaces(range(2), range(8)))
+@pytest.mark.parametrize(("seed", "size"), _spaces(range(1), range(8)))
 def test_on_random_sub_spaces_the_answer_is_that_of_brute_force(seed: int, size: int) -> None:
     case, wanted, choices = _sub_space(seed, size)
     found, tally = optimum(case, wanted, choices)

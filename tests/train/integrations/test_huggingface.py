@@ -61,7 +61,9 @@ def test_a_stream_is_drawn_again_up_to_its_place(run: Runs, tmp_path: Path) -> N
 
 
 @pytest.mark.gang
-@pytest.mark.parametrize("argv", [[], ["--fsdp", "2"]], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "argv", [pytest.param([], id="ddp"), pytest.param(["--fsdp", "2"], id="fsdp", marks=pytest.mark.soak)]
+)
 def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path, argv: list[str]) -> None:
     whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")
     assert attempt(run, whole, *argv, world=2) == [0, 0], run.said()

@@ -59,7 +59,9 @@ def test_two_notices_cost_no_step_and_no_bit(run: Runs, tmp_path: Path, kills: l
 
 
 @pytest.mark.gang
-@pytest.mark.parametrize("how", [[], ["--fsdp"]], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "how", [pytest.param([], id="ddp"), pytest.param(["--fsdp"], id="fsdp", marks=pytest.mark.soak)]
+)
 def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path, how: list[str]) -> None:
     whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")
     argv = ["--data", "stateful", "--validate", "4", *how]
