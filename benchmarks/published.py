@@ -276,11 +276,8 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
 
 
 def _is_fused(framework: str, note: str) -> bool:
-    """Whether norms, rotations and activations are one kernel each: compiled, or written so.
-
-    An in-house trainer is taken to have kernels of its own; eager torch is what a public name stands for.
-    """
-    return bool(re.search("compile|XLA|flash-attn training|nanotron|internal", framework) or "torch.compile of" in note)
+    """Whether norms, rotations and activations are one kernel each: compiled, or written so."""
+    return bool(re.search("compile|XLA|flash-attn training|nanotron", framework) or "torch.compile of" in note)
 
 
 def _attention(framework: str) -> Attention | None:
@@ -329,9 +326,10 @@ def _optimizer(framework: Framework, dtype: str) -> str:
 
 
 def _framework(text: str) -> Framework:
+    """An in-house trainer is nearest to Megatron-LM: Meta's frees what a stage has sent on (arXiv:2407.21783, 3.3)."""
     if "DeepSpeed" in text or "InternEvo" in text:
         return "deepspeed" if "DeepSpeed" in text else "internevo"
-    return "megatron" if re.search("Megatron|NeMo|MegaScale", text) else "torch"
+    return "megatron" if re.search("Megatron|NeMo|MegaScale|internal", text) else "torch"
 
 
 def _recompute(text: str) -> Recompute:

@@ -53,9 +53,9 @@ def layer_activation_bytes(
 ) -> Real:
     """Return the bytes that one layer keeps of one micro-batch for its backward pass.
 
-    Per token: inputs and outputs of the two norms (4h, divided over tp only with sequence parallelism), queries, keys,
-    values, the attention's output, and the MLP's inner widths, which tensor parallelism divides. Dropout adds masks of
-    one byte. Without flash attention the scores add 2 bytes per head and pair of tokens, 5 with dropout. Ulysses keeps
+    Per token: inputs and outputs of the two norms (4h, divided over tp only with sequence parallelism, and in torch the
+    outputs not even then), queries, keys, values, the attention's output, and the MLP's inner widths, which tensor
+    parallelism divides. Dropout adds masks of one byte. Without flash attention the scores add 2 bytes per head and pair of tokens, 5 with dropout. Ulysses keeps
     the attention's output before and after its exchange.
     """
     if training.adapters is not None:
@@ -71,6 +71,9 @@ def layer_activation_bytes(
     if layout.cp_kind == "ulysses":
         heads_wide = heads_wide + (layout.cp > 1) * attention_out
     per_token: Real = (4 * shape.hidden + compressed) / split + heads_wide / tp
+    if training.framework == "torch":
+        # DTensor keeps what it gathers for the products, the results of the two norms; Megatron-LM gathers them anew.
+        per_token = per_token + 2 * shape.hidden * (1 - 1 / split)
     moe = shape.experts
     if expert and moe is not None:
         widths = _kept_widths(shape, training)
