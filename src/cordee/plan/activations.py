@@ -55,8 +55,8 @@ def layer_activation_bytes(
 
     Per token: inputs and outputs of the two norms (4h, divided over tp only with sequence parallelism, and in torch the
     outputs not even then), queries, keys, values, the attention's output, and the MLP's inner widths, which tensor
-    parallelism divides. Dropout adds masks of one byte. Without flash attention the scores add 2 bytes per head and pair of tokens, 5 with dropout. Ulysses keeps
-    the attention's output before and after its exchange.
+    parallelism divides. Dropout adds masks of one byte. Without flash attention the scores add 2 bytes per head and
+    pair of tokens, 5 with dropout. Ulysses keeps the attention's output before and after its exchange.
     """
     if training.adapters is not None:
         return _adapted_layer_bytes(shape, layout, training, training.adapters, scores=scores)
