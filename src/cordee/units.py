@@ -13,6 +13,7 @@ KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 
 US_PER_S = 1_000_000
 US_PER_HOUR = 3_600 * US_PER_S
+US_PER_DAY = 24 * US_PER_HOUR
 MICRO_USD = 1_000_000
 
 _BYTES = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "PB": 10**15}
@@ -284,3 +285,17 @@ def plural(number: int, noun: str, many: str = "") -> str:
 def _trim(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def month_start_us(at_us: int) -> int:
+    """Return the start of a time's month of UTC.
+
+    >>> month_start_us(1_709_251_199_000_000) == 1_706_745_600_000_000  # the last second of 29 February 2024
+    True
+    """
+    day = at_us // US_PER_DAY
+    of_era = (day + 719_468) % 146_097  # days since a 1 March of a year divisible by 400
+    year = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
+    of_year = of_era - (365 * year + year // 4 - year // 100)
+    month = (5 * of_year + 2) // 153
+    return (day - of_year + (153 * month + 2) // 5) * US_PER_DAY

@@ -12,9 +12,10 @@ from replica_events import ended, ledger_of, placed, ready, replica_job, served,
 from cordee.account import Ledger
 from cordee.account.ledger import SavedLedger
 from cordee.account.split import apportioned
-from cordee.account.usage import DAY_US, Tokens, UsageBy, month_start_us, usage_rows
+from cordee.account.usage import DAY_US, Tokens, UsageBy, usage_rows
 from cordee.control.codec import codec
 from cordee.events import Estimate, TokenWeights
+from cordee.units import month_start_us
 from world import HOUR, PRICE, S, job
 
 DAY_S = DAY_US // S

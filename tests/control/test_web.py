@@ -12,8 +12,8 @@ import pytest
 from api_scene import OTHER, TOKEN
 from web_world import HOUR, S, Team, a_week
 
+from cordee.control.months import Books, Span
 from cordee.control.roles import Bearer
-from cordee.control.web.months import Books, Span
 from cordee.control.web.sessions import LASTS_S
 from cordee.events import NodeCordoned, StopRequested
 

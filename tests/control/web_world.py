@@ -12,6 +12,8 @@ from cordee.answers.queues import QueueRules, QueuesSubmission
 from cordee.answers.submissions import Submission
 from cordee.control.services.operations import ServiceOperations
 from cordee.events import (
+    Budget,
+    BudgetSet,
     CheckpointCommitted,
     Event,
     GpusSampled,
@@ -178,6 +180,12 @@ def zero_to_one(text: str) -> float:
 def a_week(folder: Path) -> Team:
     """Return the team on a Friday afternoon."""
     team = Team(folder)
+    for budget in (
+        Budget(queue="research", micro_usd=4_000_000_000, hard=True),
+        Budget(user="yuki", gpu_us=500 * HOUR),
+        Budget(queue="product", per="total", micro_usd=900_000_000, hard=True, stops=True),
+    ):
+        team.api.scene.control.note(BudgetSet(at_us=team.now, budget=budget, by="ada"))
     saves = {"checkpoint": {"to": str(folder / "checkpoints")}}
     early = team.submit("tokenizer-ablation", "tomas", 8, "language", **saves)
     team.start(early)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.errors import SpecError
-from cordee.events import Queue
+from cordee.events import Budget, Queue
 from cordee.units import US_PER_HOUR
-from cordee.workload.queues import KEYS, parse_queues
+from cordee.workload.queues import KEYS, parse_budgets, parse_queues
 
 FILE = """\
 version: 1
@@ -86,3 +86,22 @@ def test_the_how_to_names_every_key_and_no_other() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "queues.md").read_text()
     keys, _, _ = page.partition("| here | Kueue |")
     assert re.findall(r"^[|] `([a-z_]+)`", keys, re.MULTILINE) == list(KEYS)
+
+
+def test_budgets_of_the_same_file() -> None:
+    written = '[{queue: llm, cost: "$40", hard: true}, {user: ann, per: total, gpu_time: 2h}]'
+    text = f"queues: {{llm: {{}}}}\nbudgets: {written}\n"
+    assert parse_budgets(text) == (
+        Budget(queue="llm", micro_usd=40_000_000, hard=True),
+        Budget(user="ann", per="total", gpu_us=7_200_000_000),
+    )
+    assert parse_budgets("queues: {llm: {}}") is None and parse_budgets("queues: {llm: {}}\nbudgets: []\n") == ()
+    for written, said in (
+        ("budgets: {queue: llm}", "budgets are a list"),
+        ("budgets: [{queue: llm, prise: $4}]", "unknown key 'prise' in budgets.0"),
+        ("budgets: [{queue: llm, per: week, cost: $4}]", "'month' or 'total'"),
+        ("budgets: [{queue: llm, cost: 4}]", "is not an amount of money"),
+        ("budgets: [{queue: llm, cost: $4}, {queue: llm, cost: $5}]", "queue llm has two budgets per month"),
+    ):
+        with pytest.raises(SpecError, match=re.escape(said)):
+            parse_budgets(f"queues: {{llm: {{}}}}\n{written}\n", source="queues.yaml")

@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 from cordee.account.split import apportioned
 from cordee.events import TokensServed, TokenWeights
-from cordee.units import US_PER_HOUR
+from cordee.units import US_PER_DAY, month_start_us
 
 UsageBy = Literal["service", "tenant", "key", "model"]
-DAY_US = 24 * US_PER_HOUR
+DAY_US = US_PER_DAY
 
 UNPLANNED = TokenWeights(input=10, cached=1, output=40)
 """Weights of a service without a plan: about those of the price lists of APIs."""
@@ -221,20 +221,6 @@ def usage_rows(lines: Iterable[CostLine], by: UsageBy) -> list[UsageRow]:
         tokens, cost = sums.get(name, (Tokens(), TokenCost()))
         sums[name] = tokens + line.tokens, cost + line.micro_usd
     return [UsageRow(name, *sums[name]) for name in sorted(sums)]
-
-
-def month_start_us(at_us: int) -> int:
-    """Return the start of a time's month of UTC.
-
-    >>> month_start_us(1_709_251_199_000_000) == 1_706_745_600_000_000  # the last second of 29 February 2024
-    True
-    """
-    day = at_us // DAY_US
-    of_era = (day + 719_468) % 146_097  # days since a 1 March of a year divisible by 400
-    year = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
-    of_year = of_era - (365 * year + year // 4 - year // 100)
-    month = (5 * of_year + 2) // 153
-    return (day - of_year + (153 * month + 2) // 5) * DAY_US
 
 
 def _per_million(micro_usd: int, tokens: int) -> int | None:

@@ -1,6 +1,13 @@
-"""The tree of queues."""
+"""The tree of queues, and budgets."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from cordee.answers.view import View
+
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+Amount = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class QueueRules(View):
@@ -45,7 +52,42 @@ class QueuesView(View):
     queues: list[QueueView]
 
 
+class BudgetRules(View):
+    """A budget of a queue (with those below it), a user, a user in a queue, or, with neither, of the cluster.
+
+    It is of a calendar month in UTC, or total; of money, GPU time, or both. Jobs over a hard one wait; with `stops`
+    running ones get notice before it is spent.
+    """
+
+    queue: Name | None = None
+    user: Name | None = None
+    per: Literal["month", "total"] = "month"
+    micro_usd: Amount | None = None
+    gpu_us: Amount | None = None
+    hard: bool = False
+    stops: bool = False
+
+
+class BudgetView(BudgetRules):
+    """A budget, and what is spent of it.
+
+    `from_us` and `until_us` are its month's. `percent` is the highest part that was told. `ahead` is what will have
+    been spent at the end of the month, at the rate of the last seven days of it; None: it has no end.
+    """
+
+    from_us: int
+    until_us: int | None
+    spent_micro_usd: int
+    spent_gpu_us: int
+    held_gpu_milli: int
+    micro_usd_per_hour: int
+    percent: int
+    ahead_micro_usd: int | None
+    ahead_gpu_us: int | None
+
+
 class QueuesSubmission(View):
-    """The complete new tree of queues."""
+    """The complete new tree of queues; with budgets, these replace all others."""
 
     queues: list[QueueRules]
+    budgets: list[BudgetRules] | None = None

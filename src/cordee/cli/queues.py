@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cordee.answers.queues import QueuesView, QueueView
+from cordee.answers.queues import BudgetRules, QueuesView, QueueView
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.errors import InputError, SpecError
 from cordee.units import US_PER_HOUR, format_micro_usd, plural
-from cordee.workload.queues import parse_queues
+from cordee.workload.queues import parse_budgets, parse_queues
 
 _MILLI = 1000
 _BILLION = 10**9
@@ -29,10 +29,13 @@ def queues(
     words = what or []
     if words and (words[0] != "set" or len(words) != 2):
         raise InputError(f"unknown: queues {' '.join(words)}", hint="cordee queues, or cordee queues set queues.yaml")
-    wanted = None if not words else parse_queues(_text(Path(words[1])), source=words[1])
+    text = "" if not words else _text(Path(words[1]))
+    wanted = None if not words else parse_queues(text, source=words[1])
+    limits = None if not words else parse_budgets(text, source=words[1])
+    budgets = None if limits is None else [BudgetRules.of(each) for each in limits]
     with terminal.connect(home) as client:
         terminal.warn(client)
-        seen = client.queues() if wanted is None else client.set_queues(wanted)
+        seen = client.queues() if wanted is None else client.set_queues(wanted, budgets)
     if as_json:
         terminal.print_json(seen)
         return

@@ -25,9 +25,10 @@ from cordee.answers.nodes import Joined, JoinRequest, JoinTokenRequest, JoinToke
 from cordee.answers.queues import QueuesSubmission, QueuesView
 from cordee.answers.submissions import DryRunView, Submission, Submitted
 from cordee.answers.view import HealthView
-from cordee.control import chain_routes, job_metrics, logs, tenants_api, tunnels
+from cordee.control import budgets, chain_routes, job_metrics, logs, tenants_api, tunnels
 from cordee.control.agents import transfers
 from cordee.control.agents.executor import AgentsExecutor
+from cordee.control.budgets import AskedBudgets
 from cordee.control.dependencies import (
     REFUSALS,
     Asked,
@@ -252,10 +253,14 @@ def queues(operations: Asked, by: By) -> QueuesView:
 
 
 @router.put("/queues")
-def set_queues(submission: QueuesSubmission, operations: Asked, by: By) -> QueuesView:
+def set_queues(submission: QueuesSubmission, operations: Asked, of_app: AskedBudgets, by: By) -> QueuesView:
     """Replace the tree of queues, or refuse and change nothing."""
     by.check(Action.ADMINISTER, "change the queues")
-    return operations.set_queues(submission)
+    wanted = of_app.checked(submission.budgets or (), by, {each.name for each in submission.queues})
+    found = operations.set_queues(submission)
+    if submission.budgets is not None:
+        of_app.replace(wanted, by=by)
+    return found
 
 
 @router.get("/cost")
@@ -388,7 +393,14 @@ def create_app(
     app.state.rehearsals = rehearsals or RehearsalOperations.over(operations)
     for above in (services_routes, sweeps_routes, rehearsals_routes):
         app.include_router(above.router)
-    for each in (router, job_metrics.router, chain_routes.router, tenants_api.router, tenants_api.metrics_router):
+    for each in (
+        router,
+        budgets.router,
+        job_metrics.router,
+        chain_routes.router,
+        tenants_api.router,
+        tenants_api.metrics_router,
+    ):
         app.include_router(each)
     _include_artifacts(app, operations)
     app.include_router(agents_router)

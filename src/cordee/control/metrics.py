@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cordee.account.sums import CostRow, Totals
 from cordee.account.usage import CostLine, TokenCost, Tokens
+from cordee.answers.queues import BudgetView
 from cordee.answers.services import ServiceView, TenantView
 from cordee.control.cluster_counts import ClusterCounts
 from cordee.units import MICRO_USD, US_PER_S
@@ -30,6 +31,7 @@ class Measures:
         services: as the API answers them.
         tenants: as the API answers them.
         cluster: GPUs, nodes, jobs and queues.
+        budgets: as the API answers them.
     """
 
     jobs: Sequence[CostRow]
@@ -38,11 +40,18 @@ class Measures:
     services: Sequence[ServiceView]
     tenants: Sequence[TenantView]
     cluster: ClusterCounts
+    budgets: Sequence[BudgetView] = ()
 
 
 def metrics_text(measures: Measures) -> str:
     """Return the metrics, one value a line."""
-    parts = (_tokens(measures.lines), _services(measures.services), _money(measures), _cluster(measures.cluster))
+    parts = (
+        _tokens(measures.lines),
+        _services(measures.services),
+        _money(measures),
+        _cluster(measures.cluster),
+        _budgets(measures.budgets),
+    )
     return "".join(line for part in parts for line in part)
 
 
@@ -147,6 +156,23 @@ def _cluster(cluster: ClusterCounts) -> Iterator[str]:
         ("log_events_total", "Events in the log.", "counter", cluster.log_number),
     ):
         yield from _family(name, about, kind, [({}, value)])
+
+
+def _budgets(budgets: Sequence[BudgetView]) -> Iterator[str]:
+    for name, about, field, unit in (
+        ("budget_dollars", "The budget of a queue or a user; an empty label stands for all.", "micro_usd", MICRO_USD),
+        ("budget_spent_dollars", "What is spent of it.", "spent_micro_usd", MICRO_USD),
+        ("budget_ahead_dollars", "What will be at the end of the month, at this rate.", "ahead_micro_usd", MICRO_USD),
+        ("budget_gpu_seconds", "The budget of GPU time.", "gpu_us", US_PER_S),
+        ("budget_spent_gpu_seconds", "What is spent of it.", "spent_gpu_us", US_PER_S),
+    ):
+        limit = "gpu_us" if "gpu" in name else "micro_usd"
+        values = [
+            ({"queue": each.queue or "", "user": each.user or "", "per": each.per}, getattr(each, field) / unit)
+            for each in budgets
+            if getattr(each, limit) is not None and getattr(each, field) is not None
+        ]
+        yield from _family(name, about, "gauge", values)
 
 
 def _family(name: str, about: str, kind: str, values: Sequence[tuple[Labels, float]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cordee.account.usage import DAY_US, month_start_us
+from cordee.account.usage import DAY_US
 from cordee.answers.services import (
     KeyHashView,
     KeyRequest,
@@ -24,6 +24,7 @@ from cordee.control.store.tenants import Row, TenantRows
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError
 from cordee.events import KeyCreated, KeyRevoked, TenantSet
+from cordee.units import month_start_us
 
 PREFIX = "sk-cordee-"
 _ID_CHARS = 12  # of the hash: ids of a million keys differ

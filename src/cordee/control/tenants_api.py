@@ -16,6 +16,7 @@ from cordee.answers.services import (
     TenantView,
     UsageView,
 )
+from cordee.control.budgets import AskedBudgets
 from cordee.control.cluster_counts import cluster_counts
 from cordee.control.dependencies import Asked, By, user_router
 from cordee.control.metrics import CONTENT_TYPE, Measures, metrics_text
@@ -95,7 +96,7 @@ def usage_lines(operations: Asked, by: By, from_us: Moment = 0, to_us: Moment | 
 
 
 @metrics_router.get("/metrics", response_class=Response)
-def metrics(operations: Asked, services: Services, by: By) -> PlainTextResponse:
+def metrics(operations: Asked, services: Services, budgets: AskedBudgets, by: By) -> PlainTextResponse:
     """Return metrics for Prometheus; services and tenants are named to those who may see them."""
     now_us, found = operations.clock.now_us(), seen_services(services, by)
     limits = services.tenants.tenants() if by.sees_all else []
@@ -107,6 +108,12 @@ def metrics(operations: Asked, services: Services, by: By) -> PlainTextResponse:
         lines = [line for line in lines if line.key.service in names]
         jobs = tuple(row for row in jobs if row.key in names)
     measures = Measures(
-        jobs=jobs, totals=totals, lines=lines, services=found, tenants=limits, cluster=cluster_counts(operations)
+        jobs=jobs,
+        totals=totals,
+        lines=lines,
+        services=found,
+        tenants=limits,
+        cluster=cluster_counts(operations),
+        budgets=budgets.budgets(by),
     )
     return PlainTextResponse(metrics_text(measures), media_type=CONTENT_TYPE)

@@ -19,6 +19,8 @@ from cordee.events import (
     ArtifactTagged,
     ArtifactUsed,
     AttemptPlaced,
+    BudgetRemoved,
+    BudgetSet,
     Event,
     HoldReleased,
     Job,
@@ -70,6 +72,8 @@ Asked = (
     | MaintenanceCancelled
     | ReservationMade
     | ReservationCancelled
+    | BudgetSet
+    | BudgetRemoved
 )
 OfArtifact = ArtifactPushed | ArtifactTagged | ArtifactStaged | ArtifactUsed | ArtifactRemoved
 

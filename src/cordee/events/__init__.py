@@ -6,6 +6,7 @@ order gives the state. Times are integer microseconds since the Unix epoch, mone
 
 from cordee.events.artifact import ArtifactPushed, ArtifactRemoved, ArtifactStaged, ArtifactTagged, ArtifactUsed
 from cordee.events.attempt import AttemptEvent
+from cordee.events.budget import Budget, BudgetReached, BudgetRemoved, BudgetSet
 from cordee.events.kinds import (
     AttemptEnded,
     AttemptPlaced,
@@ -109,6 +110,10 @@ __all__ = [
     "AttemptEvent",
     "AttemptPlaced",
     "Behind",
+    "Budget",
+    "BudgetReached",
+    "BudgetRemoved",
+    "BudgetSet",
     "Capacity",
     "CheckpointCommitted",
     "Estimate",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from cordee.events.artifact import ArtifactPushed, ArtifactRemoved, ArtifactStaged, ArtifactTagged, ArtifactUsed
 from cordee.events.attempt import AttemptEvent
+from cordee.events.budget import BudgetReached, BudgetRemoved, BudgetSet
 from cordee.events.rank_reports import (
     CheckpointCommitted,
     Measured,
@@ -480,6 +481,9 @@ Event = (
     | ReservationBegan
     | ReservationCancelled
     | QueuesSet
+    | BudgetSet
+    | BudgetRemoved
+    | BudgetReached
     | ServiceDeclared
     | ServiceScaled
     | ServiceEnded

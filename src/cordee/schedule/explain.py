@@ -62,6 +62,7 @@ class Reason(StrEnum):
     USER_LIMIT = "user-limit"  # its owner holds the limit of a user in its queue
     DAY_GPU_TIME = "day-gpu-time"  # its queue used its GPU time of a day
     DAY_COST = "day-cost"  # its queue used its money of a day
+    BUDGET = "budget"  # the rest of a budget does not last it
     KEPT = "kept"  # what is free is the quota of queues that do not lend
     NODES_RESERVED = "nodes-reserved"  # for other jobs, for a time
     ERROR = "error"  # the scheduler fails on it; the other jobs go on

@@ -62,7 +62,7 @@ def _mail(destination: Destination, message: Message) -> None:
     mail["Subject"] = " ".join(message.text.partition("\n")[0].split())[:_SUBJECT_CHARS]
     mail["From"] = destination.sender or (user if "@" in user else f"cordee@{server.hostname}")
     mail["To"] = destination.email
-    mail["Message-ID"] = f"<{message.id.replace('/', '.')}.{message.job_id}@cordee>"
+    mail["Message-ID"] = f"<{message.id.replace('/', '.')}.{message.job_id or 'budget'}@cordee>"
     mail.set_content(message.text)
     host = server.hostname or ""
     if server.scheme == "smtps":

@@ -1,12 +1,14 @@
 """The messages about a job: which of its events are notified, and their text."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from cordee.answers.jobs import AttemptView, JobDetailView
 from cordee.events import (
     AttemptEnded,
     Behind,
+    BudgetReached,
     Event,
     JobEnded,
     NoticeGiven,
@@ -15,7 +17,7 @@ from cordee.events import (
     RankBehind,
     RanksStarted,
 )
-from cordee.units import format_duration, format_micro_usd, plural
+from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd, plural
 from cordee.workload.notify import NotifyKind
 
 TAIL_LINES = 5  # last lines of a rank that failed
@@ -69,6 +71,8 @@ def kind_of(event: Event) -> NotifyKind | None:
             return "preemption"
         case RankBehind(how=Behind.STUCK | Behind.SILENT):
             return "hang"
+        case BudgetReached():
+            return "budget"
     return None
 
 
@@ -94,6 +98,21 @@ def budget_message(at_us: int, job: JobDetailView, spent: Budget) -> Message:
     text = f"has cost {format_micro_usd(spent.micro_usd)}, {percent} % of its limit of "
     text += f"{format_micro_usd(spent.limit_micro_usd)}; at the limit it is stopped"
     return _message(f"budget/{job.job_id}", "budget", at_us, job, text)
+
+
+def reached_message(number: int, event: BudgetReached) -> Message:
+    """Return the message that a part of a budget of a queue or a user is spent."""
+    budget = event.budget
+    amounts = []
+    if budget.micro_usd is not None:
+        amounts.append(f"{format_micro_usd(event.micro_usd)} of {format_micro_usd(budget.micro_usd)}")
+    if budget.gpu_us is not None:
+        amounts.append(f"{event.gpu_us / US_PER_HOUR:.1f} of {budget.gpu_us / US_PER_HOUR:.1f} GPU-hours")
+    span = f"of {datetime.fromtimestamp(event.from_us // US_PER_S, UTC):%Y-%m}" if event.from_us else "in total"
+    text = f"the budget of {budget.whose} {span}: {event.percent} % is spent, {' and '.join(amounts)}"
+    if budget.hard:
+        text += "; jobs over it wait" + (", and running ones leave before its end" if budget.stops else "")
+    return Message(str(number), "budget", event.at_us, "", budget.whose, budget.user or "", text)
 
 
 def _message(name: str, kind: NotifyKind, at_us: int, job: JobDetailView, text: str) -> Message:

@@ -17,12 +17,20 @@ import structlog
 from cordee.answers.jobs import JobDetailView
 from cordee.control.notify.channels import deliver
 from cordee.control.notify.destinations import Destination, Destinations, read_destinations
-from cordee.control.notify.messages import BUDGET_PERCENT, Budget, Message, budget_message, kind_of, message_of
+from cordee.control.notify.messages import (
+    BUDGET_PERCENT,
+    Budget,
+    Message,
+    budget_message,
+    kind_of,
+    message_of,
+    reached_message,
+)
 from cordee.control.ports import Clock
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import CordeeError, InputError, StoreError
-from cordee.events import Event
+from cordee.events import BudgetReached, Event
 from cordee.units import US_PER_S, plural
 from cordee.workload.notify import URGENT, Notify, NotifyKind
 
@@ -206,6 +214,9 @@ class _Follower:
         kind = kind_of(event)
         if kind is None:
             return None
+        if isinstance(event, BudgetReached):  # of no job: where jobs go that say nothing
+            wanted = self._destinations.wants(self._destination.name, kind, Notify())
+            return reached_message(number, event) if wanted else None
         job = self._jobs.view(str(getattr(event, "job_id", "")))
         if not self._wants(kind, job):
             return None

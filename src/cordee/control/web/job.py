@@ -11,9 +11,9 @@ from cordee.answers.metrics import CurveView, JobCostView
 from cordee.control import logs
 from cordee.control.access import Access
 from cordee.control.job_metrics import job_cost, metrics
+from cordee.control.months import Books
 from cordee.control.operations import Operations
 from cordee.control.web.history import job_events
-from cordee.control.web.months import Books
 from cordee.control.web.parts import Parts
 from cordee.events import CheckpointCommitted, Event, NodeUp
 from cordee.units import format_count

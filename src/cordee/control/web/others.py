@@ -10,16 +10,17 @@ from cordee.answers.nodes import NodeView
 from cordee.answers.queues import QueueView
 from cordee.answers.services import ServiceView
 from cordee.control.access import Access
+from cordee.control.budgets import BudgetOperations
 from cordee.control.chains import ChainOperations
+from cordee.control.months import Amounts, Books, Costs, Span
 from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.services.routes import seen_services
 from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.sweeps.picture import best_text, drawing, metric_text, ranked, rungs_text, value_text
 from cordee.control.sweeps.routes import seen_sweep, seen_sweeps
-from cordee.control.web.months import Amounts, Books, Costs, Span
 from cordee.control.web.parts import Parts
-from cordee.events import NodeCordoned, NodeDown, NodeUncordoned, NodeUp
+from cordee.events import Budget, NodeCordoned, NodeDown, NodeUncordoned, NodeUp
 from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_micro_usd, plural
 from cordee.view.chart import Axis, ChartLine, chart_svg
 from cordee.view.faults import faults_of
@@ -67,7 +68,14 @@ def queues_parts(operations: Operations, books: Books, viewer: Access) -> Parts:
                 due=each.weight / weight if weight else 0.0,
             )
         )
-    return {"tree": part("queues", rows, found.gpu_milli, template="web/queues.html.j2")}
+    tree = part("queues", rows, found.gpu_milli, template="web/queues.html.j2")
+    return {"tree": tree, "budgets": _budgets(books, viewer)}
+
+
+def _budgets(books: Books, viewer: Access) -> str:
+    found = BudgetOperations(viewer.operations, books).budgets(viewer)
+    rows = [(each, Budget(queue=each.queue, user=each.user).whose) for each in found]
+    return part("budgets", rows, template="web/budgets.html.j2")
 
 
 _WEEK_US = 7 * 24 * US_PER_HOUR
@@ -163,6 +171,7 @@ def cost_parts(books: Books, span: Span, now_us: int, by: str, viewer: Access) -
     over = span.to_us <= now_us
     return {
         "total": part("total", costs, over, template=template),
+        "budgets": _budgets(books, viewer),
         "days": part("days", _days(costs), template=template),
         "by": part(
             "by", costs, by, BY, money_html(rows) if rows else "", len(costs.by[by]) - len(rows), template=template

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cordee.control.access import Access
+from cordee.control.months import Books, Span
 from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.web import others
 from cordee.control.web.ahead import Forecasts
 from cordee.control.web.job import LogChoice, job_parts
-from cordee.control.web.months import Books, Span
 from cordee.control.web.now import now_parts
 from cordee.control.web.parts import Drawings, Parts
 from cordee.errors import InputError, NotFoundError

@@ -93,7 +93,7 @@ def assume(state: State, draft: Draft, job: Job, leases: Leases) -> None:
     """Assume a job on GPUs that victims still hold in part: no other job gets them, and its queue counts them."""
     state.nodes.claim(leases)
     draft.assumed[job.job_id] = leases
-    if state.quotas.queues:
+    if state.quotas.refuses:
         prices = [state.nodes.records[lease.node].node.micro_usd_per_gpu_hour for lease in leases]
         assumed = (job, held_by(job, leases, prices), tuple(_still_held(state, leases)))
         _count(state, draft, assumed, +1)

@@ -62,7 +62,7 @@ def _larger_place(state: State, draft: Draft, attempt: Attempt) -> tuple[Lease, 
     for size in (job.gpus, *job.sizes):
         if size <= attempt.gpus:
             break
-        if state.quotas.queues and state.quotas.admits(job, draft.now_us, size - attempt.gpus) is not None:
+        if state.quotas.refuses and state.quotas.admits(job, draft.now_us, size - attempt.gpus) is not None:
             continue
         leases = place(state.nodes.soon, job, candidates, gpus=size, packing=state.policy.packing)
         if leases is not None:

@@ -44,7 +44,7 @@ def nominate(state: State, draft: Draft, job_id: JobId) -> Nominee | None:
 
 def refusal_of(state: State, draft: Draft, record: JobRecord, gpus: int | None = None) -> Refusal | None:
     """Return the reason why a job's queue refuses it on `gpus` GPUs (None: all that it asks for), if it does."""
-    if not state.quotas.queues:
+    if not state.quotas.refuses:
         return None
     refusal = state.quotas.admits(record.job, draft.now_us, gpus)
     if refusal is not None:
@@ -96,7 +96,7 @@ def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | N
         return False
     scope = draft.preemption.scope(nominee.record)
     # The victims depend on the job's queue as well, and on its owner where the owner's limit refuses the job.
-    of_queue = (job.queue, "" if refusal is None else job.owner) if state.quotas.queues else ("", "")
+    of_queue = (job.queue, "" if refusal is None else job.owner) if state.quotas.refuses else ("", "")
     key = (nominee.line[-1], of_queue)
     searches = draft.failed_searches
     if searches.covers(key, scope):

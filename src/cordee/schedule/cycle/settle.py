@@ -67,6 +67,8 @@ _BAD = (Outcome.LOST, Outcome.FAILED, Outcome.KILLED)
 def settle(state: State, draft: Draft) -> None:
     """Settle all jobs that need a decision: ranks ended, deadlines, limits, stops, the server's shutdown."""
     _keep_nodes(state, draft)
+    for reached in state.quotas.budgets.due(draft.now_us):
+        emit(state, draft, reached)
     for job_id in sorted(_due(state, draft.now_us)):
         guarded(state, draft, job_id, settle_job)
     decided = -1
@@ -87,7 +89,7 @@ def wake(state: State, draft: Draft) -> None:
     draft.wake_by(next((at_us for at_us, job_id in state.agenda.limits if job_id not in seen), None))
     draft.wake_by(next((at_us for at_us, job_id in state.agenda.times if job_id not in failed), None))
     draft.wake_by(next((until_us for until_us, _ in state.nodes.quarantines), None))
-    if state.quotas.has_days:
+    if state.quotas.counts_time:
         draft.wake_by(state.quotas.wake_us(draft.now_us))
 
 
@@ -107,12 +109,16 @@ def _due(state: State, now_us: int) -> set[JobId]:
     due.update(
         job_id for _, job_id in state.agenda.times[: bisect_right(state.agenda.times, now_us, key=itemgetter(0))]
     )
-    if state.quotas.has_days:
-        jobs = {(each.job.queue, each.job.grace_us): each.job for each in state.attempts.values()}
+    if state.quotas.counts_time:
+        jobs = {_counted_as(each.job): each.job for each in state.attempts.values()}
         used_up = {key for key, job in jobs.items() if state.quotas.spent(job, now_us)}
         attempts = state.attempts.items() if used_up else ()
-        due.update(job_id for job_id, each in attempts if (each.job.queue, each.job.grace_us) in used_up)
+        due.update(job_id for job_id, each in attempts if _counted_as(each.job) in used_up)
     return due | state.agenda.unsettled.keys()
+
+
+def _counted_as(job: Job) -> tuple[str, str, int]:
+    return job.queue, job.owner, job.grace_us
 
 
 def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:

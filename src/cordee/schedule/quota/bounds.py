@@ -25,6 +25,7 @@ class Bound(StrEnum):
     USER_LIMIT = "user-limit"
     DAY_GPU_TIME = "day-gpu-time"
     DAY_COST = "day-cost"
+    BUDGET = "budget"  # of its queue, its owner, or both
     KEPT = "kept"  # free GPUs are the quota of queues that do not lend
 
 
@@ -36,7 +37,8 @@ class Refusal:
         queue: the queue that has the rule; for `KEPT` the job's own.
         text: one sentence with the numbers, for `explain`.
         short_milli: GPUs that must leave `queue` (`USER_LIMIT`: this user's; `KEPT`: borrowers') before it may start,
-            beyond those that have notice; None if no preemption helps (a day's limit, a job larger than the limit).
+            beyond those that have notice; None if no preemption helps (a day's limit, a budget, a
+            job larger than the limit).
         until_us: the time at which it ends by itself if no holding changes; None: there is none.
     """
 

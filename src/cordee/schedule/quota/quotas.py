@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from cordee.events import Job, Queue
+from cordee.events import Budget, Job, Queue
 from cordee.schedule.quota import bounds
 from cordee.schedule.quota.bounds import Bound, Refusal, milli, show_gpus
+from cordee.schedule.quota.budgets import BudgetKey, Budgets, SavedBudgets, changed, rebuilt
 from cordee.schedule.quota.day import DAY_US, Day, Pair
 from cordee.schedule.quota.decay import Decay
 from cordee.schedule.quota.held import MILLI, NOTHING, Borrowed, Held, Holder, count
@@ -99,6 +100,7 @@ class SavedQuotas(NamedTuple):
     borrowed: dict[str, Borrowed]
     own: dict[str, Borrowed]
     days: dict[str, Day]
+    budgets: SavedBudgets
 
 
 class Quotas:
@@ -120,9 +122,10 @@ class Quotas:
         named.setdefault(DEFAULT, Queue(name=DEFAULT))
         for queue in named.values():
             self._grow(queue, named)
-        self.rules = any(has_rules(queue) for queue in named.values())  # without any, every job may start and preempt
+        self._has_rules = any(has_rules(queue) for queue in named.values())
         self.keeps = any(not queue.lend for queue in named.values())  # its unused quota, from others
         self.has_days = any(holder.day is not None for holder in self._holders.values())
+        self.budgets = Budgets()
         self._leaves = {name: leaf_of(holder) for name, holder in self._holders.items()}
         set_occupied(self._cluster)
 
@@ -131,6 +134,21 @@ class Quotas:
             parent = self._cluster if queue.parent is None else self._grow(named[queue.parent], named)
             self._holders[queue.name] = Holder(queue, parent)
         return self._holders[queue.name]
+
+    @property
+    def rules(self) -> bool:
+        """Return whether a rule may keep a job from starting or from preempting another."""
+        return self._has_rules or self.budgets.hard
+
+    @property
+    def refuses(self) -> bool:
+        """Return whether jobs are asked about before they start."""
+        return bool(self.queues) or self.budgets.hard
+
+    @property
+    def counts_time(self) -> bool:
+        """Return whether use over time may end something: a day, or a budget."""
+        return self.has_days or bool(self.budgets.kept)
 
     def leaf(self, queue: str) -> Holder:
         """Return the holder in which jobs that name this queue are counted."""
@@ -214,11 +232,23 @@ class Quotas:
         new._moves = list(self._moves)
         for name, gpu_milli in self._leaving.items():
             new._leave(name, gpu_milli)
+        new.budgets = new._rebuilt(self.budgets.saved(), at_us)
         return new
+
+    def budgeted(self, key: BudgetKey, budget: Budget | None, at_us: int) -> "Quotas":
+        """Return the same with a budget set, or removed if it is None. This object stays as it is."""
+        new = self.copied()
+        used, kept = self.budgets.saved()
+        new.budgets = new._rebuilt(SavedBudgets(used, changed(kept, key, budget)), at_us)
+        return new
+
+    def _rebuilt(self, saved: SavedBudgets, at_us: int) -> Budgets:
+        return rebuilt(saved, self._held, lambda queue: self.leaf(queue).path, at_us)
 
     def copied(self) -> "Quotas":
         """Return a copy for a second owner; frozen values are shared."""
-        return deepcopy(self, {id(each): each.copy() for each in (self._held, self._leaving, self._moves)})
+        shared = (self._held, self._leaving, self._moves, self.budgets.used)
+        return deepcopy(self, {id(each): each.copy() for each in shared})
 
     def saved(self) -> SavedQuotas:
         """Return the saved form; it shares this object's values, so encode it before the next change."""
@@ -233,6 +263,7 @@ class Quotas:
             borrowed={name: holder.borrowed for name, holder in self._holders.items()},
             own={name: leaf.borrowed for name, leaf in self._leaves.items()},
             days={name: holder.day for name, holder in self._holders.items() if holder.day is not None},
+            budgets=self.budgets.saved(),
         )
 
     @classmethod
@@ -249,6 +280,8 @@ class Quotas:
         for name, holder in new._holders.items():
             new._leaves[name].borrowed, holder.borrowed = saved.own[name], saved.borrowed[name]
             holder.day = saved.days.get(name)
+        newest_us = max((each.month_us for each in saved.budgets.used.values()), default=0)
+        new.budgets = new._rebuilt(saved.budgets, newest_us)
         return new
 
     def _leave(self, queue: str, gpu_milli: int) -> None:
@@ -284,6 +317,7 @@ class Quotas:
             before, holder.occupied = holder.occupied, holder.occupied_with(holder.inner)
             more = holder.occupied - before
         net(path, held.gpu_milli)
+        self.budgets.move((queue, owner), path, grace_us, held, at_us)
 
     def _reading(self, at_us: int) -> int:
         assert self._clock is not None, "a cluster without nodes holds nothing"
@@ -303,6 +337,10 @@ class Quotas:
             refusal = refusal or bounds.day(holder, job, more, self._average(), now_us)
             if refusal is not None:
                 return refusal
+        for each in self.budgets.of((job.queue, job.owner), path):
+            refusal = each.refusal(job, more, self._average(), now_us) if each.budget.hard else None
+            if refusal is not None:
+                return refusal
         return self._kept(job, path, more) if self.keeps else None
 
     def never(self, job: Job, gpus: int | None = None) -> str | None:
@@ -310,6 +348,10 @@ class Quotas:
         more = milli(job, gpus)
         for holder in self.leaf(job.queue).path[:-1]:
             rule = bounds.never(holder, job, more, self._average())
+            if rule is not None:
+                return rule
+        for each in self.budgets.of((job.queue, job.owner), self.leaf(job.queue).path):
+            rule = each.never(job, more, self._average()) if each.budget.hard else None
             if rule is not None:
                 return rule
         return None
@@ -353,16 +395,17 @@ class Quotas:
         return tuple(key)
 
     def spent(self, job: Job, now_us: int) -> bool:
-        """Return whether its queue uses up its day within the job's grace period, so that the job gets notice now."""
+        """Return whether a day or a budget is used up within the job's grace period, so that it gets notice now."""
+        path = self.leaf(job.queue).path
         return any(
             holder.day.used(now_us)[rule.which] + bounds.pace(holder, rule.which) * job.grace_us >= rule.most
-            for holder in self.leaf(job.queue).path
+            for holder in path
             if holder.day is not None
             for rule in bounds.day_limits(holder)
-        )
+        ) or any(each.is_spent(job.grace_us, now_us) for each in self.budgets.of((job.queue, job.owner), path))
 
     def wake_us(self, now_us: int) -> int | None:
-        """Return the time at which the next running jobs are `spent` if no holding changes; None if none will be."""
+        """Return when the next running jobs are `spent`, or a part of a budget, if no holding changes; None: never."""
         times = [
             holder.day.crosses_us(
                 rule.which, rule.most - bounds.pace(holder, rule.which) * grace_us, now_us, falling=False
@@ -372,6 +415,7 @@ class Quotas:
             for rule in bounds.day_limits(holder)
             for grace_us in holder.graces
         ]
+        times.append(self.budgets.wake_us(now_us))
         # Jobs that are spent now have notice already, and hold their GPUs until they have left.
         return min((at_us for at_us in times if at_us is not None and at_us > now_us), default=None)
 
@@ -407,7 +451,8 @@ class Quotas:
         holders = {name: holder.value(since_us) for name, holder in self._holders.items()}
         own = {name: leaf.value(since_us) for name, leaf in self._leaves.items() if leaf is not self._holders[name]}
         moves = tuple(sorted((move for move in self._moves if move[0] >= since_us), key=lambda move: move[:2]))
-        return (self.queues, self.offered, dict(self._held), dict(self._leaving), moves, holders, own)
+        held = (dict(self._held), dict(self._leaving))
+        return (self.queues, self.offered, held, moves, holders, own, self.budgets.value())
 
     def _kept(self, job: Job, path: tuple[Holder, ...], more: int) -> Refusal | None:
         """Return a refusal if it needs GPUs that non-lending queues keep."""

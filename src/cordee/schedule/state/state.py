@@ -140,7 +140,7 @@ class State:
         """Put a job into its line; `known` is its standing and its longest run time, computed now if not given."""
         patience_us = self.policy.patience_us if self.policy.guards else None
         leaf = self.quotas.leaf(record.job.queue)
-        by_owner = any(holder.queue.user_gpus is not None for holder in leaf.path)
+        by_owner = self.quotas.budgets.by_user or any(holder.queue.user_gpus is not None for holder in leaf.path)
         if known is None:
             left_us = None if counts_service(self.policy) else self.left_us(record)
             known = standing(self.policy, record, left_us), self._length_us(record)

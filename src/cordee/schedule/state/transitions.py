@@ -14,6 +14,9 @@ from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
     Behind,
+    BudgetReached,
+    BudgetRemoved,
+    BudgetSet,
     CheckpointCommitted,
     Event,
     HoldReleased,
@@ -54,9 +57,11 @@ from cordee.events import (
     SweepEnded,
 )
 from cordee.ids import JobId
+from cordee.schedule.quota.budgets import Reached
 from cordee.schedule.quota.day import DAY_US
 from cordee.schedule.quota.held import held_by
 from cordee.schedule.quota.limits import notice_at_us
+from cordee.schedule.quota.quotas import Quotas
 from cordee.schedule.state import chains, reservations, retries
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase, micro_usd_per_hour
 from cordee.schedule.state.running import is_exempt, min_run_ends_us, min_run_us
@@ -155,8 +160,28 @@ def _job_resumed(state: State, event: JobResumed) -> None:
 
 
 def _queues_set(state: State, event: QueuesSet) -> None:
+    _use_quotas(state, state.quotas.regrouped(event.queues, event.at_us))
+
+
+def _budget_set(state: State, event: BudgetSet) -> None:
+    _use_quotas(state, state.quotas.budgeted(event.budget.key, event.budget, event.at_us))
+
+
+def _budget_removed(state: State, event: BudgetRemoved) -> None:
+    _use_quotas(state, state.quotas.budgeted((event.queue, event.user, event.per), None, event.at_us))
+
+
+def _budget_reached(state: State, event: BudgetReached) -> None:
+    kept = state.quotas.budgets.kept.get(event.budget.key)
+    if kept is not None:
+        state.journal.note(setattr, kept, "reached", kept.reached)
+        kept.reached = Reached(event.from_us, event.percent)
+        state.changes.count(gain=False)
+
+
+def _use_quotas(state: State, quotas: Quotas) -> None:
     state.journal.note(setattr, state, "quotas", state.quotas)
-    state.quotas = state.quotas.regrouped(event.queues, event.at_us)
+    state.quotas = quotas
     for job_id in sorted(state.waiting.job_ids()):  # Each user has lines of its own where users have limits.
         record = state.jobs[job_id]
         state.waiting.remove(record)
@@ -389,6 +414,9 @@ _HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
     NodeCordoned: _node_cordoned,
     NodeUncordoned: lambda state, event: state.nodes.uncordoned(event),
     QueuesSet: _queues_set,
+    BudgetSet: _budget_set,
+    BudgetRemoved: _budget_removed,
+    BudgetReached: _budget_reached,
     AttemptPlaced: _placed,
     NoticeGiven: _noticed,
     KillOrdered: _kill_ordered,
