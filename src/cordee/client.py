@@ -21,7 +21,7 @@ from cordee.answers.files import FileDigests, FilesReceived
 from cordee.answers.jobs import JobDetailView, JobView, WhyView
 from cordee.answers.metrics import JobCostView, LiveView, MetricsView
 from cordee.answers.nodes import Joined, JoinTokenView, Leaving, MaintenanceView, NodeView, ReservationView
-from cordee.answers.queues import BudgetRules, BudgetView, QueueRules, QueuesSubmission, QueuesView
+from cordee.answers.queues import BudgetRules, QueueRules, QueuesSubmission, QueuesView
 from cordee.answers.services import (
     CostLinesView,
     GatewayAcknowledged,
@@ -45,6 +45,7 @@ from cordee.answers.submissions import (
 )
 from cordee.answers.sweeps import SweepDetailView, SweepSubmission, SweepView
 from cordee.answers.view import HealthView
+from cordee.client_money import Money
 from cordee.errors import (
     InputError,
     NoServerError,
@@ -484,17 +485,10 @@ class Client:
         sent = QueuesSubmission(queues=rules, budgets=None if budgets is None else list(budgets))
         return self._ask(QueuesView, "PUT", "/v1/queues", json=sent.model_dump(mode="json"))
 
-    def budgets(self) -> list[BudgetView]:
-        """Return the budgets with what is spent of each."""
-        return self._ask(list[BudgetView], "GET", "/v1/budgets")
-
-    def set_budget(self, **rules: Any) -> BudgetView:
-        """Set a budget; the fields are those of `BudgetRules`."""
-        return self._ask(BudgetView, "PUT", "/v1/budgets", json=rules)
-
-    def remove_budget(self, **whose: str) -> BudgetView:
-        """Remove the budget of a `queue`, a `user`, or both, `per` month or total."""
-        return self._ask(BudgetView, "DELETE", "/v1/budgets", params=whose)
+    @property
+    def money(self) -> Money:
+        """Return the requests about budgets and chargeback."""
+        return Money(self._ask)
 
     def cost(self, by: str = "job") -> CostView:
         """Return GPU time and cost by `job`, `user`, `queue` or `epoch`."""

@@ -293,9 +293,24 @@ def month_start_us(at_us: int) -> int:
     >>> month_start_us(1_709_251_199_000_000) == 1_706_745_600_000_000  # the last second of 29 February 2024
     True
     """
-    day = at_us // US_PER_DAY
-    of_era = (day + 719_468) % 146_097  # days since a 1 March of a year divisible by 400
+    return (at_us // US_PER_DAY - _date(at_us)[2]) * US_PER_DAY
+
+
+def format_month(at_us: int) -> str:
+    """Return a time's month of UTC.
+
+    >>> format_month(1_709_251_199_000_000), format_month(0)
+    ('2024-02', '1970-01')
+    """
+    year, month, _ = _date(at_us)
+    return f"{year:04}-{month:02}"
+
+
+def _date(at_us: int) -> tuple[int, int, int]:
+    """Return the year, the month, and the days since its start."""
+    eras, of_era = divmod(at_us // US_PER_DAY + 719_468, 146_097)  # since a 1 March of a year divisible by 400
     year = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
     of_year = of_era - (365 * year + year // 4 - year // 100)
-    month = (5 * of_year + 2) // 153
-    return (day - of_year + (153 * month + 2) // 5) * US_PER_DAY
+    from_march = (5 * of_year + 2) // 153
+    is_next = from_march > 9  # January and February are the last months of a year that begins in March
+    return 400 * eras + year + is_next, from_march + (-9 if is_next else 3), of_year - (153 * from_march + 2) // 5

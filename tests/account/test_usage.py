@@ -15,7 +15,7 @@ from cordee.account.split import apportioned
 from cordee.account.usage import DAY_US, Tokens, UsageBy, usage_rows
 from cordee.control.codec import codec
 from cordee.events import Estimate, TokenWeights
-from cordee.units import month_start_us
+from cordee.units import format_month, month_start_us
 from world import HOUR, PRICE, S, job
 
 DAY_S = DAY_US // S
@@ -101,6 +101,7 @@ def test_old_days_are_merged_into_their_months():
 def test_months_are_those_of_the_calendar(at_us):
     first = datetime.fromtimestamp(at_us // S, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     assert month_start_us(at_us) == round(first.timestamp()) * S
+    assert format_month(at_us) == f"{first:%Y-%m}"
 
 
 @given(amount=st.integers(0, 10**15), weights=st.lists(st.integers(0, 10**12), min_size=1, max_size=20).filter(any))

@@ -39,7 +39,7 @@ def of(found: list[BudgetView], queue: str | None, user: str | None = None) -> B
 
 
 def test_a_budget_says_what_is_spent_and_what_will_be(team: Team) -> None:
-    found = team.api.client.budgets()
+    found = team.api.client.money.budgets()
     with team.api.scene.control.changed:
         rows = team.api.scene.control.ledger.rows(team.now)
     research = of(found, "research")
@@ -60,20 +60,20 @@ def test_a_budget_says_what_is_spent_and_what_will_be(team: Team) -> None:
 
 def test_a_queues_admin_sets_its_budgets_and_no_others(team: Team) -> None:
     with client(team, YUKI) as yuki, client(team, OTHER) as bob:
-        assert yuki.set_budget(queue="vision", micro_usd=10**9).spent_micro_usd > 0
-        assert {(each.queue, each.user) for each in yuki.budgets()} == {
+        assert yuki.money.set_budget(queue="vision", micro_usd=10**9).spent_micro_usd > 0
+        assert {(each.queue, each.user) for each in yuki.money.budgets()} == {
             ("vision", None),
             (None, "yuki"),
             ("product", None),
         }
         for rules in ({"queue": "language"}, {"user": "yuki"}, {"queue": "product"}, {}):
             with pytest.raises(ForbiddenError, match="yuki may not set budgets of"):
-                yuki.set_budget(**rules, micro_usd=1)
+                yuki.money.set_budget(**rules, micro_usd=1)
         with pytest.raises(ForbiddenError, match="bob may not set budgets of queue vision"):
-            bob.remove_budget(queue="vision")
-        assert yuki.remove_budget(queue="vision").micro_usd == 10**9
+            bob.money.remove_budget(queue="vision")
+        assert yuki.money.remove_budget(queue="vision").micro_usd == 10**9
     with pytest.raises(NotFoundError, match="queue vision has no budget per month"):
-        team.api.client.remove_budget(queue="vision")
+        team.api.client.money.remove_budget(queue="vision")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_queues_admin_sets_its_budgets_and_no_others(team: Team) -> None:
 def test_what_is_no_budget_is_refused_and_changes_nothing(team: Team, rules: dict[str, object], said: str) -> None:
     before = team.api.scene.control.number
     with pytest.raises((InputError, NotFoundError), match=said):
-        team.api.client.set_budget(**rules)
+        team.api.client.money.set_budget(**rules)
     assert team.api.scene.control.number == before
 
 
@@ -98,15 +98,15 @@ def test_a_file_of_queues_replaces_all_budgets_or_changes_nothing(tmp_path: Path
     try:
         mine, tree = BudgetRules(queue="vision", micro_usd=5, hard=True), [Queue(name="vision"), Queue(name="product")]
         team.api.client.set_queues(tree, [mine, BudgetRules(user="bob", per="total", gpu_us=7)])
-        assert [each.queue for each in team.api.client.budgets()] == [None, "vision"]
+        assert [each.queue for each in team.api.client.money.budgets()] == [None, "vision"]
         number = team.api.scene.control.number
         with pytest.raises(NotFoundError, match="there is no queue 'research'"):
             team.api.client.set_queues(tree[:1], [BudgetRules(queue="research", micro_usd=1)])
         assert team.api.scene.control.number == number
         team.api.client.set_queues(tree)  # without budgets they stay
-        assert len(team.api.client.budgets()) == 2
+        assert len(team.api.client.money.budgets()) == 2
         team.api.client.set_queues(tree, [mine])
-        assert [each.queue for each in team.api.client.budgets()] == ["vision"]
+        assert [each.queue for each in team.api.client.money.budgets()] == ["vision"]
         assert len(team.api.scene.of(BudgetSet)) == 2 and len(team.api.scene.of(BudgetRemoved)) == 1
     finally:
         team.close()
@@ -115,7 +115,7 @@ def test_a_file_of_queues_replaces_all_budgets_or_changes_nothing(tmp_path: Path
 def test_a_job_over_a_budget_says_so(tmp_path: Path) -> None:
     team = Team(tmp_path)
     try:
-        team.api.client.set_budget(queue="vision", micro_usd=25_000_000, hard=True)
+        team.api.client.money.set_budget(queue="vision", micro_usd=25_000_000, hard=True)
         job_id = team.submit("probe", "bob", 8, "vision")
         team.start(job_id)
         team.tick(HOUR // 2)

@@ -99,7 +99,7 @@ def test_budgets_of_the_same_file() -> None:
     for written, said in (
         ("budgets: {queue: llm}", "budgets are a list"),
         ("budgets: [{queue: llm, prise: $4}]", "unknown key 'prise' in budgets.0"),
-        ("budgets: [{queue: llm, per: week, cost: $4}]", "'month' or 'total'"),
+        ("budgets: [{queue: llm, per: week, cost: $4}]", "unknown budgets.0.per 'week'"),
         ("budgets: [{queue: llm, cost: 4}]", "is not an amount of money"),
         ("budgets: [{queue: llm, cost: $4}, {queue: llm, cost: $5}]", "queue llm has two budgets per month"),
     ):

@@ -39,7 +39,7 @@ def set_(
     if gpu_time is not None:
         rules["gpu_us"] = round(parse_duration_s(gpu_time) * US_PER_S)
     with terminal.connect(home) as client:
-        found = client.set_budget(**rules)
+        found = client.money.set_budget(**rules)
     if as_json:
         terminal.print_json(found)
     else:
@@ -50,7 +50,7 @@ def set_(
 def show(*, home: Home = None, as_json: Json = False) -> None:
     """List the budgets, with what is spent of each and what will be at the end of the month."""
     with terminal.connect(home) as client:
-        found = client.budgets()
+        found = client.money.budgets()
     if as_json:
         terminal.print_json(found)
     elif not found:
@@ -70,7 +70,7 @@ def remove(
 ) -> None:
     """Remove a budget."""
     with terminal.connect(home) as client:
-        found = client.remove_budget(**_whose(queue, user, per))
+        found = client.money.remove_budget(**_whose(queue, user, per))
     if as_json:
         terminal.print_json(found)
     else:

@@ -48,7 +48,7 @@ class BudgetOperations:
         operations = self.operations
         operations.control.note(BudgetSet(at_us=operations.clock.now_us(), budget=budget, by=by.name))
         operations.wake()
-        return next(each for each in self.budgets() if Budget(**_rules(each)).key == budget.key)
+        return next(each for each in self.budgets() if (each.queue, each.user, each.per) == budget.key)
 
     def remove(self, queue: str | None, user: str | None, per: str, *, by: Access) -> BudgetView:
         """Remove a budget.
@@ -59,7 +59,7 @@ class BudgetOperations:
         """
         _check_admin(queue, by)
         operations, budget = self.operations, Budget(queue=queue, user=user, per=per)
-        found = next((each for each in self.budgets() if Budget(**_rules(each)).key == budget.key), None)
+        found = next((each for each in self.budgets() if (each.queue, each.user, each.per) == budget.key), None)
         if found is None:
             raise NotFoundError(f"{budget.whose} has no budget per {per}", hint="`cordee budget ls` lists them")
         at_us = operations.clock.now_us()
@@ -140,10 +140,6 @@ class BudgetOperations:
 def _spent(kept: Kept, now_us: int) -> tuple[int, int]:
     gpu, money = kept.used.within(kept.budget.per, now_us)
     return gpu // MILLI, money // (MILLI * US_PER_HOUR)
-
-
-def _rules(view: BudgetView) -> dict[str, object]:
-    return {name: getattr(view, name) for name in BudgetRules.model_fields}
 
 
 def _check_admin(queue: str | None, by: Access) -> None:

@@ -1,7 +1,6 @@
 """The messages about a job: which of its events are notified, and their text."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from cordee.answers.jobs import AttemptView, JobDetailView
@@ -17,7 +16,7 @@ from cordee.events import (
     RankBehind,
     RanksStarted,
 )
-from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd, plural
+from cordee.units import US_PER_HOUR, format_duration, format_micro_usd, format_month, plural
 from cordee.workload.notify import NotifyKind
 
 TAIL_LINES = 5  # last lines of a rank that failed
@@ -108,7 +107,7 @@ def reached_message(number: int, event: BudgetReached) -> Message:
         amounts.append(f"{format_micro_usd(event.micro_usd)} of {format_micro_usd(budget.micro_usd)}")
     if budget.gpu_us is not None:
         amounts.append(f"{event.gpu_us / US_PER_HOUR:.1f} of {budget.gpu_us / US_PER_HOUR:.1f} GPU-hours")
-    span = f"of {datetime.fromtimestamp(event.from_us // US_PER_S, UTC):%Y-%m}" if event.from_us else "in total"
+    span = f"of {format_month(event.from_us)}" if event.from_us else "in total"
     text = f"the budget of {budget.whose} {span}: {event.percent} % is spent, {' and '.join(amounts)}"
     if budget.hard:
         text += "; jobs over it wait" + (", and running ones leave before its end" if budget.stops else "")

@@ -6,7 +6,6 @@ month from its begin. It is base + rate x time: a change of holdings is one step
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from cordee.events import Budget, BudgetReached, Job
 from cordee.schedule.quota.bounds import Bound, Refusal, runway_us, show_cost, show_gpu_time
 from cordee.schedule.quota.day import DAY_US, Pair
 from cordee.schedule.quota.held import MILLI, Held, Holder, count
-from cordee.units import US_PER_HOUR, US_PER_S, format_duration, month_start_us
+from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_month, month_start_us
 
 PERCENTS = (50, 80, 100)
 """The parts of a budget that are told when they are spent."""
@@ -126,7 +125,7 @@ class Kept:
             if used[which] + wanted <= most:
                 continue
             budget = self.budget
-            month = f" for {_name_of(now_us)}" if budget.per == MONTH else ""
+            month = f" for {format_month(now_us)}" if budget.per == MONTH else ""
             text = f"{budget.whose} spent {show(used[which])} of the budget of {show(most)}{month}"
             text += f"; with it, the next {format_duration(span_us / US_PER_S)} would take {show(wanted)}"
             return Refusal(bound=Bound.BUDGET, queue=budget.queue or job.queue, text=text, until_us=until_us)
@@ -172,10 +171,6 @@ class Kept:
         if until_us is not None and self.used.rate != (0, 0):
             times.append(until_us)
         return min(times, default=None)
-
-
-def _name_of(at_us: int) -> str:
-    return f"{datetime.fromtimestamp(at_us // US_PER_S, UTC):%Y-%m}"
 
 
 class SavedBudgets(NamedTuple):
