@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import secrets
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -154,6 +155,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def own_address() -> str:
+    """Return the address of this machine in the network of its default route; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737)
+            return str(probe.getsockname()[0])
+        except OSError:  # no route
+            return "127.0.0.1"
 
 
 def read_remote(home: Path) -> ServerAddress | None:

@@ -2,11 +2,16 @@
 
 import hashlib
 import hmac
+import ipaddress
 import ssl
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 
 from cordee.errors import CertificateError, InputError
 
 _HEX_DIGITS = 64
+_SELF_MADE_FOR = timedelta(days=3653)
+_CLOCK_SKEW = timedelta(days=1)
 
 
 def fingerprint_of(der: bytes) -> str:
@@ -30,6 +35,34 @@ def parse_fingerprint(text: str) -> str:
             hint="the server's operator finds it in the output of `cordee up` and `cordee nodes token`",
         )
     return digits
+
+
+def self_signed(names: Iterable[str], addresses: Iterable[str] = ()) -> tuple[bytes, bytes]:
+    """Return a new certificate that signs itself, and its key, both as PEM; it holds for ten years."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cordee")])
+    now = datetime.now(UTC)
+    reached: list[x509.GeneralName] = [x509.DNSName(each) for each in dict.fromkeys(names)]
+    reached += [x509.IPAddress(ipaddress.ip_address(each)) for each in dict.fromkeys(addresses)]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(own)
+        .issuer_name(own)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _SELF_MADE_FOR)
+        .add_extension(x509.SubjectAlternativeName(reached), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    return made.public_bytes(serialization.Encoding.PEM), pem
 
 
 def client_context(fingerprint: str | None) -> ssl.SSLContext:

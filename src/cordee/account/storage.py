@@ -47,12 +47,23 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True)
 class CachedRow:
-    """A dataset in the caches of nodes, and the egress that prefetches were spared; `fetched_bytes` were not."""
+    """A dataset in the caches of nodes, and the egress that prefetches were spared.
+
+    Attributes:
+        url: of the dataset.
+        nodes: that have some of it.
+        held_bytes: that they have.
+        found_bytes: that prefetches found on their own node.
+        given_bytes: that other nodes gave them.
+        fetched_bytes: that they took from the store.
+        saved_micro_usd: what the found and given bytes would have cost there.
+    """
 
     url: str
     nodes: int
     held_bytes: int
     found_bytes: int
+    given_bytes: int
     fetched_bytes: int
     saved_micro_usd: int
 
@@ -167,7 +178,7 @@ def _cached(nodes: Iterable[tuple[HeldSet, ...]], micro_usd_per_gb: int) -> list
             by_url[each.url].append(each)
     rows = []
     for url, found in by_url.items():
-        found_bytes = sum(each.found_bytes for each in found)
+        found_bytes, given_bytes = sum(each.found_bytes for each in found), sum(each.given_bytes for each in found)
         is_remote = "://" in url and not url.startswith("file:")
         rows.append(
             CachedRow(
@@ -175,8 +186,9 @@ def _cached(nodes: Iterable[tuple[HeldSet, ...]], micro_usd_per_gb: int) -> list
                 sum(bool(each.held_bytes) for each in found),
                 sum(each.held_bytes for each in found),
                 found_bytes,
+                given_bytes,
                 sum(each.fetched_bytes for each in found),
-                round(found_bytes * micro_usd_per_gb / GB) if is_remote else 0,
+                round((found_bytes + given_bytes) * micro_usd_per_gb / GB) if is_remote else 0,
             )
         )
     return sorted(rows, key=lambda row: (-row.saved_micro_usd, row.url))

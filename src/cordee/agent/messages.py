@@ -93,18 +93,33 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbourhood:
+    """The nodes of a cluster that give pieces of datasets to each other.
+
+    Attributes:
+        key: by which they know each other.
+        sets: by the URL of a dataset, the nodes that read it, each as `Node.shares` has it.
+    """
+
+    key: str = field(repr=False)
+    sets: dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
     """A heartbeat of the agent, and the server's answer with the same number; each carries its sender's time.
 
     Attributes:
         servers: in an answer: URLs of all servers of the cluster, if they have changed since the last message.
         queued: in an answer: URLs of the datasets of waiting jobs in the order of the queue, if they have changed.
+        neighbours: in an answer: the nodes that give data to each other, if there are several and they have changed.
     """
 
     number: Count
     clock_us: Count
     servers: list[str] | None = None
     queued: list[str] | None = None
+    neighbours: Neighbourhood | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +202,7 @@ def encode(message: Message) -> str:
     >>> encode(Confirm(number=7))
     '{"confirm":{"number":7}}'
     """
-    if type(message) is Beat and message.servers is None and message.queued is None:  # most of what is sent
+    if type(message) is Beat and (message.servers, message.queued, message.neighbours) == (None, None, None):  # most
         return f'{{"beat":{{"number":{message.number},"clock_us":{message.clock_us}}}}}'
     fields = {each.name: getattr(message, each.name) for each in dataclasses.fields(message)}
     known = {name: value for name, value in fields.items() if value is not None}
@@ -198,7 +213,7 @@ def read_beat(text: str) -> Beat | None:
     """Return the beat that `encode` wrote; None: it is another message, or a beat that somebody else wrote.
 
     >>> read_beat(encode(Beat(number=7, clock_us=1_790_000_000_000_000)))
-    Beat(number=7, clock_us=1790000000000000, servers=None, queued=None)
+    Beat(number=7, clock_us=1790000000000000, servers=None, queued=None, neighbours=None)
     """
     found = _BEAT.fullmatch(text)
     return None if found is None else Beat(number=int(found[1]), clock_us=int(found[2]))
@@ -217,6 +232,8 @@ def decode(text: str | bytes) -> FromServer:
         ((name, fields),) = json.loads(text).items()
         if fields.get("meeting") is not None:
             fields["meeting"] = Meeting(**fields["meeting"])
+        if fields.get("neighbours") is not None:
+            fields["neighbours"] = Neighbourhood(**fields["neighbours"])
         message: FromServer = _BY_NAME[name](**fields)
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"not a message: {text[:200]!r}") from error

@@ -10,13 +10,14 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cordee.agent.clock import monotonic_s
+from cordee.agent.data_sharing import DataSharing
 from cordee.agent.launch import Assignment
 from cordee.events import HeldSet
 from cordee.units import format_bytes, format_duration
@@ -40,6 +41,7 @@ class Prefetches:
 
     Attributes:
         held: the datasets that jobs have named.
+        sharing: this node's cache among those of the cluster.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -47,6 +49,9 @@ class Prefetches:
         self._path, self._lock = path, threading.Lock()
         self._hint: Any = None
         self.held = _read(path)
+        self.sharing = DataSharing()
+        if self.held:
+            self.sharing.reads()
 
     def will_come(self, urls: Sequence[str] | None) -> None:
         """Let the cache keep the datasets of waiting jobs, in the order of the queue; None: they are as before."""
@@ -68,6 +73,10 @@ class Prefetches:
 
     def begin(self, order: Assignment, folder: Path, env: Mapping[str, str], before: str = "") -> None:
         """Begin to fetch the datasets of a rank group, with the environment of its ranks, and what was said before."""
+        with self._lock:  # from now on others ask this node too
+            new = {str(url) for url in order.spec["data"]["sets"]} - {each.url for each in self.held}
+            self._keep([*self.held, *(HeldSet(url=url, held_bytes=0, size_bytes=0) for url in new)])
+        self.sharing.reads()
         threading.Thread(
             target=self._run, args=(order, folder, dict(env), before), name="cordee-prefetch", daemon=True
         ).start()
@@ -130,25 +139,30 @@ class Prefetches:
         found = _printed(text)
         if found is None or "error" in found:
             return
-        rate = round(found["fetched_bytes"] / took_s) if found["fetched_bytes"] and took_s > 0 else 0
+        arrived = found["fetched_bytes"] + found["given_bytes"]
+        rate = round(arrived / took_s) if arrived and took_s > 0 else 0
         with self._lock:
             held = {each.url: each for each in self.held}
-            for url, (there, size, fetched) in found["sets"].items():
+            for url, (there, size, fetched, given) in found["sets"].items():
                 before = held.get(url) or HeldSet(url=url, held_bytes=0, size_bytes=0)
                 held[url] = HeldSet(
                     url=url,
                     held_bytes=there,
                     size_bytes=size,
                     bytes_per_s=rate or before.bytes_per_s,
-                    found_bytes=before.found_bytes + max(0, there - fetched),
+                    found_bytes=before.found_bytes + max(0, there - fetched - given),
                     fetched_bytes=before.fetched_bytes + fetched,
+                    given_bytes=before.given_bytes + given,
                 )
-            self.held = tuple(sorted(held.values(), key=lambda each: each.url))
-            if self._path is not None:
-                new = self._path.with_suffix(".new")
-                with suppress(OSError):  # a full disk: the server knows it
-                    new.write_text(json.dumps([asdict(each) for each in self.held]))
-                    new.replace(self._path)
+            self._keep(held.values())
+
+    def _keep(self, held: Iterable[HeldSet]) -> None:
+        self.held = tuple(sorted(held, key=lambda each: each.url))
+        if self._path is not None:
+            new = self._path.with_suffix(".new")
+            with suppress(OSError):  # a full disk: the server knows it
+                new.write_text(json.dumps([asdict(each) for each in self.held]))
+                new.replace(self._path)
 
 
 def _read(path: Path | None) -> tuple[HeldSet, ...]:
@@ -175,4 +189,5 @@ def _said(text: bytes, took_s: float, log: Path) -> str:
     if "error" in found:
         return f"not prefetched: {found['error']['message']}"
     there, of, fetched = (format_bytes(found[name]) for name in ("bytes_there", "bytes", "fetched_bytes"))
-    return f"{there} of {of} are on the node, {fetched} fetched in {format_duration(took_s)}"
+    given = f", {format_bytes(found['given_bytes'])} came from other nodes" if found["given_bytes"] else ""
+    return f"{there} of {of} are on the node, {fetched} fetched in {format_duration(took_s)}{given}"

@@ -67,6 +67,7 @@ class Transfers:
     def close(self) -> None:
         """Stop; the next agent goes on with the logs."""
         self.copies.close()
+        self.prefetches.sharing.close()
         self.tunnels.close()
         if self._shipper is not None:
             self._shipper.close()

@@ -63,12 +63,13 @@ def print_storage(found: StorageCost) -> None:
             "generations share chunks"
         )
     if found.cached:
-        table = _table("DATASET IN CACHES", "NODES", "HELD", "FOUND", "FETCHED", "SAVED")
+        table = _table("DATASET IN CACHES", "NODES", "HELD", "FOUND", "GIVEN", "FETCHED", "SAVED")
         for each in found.cached:
-            sizes = map(format_bytes, (each.held_bytes, each.found_bytes, each.fetched_bytes))
+            sizes = map(format_bytes, (each.held_bytes, each.found_bytes, each.given_bytes, each.fetched_bytes))
             table.add_row(each.url, str(each.nodes), *sizes, format_micro_usd(each.saved_micro_usd))
         console.print(table)
-        print(f"at {format_micro_usd(found.micro_usd_per_gb_egress)} a GB that a prefetch found on its node")
+        egress = format_micro_usd(found.micro_usd_per_gb_egress)
+        print(f"at {egress} a GB that a prefetch found on its node, or that other nodes gave")
     if found.deletions:
         total = sum(each.micro_usd_per_month for each in found.deletions)
         print(f"may be deleted, unused for 30 days, {format_micro_usd(total)} a month:")

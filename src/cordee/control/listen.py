@@ -3,25 +3,21 @@
 Clients and agents of this machine use loopback without TLS, whether or not the server listens for others.
 """
 
-import ipaddress
 import socket
 import ssl
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
 
 from cordee.control.home import Home
 from cordee.errors import CertificateError, InputError, ServerError
-from cordee.servers import write_private
-from cordee.tls import fingerprint_of
+from cordee.servers import own_address, write_private
+from cordee.tls import fingerprint_of, self_signed
 
 PORT = 8470
-_SELF_MADE_FOR = timedelta(days=3653)
-_CLOCK_SKEW = timedelta(days=1)
 OFF = "off"
 
 
@@ -158,28 +154,9 @@ def self_made(home: Path) -> Certificate:
     """Return the home's own certificate; make it the first time."""
     path, key_path = home / "certificate.pem", home / "certificate.key"
     if not (path.exists() and key_path.exists()):
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cordee")])
-        now = datetime.now(UTC)
-        host = socket.gethostname()
-        names: list[x509.GeneralName] = [x509.DNSName(each) for each in dict.fromkeys((host, "localhost"))]
-        names += [x509.IPAddress(ipaddress.ip_address(each)) for each in dict.fromkeys(("127.0.0.1", _own_address()))]
-        made = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _CLOCK_SKEW)
-            .not_valid_after(now + _SELF_MADE_FOR)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .sign(key, hashes.SHA256())
-        )
-        plain = serialization.NoEncryption()
-        pkcs8 = serialization.PrivateFormat.PKCS8
-        write_private(key_path, key.private_bytes(serialization.Encoding.PEM, pkcs8, plain))
-        write_private(path, made.public_bytes(serialization.Encoding.PEM))
+        certificate, key = self_signed([socket.gethostname(), "localhost"], ["127.0.0.1", own_address()])
+        write_private(key_path, key)
+        write_private(path, certificate)
     return Certificate.read(path, key_path)
 
 
@@ -188,15 +165,5 @@ def _reachable(host: str, certificate: Certificate) -> str:
     names = [name for name in certificate.names if not name.startswith("*")]
     if certificate.fingerprint is None and names:
         return names[0]  # the one that the authority vouches for
-    address = _own_address() if host in ("0.0.0.0", "::") else host
+    address = own_address() if host in ("0.0.0.0", "::") else host
     return f"[{address}]" if ":" in address else address
-
-
-def _own_address() -> str:
-    """Return the address of this machine in the network of its default route; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737)
-            return str(probe.getsockname()[0])
-        except OSError:  # no route
-            return "127.0.0.1"

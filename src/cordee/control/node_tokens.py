@@ -30,6 +30,10 @@ class DerivedTokens:
         """Return the token of a node, always the same."""
         return f"{node}.{hmac.digest(self._secret, f'node {node}'.encode(), 'sha256').hex()}"
 
+    def cluster_key(self) -> str:
+        """Return the key by which nodes know each other when they give pieces of datasets."""
+        return hmac.digest(self._secret, b"neighbours", "sha256").hex()
+
     def node_of(self, token: str) -> str | None:
         """Return the node whose token this is; None: no node's."""
         node, _, _ = token.rpartition(".")

@@ -83,7 +83,8 @@ class HeldSet:
     size_bytes: int  # of the whole dataset
     bytes_per_s: int = 0  # of the last prefetch that had to fetch; 0: none had
     found_bytes: int = 0  # that prefetches of all attempts found there, since the agent's folder was made
-    fetched_bytes: int = 0  # that they fetched
+    fetched_bytes: int = 0  # that they fetched from its store
+    given_bytes: int = 0  # that the caches of other nodes gave them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,7 @@ class Node:
     machine: str = ""  # id of the machine behind the name, `HOST/...`; "": an agent of an earlier version
     mig: MigGpus | None = None  # GPUs that are leased by MIG instances; None: none
     data: tuple[HeldSet, ...] = ()  # by URL
+    shares: str = ""  # where its cache gives pieces to other nodes, `HOST:PORT/FINGERPRINT`; "": it does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cordee.agent.messages import PROTOCOL, Claim, Confirm, FromServer, Refused
+from cordee.agent.messages import PROTOCOL, Claim, Confirm, FromServer, Neighbourhood, Refused
 from cordee.control.agents.leases import LeaseTerms
 
 
@@ -14,6 +14,7 @@ class Session:
     own_address: str = ""  # the address at which the agent reached this server
     servers: Sequence[str] = ()  # the URLs of all servers as the agent has them
     queued: Sequence[str] | None = None  # the datasets of waiting jobs as the agent has them; None: it was not told
+    neighbours: Neighbourhood | None = None  # that the agent was told of
 
     def send(self, message: FromServer) -> None:
         """Send a message, unless the connection ends before it is sent; never wait. Callable from any thread."""

@@ -19,6 +19,7 @@ from cordee.agent.messages import (
     Confirm,
     Dial,
     FromAgent,
+    Neighbourhood,
     Order,
     Records,
     Refused,
@@ -62,6 +63,7 @@ class AgentsExecutor:
         watch: the watch over nodes and engines.
         claims: the tokens and claims that are not judged yet.
         queued: URLs of the datasets of waiting jobs, in the order of the queue; agents are told of a change.
+        neighbours: the nodes that give data to each other, None where there is one only; agents are told of a change.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class AgentsExecutor:
         self.claims = ClaimQueue(self._judge)
         self._intake = Intake(self.nodes, log)
         self.queued: tuple[str, ...] = ()
+        self.neighbours: Neighbourhood | None = None
         self._farewell: Shutdown | None = None  # sent to the agents of the engines when they shall exit
 
     def start(self, reads: Callable[[], "Future[None]"] | None = None) -> None:
@@ -345,8 +348,10 @@ class AgentsExecutor:
         session.servers = servers
         queued = None if self.queued == session.queued else list(self.queued)
         session.queued = self.queued
+        told = None if self.neighbours == session.neighbours else self.neighbours
+        session.neighbours = self.neighbours
         now_us = self.nodes.clock.now_us()
-        session.send(Beat(number=beat.number, clock_us=now_us, servers=fresh, queued=queued))
+        session.send(Beat(number=beat.number, clock_us=now_us, servers=fresh, queued=queued, neighbours=told))
 
     def closed(self, name: str, session: Session, why: str) -> None:
         """Note that a connection has ended."""

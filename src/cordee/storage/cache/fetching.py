@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from cordee.errors import CacheFullError, DataDamagedError
+from cordee.storage.cache.neighbours import Neighbours
 from cordee.storage.cache.node import NodeCache
 from cordee.storage.cache.pieces import GOOD, PIECE_BYTES, UNCHECKED, Evicted, Pieces
 from cordee.storage.cache.pins import Pin
@@ -36,6 +37,7 @@ class Fetching:
 
     Attributes:
         fetched_bytes: that came from stores.
+        neighbours: the caches of other nodes, which are asked first.
     """
 
     def __init__(self, node: NodeCache, patience_s: float = PATIENCE_S) -> None:
@@ -44,6 +46,7 @@ class Fetching:
         self._sources: dict[str, Source] = {}
         self._open: OrderedDict[str, Pieces] = OrderedDict()
         self._lock = threading.Lock()
+        self.neighbours = Neighbours(node.root)
         self._digests_hold = False  # an object of this process' stores had the MD5 that its tag says
 
     def source(self, url: str) -> Source:
@@ -185,8 +188,13 @@ class Fetching:
             self._write(pin, pieces, number, memoryview(self.read(pin, number, pieces.piece_bytes)), 0.0)
 
     def _fetch_run(self, pin: Pin, pieces: Pieces, number: int, stop: int, soon: float) -> None:
-        """Fetch a claimed piece and a run of missing ones behind it in one request."""
+        """Fetch a claimed piece and missing ones behind it: from neighbours, and what they lack in one request."""
         with pieces.claimed_run(number + 1, min(stop, number + RUN_PIECES)) as end:
+            for data in self.neighbours.pieces(pin, pieces, number, end):
+                self._write(pin, pieces, number, data, soon)
+                number += 1
+            if number == end:
+                return
             start_byte, stop_byte = pieces.span(number)[0], pieces.span(end - 1)[1]
             arrived = self.source(pin.url).read(pin, start_byte, stop_byte, pieces.piece_bytes)
             for each, data in enumerate(arrived, number):
@@ -241,6 +249,7 @@ class Fetching:
                 pieces.checked = GOOD
                 return
             self.node.condemn(pin.object_id)
+            self.neighbours.distrust(pin.object_id)
             if not changed:
                 raise DataDamagedError(
                     f"{pin.where}: its store says that its MD5 is {pin.md5}, and gives bytes with another one",

@@ -22,7 +22,7 @@ _STREAMS = 4
 def prefetch(node: NodeCache, urls: list[str]) -> dict[str, Any]:
     """Fetch datasets, one after the other; return how many objects and bytes of how many are there.
 
-    `sets` has of each the bytes that are there, its size and the bytes that were fetched.
+    `sets` has of each the bytes that are there, its size, and the bytes that its store and other nodes gave.
 
     Raises:
         CordeeError: one of them cannot be read.
@@ -34,10 +34,12 @@ def prefetch(node: NodeCache, urls: list[str]) -> dict[str, Any]:
     hint.write([pin.object_id for pin in pins])
     try:
         with ThreadPoolExecutor(_STREAMS) as pool:
-            before_bytes, fetched = 0, {}
+            came = {}
             for url, own in sets.items():
-                list(pool.map(lambda pin: fetching.prefetch([pin]), own))
-                fetched[url], before_bytes = fetching.fetched_bytes - before_bytes, fetching.fetched_bytes
+                before = fetching.fetched_bytes, fetching.neighbours.given_bytes
+                ours = sorted(own, key=lambda pin: not fetching.neighbours.comes_first(pin))
+                list(pool.map(lambda pin: fetching.prefetch([pin]), ours))
+                came[url] = [fetching.fetched_bytes - before[0], fetching.neighbours.given_bytes - before[1]]
         # Some may have left for those that are read before.
         there = {pin.object_id for pin in pins if (each := node.open(pin.object_id)) is not None and each.is_complete}
     finally:
@@ -52,9 +54,8 @@ def prefetch(node: NodeCache, urls: list[str]) -> dict[str, Any]:
         "bytes": sum(pin.size_bytes for pin in pins),
         "bytes_there": there_bytes(pins),
         "fetched_bytes": fetching.fetched_bytes,
-        "sets": {
-            url: [there_bytes(own), sum(pin.size_bytes for pin in own), fetched[url]] for url, own in sets.items()
-        },
+        "given_bytes": fetching.neighbours.given_bytes,
+        "sets": {url: [there_bytes(own), sum(pin.size_bytes for pin in own), *came[url]] for url, own in sets.items()},
     }
 
 
