@@ -73,7 +73,7 @@ def test_storage_is_counted_by_owner_and_only_what_nothing_needs_is_proposed() -
 def test_egress_is_saved_by_what_prefetches_have_found() -> None:
     def held(url: str, found_gb: int, held_gb: int = 2):
         sizes = {"held_bytes": held_gb * GB, "size_bytes": 2 * GB, "fetched_bytes": 2 * GB}
-        return HeldSet(url=url, found_bytes=found_gb * GB, **sizes)
+        return HeldSet(url=url, found_bytes=found_gb * GB, given_bytes=GB, **sizes)
 
     log = [
         node("n1", data=(held("s3://b/set", 4), held("/shared/set", 9))),
@@ -82,8 +82,8 @@ def test_egress_is_saved_by_what_prefetches_have_found() -> None:
     ]
     found = storage_cost(log, 1, micro_usd_per_gb_egress=20_000)
     assert found.cached == [
-        CachedRow("s3://b/set", 1, 2 * GB, 10 * GB, 4 * GB, 200_000),
-        CachedRow("/shared/set", 1, 2 * GB, 9 * GB, 2 * GB, 0),
+        CachedRow("s3://b/set", 1, 2 * GB, 10 * GB, 2 * GB, 4 * GB, 240_000),
+        CachedRow("/shared/set", 1, 2 * GB, 9 * GB, GB, 2 * GB, 0),
     ]
 
 

@@ -21,6 +21,7 @@ def world(tmp_path, monkeypatch):
     for number in range(3):
         (tmp_path / "set" / f"{number}.bin").write_bytes(os.urandom(700_000))
     made = World(tmp_path / "home", nodes=(NodeConfig(name="local", slots=2),))
+    made.until(lambda: "local" in nodes(made))
     monkeypatch.setenv("CORDEE_CACHE", str(tmp_path / "cache-far"))
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "machine").write_text("another-host/1\n")
