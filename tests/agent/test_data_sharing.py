@@ -37,8 +37,8 @@ def nodes(world) -> dict[str, NodeUp]:
 
 def told(world) -> dict[str, str]:
     """Tell the agents of each other, as the server's loop does; return where each gives its pieces."""
-    world.executor.neighbours = neighbourhood(nodes(world).values(), "key")
-    return {name: node.shares for name, node in nodes(world).items() if node.shares}
+    world.executor.neighbours.now = neighbourhood(nodes(world).values(), "key")
+    return {name: node.gives_at for name, node in nodes(world).items() if node.gives_at}
 
 
 def read_on(world, node: str, epoch: int, at: str) -> str:

@@ -219,7 +219,7 @@ class NodeAgent:
         self._groups.step(now_s)
         self._keep_disk(now_s)
         data = self._groups.transfers.prefetches
-        prefetched = (self._facts.data, self._facts.shares) != (data.held, data.sharing.shares)
+        prefetched = (self._facts.data, self._facts.gives_at) != (data.held, data.sharing.gives_at)
         if prefetched or (self._facts.devices.real and now_s >= self._facts.devices.next_s):
             self._report_node()
         self._link.forward(hold=self._groups.transfers.hold_until_s is not None)
@@ -278,7 +278,7 @@ class NodeAgent:
     def _report_node(self) -> None:
         """Report the node when it is new or has changed; before the first welcome it has no epoch."""
         data = self._groups.transfers.prefetches
-        self._facts.data, self._facts.shares = data.held, data.sharing.shares
+        self._facts.data, self._facts.gives_at = data.held, data.sharing.gives_at
         node = self._facts.changed(self._claim.epoch, self._groups.pids()) if self._claim.epoch else None
         if node is not None:
             self._report(NodeUp(at_us=self._clock.now_us(), node=replace(node, machine=self._claim.machine)))
@@ -345,7 +345,7 @@ class NodeAgent:
             self._know(arrival.servers or ())
             self._groups.transfers.prefetches.will_come(arrival.queued)
             address = self._settings.address or self._link.line.address
-            self._groups.transfers.prefetches.sharing.told(arrival.neighbours, address)
+            self._groups.transfers.prefetches.sharing.learn(arrival.neighbours, address)
             sent_s = self.lease.answered(arrival.number)
             if sent_s is not None:
                 self._clock.answered(arrival.clock_us, self._clock.now_s() - sent_s)

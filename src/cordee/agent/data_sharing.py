@@ -19,15 +19,15 @@ _log = logging.getLogger("cordee.agent")
 
 
 class DataSharing:
-    """What a node gives to its neighbours, and what it knows of them.
+    """The giving of one node, and its knowledge of others.
 
     Attributes:
-        shares: where the cache is given to others, `HOST:PORT/FINGERPRINT`; "": nowhere.
+        gives_at: where the cache is given to others, `HOST:PORT/FINGERPRINT`; "": nowhere.
     """
 
     def __init__(self) -> None:
-        self.shares = ""
-        self._told: Neighbourhood | None = None
+        self.gives_at = ""
+        self._known: Neighbourhood | None = None
         self._address = ""
         self._reads = False
         self._lock = threading.Lock()
@@ -36,29 +36,29 @@ class DataSharing:
     def reads(self) -> None:
         """Note that jobs of this node read datasets."""
         self._reads = True
-        self._share()
+        self._give()
 
-    def told(self, told: Neighbourhood | None, address: str) -> None:
+    def learn(self, new: Neighbourhood | None, address: str) -> None:
         """Take in what the server says of the neighbours, None if nothing; `address` is this machine's towards it."""
-        if told is None:
+        if new is None:
             return
-        if self._told is not None and self._told.key != told.key:
+        if self._known is not None and self._known.key != new.key:
             self.close()  # another server, with another key
-        self._told, self._address = told, own_address() if is_loopback(address) else address
+        self._known, self._address = new, own_address() if is_loopback(address) else address
         self._keep()
-        self._share()
+        self._give()
 
     def close(self) -> None:
         """Give nothing more."""
         with self._lock:
-            process, self._process, self.shares = self._process, None, ""
+            process, self._process, self.gives_at = self._process, None, ""
         if process is not None and process.stdin is not None:
             process.stdin.close()
             process.wait()
 
     def _keep(self) -> None:
         """Write down for the fetchers of jobs whom to ask."""
-        if self._told is None:
+        if self._known is None:
             return
         try:
             from cordee.storage.cache.neighbours import write_neighbours
@@ -66,14 +66,14 @@ class DataSharing:
 
             root = default_folder()
             root.mkdir(parents=True, exist_ok=True)
-            write_neighbours(root, self._told.key, self.shares, self._told.sets)
+            write_neighbours(root, self._known.key, self.gives_at, self._known.sets)
         except (ImportError, OSError) as error:
             _log.warning("the caches of other nodes are not asked: %s", error)
 
-    def _share(self) -> None:
+    def _give(self) -> None:
         with self._lock:
             gone = self._process is None or self._process.poll() is not None
-            if not (gone and self._reads and self._told is not None):
+            if not (gone and self._reads and self._known is not None):
                 return
             from cordee.storage.cache.node import default_folder
 
@@ -92,7 +92,7 @@ class DataSharing:
             except OSError as error:
                 _log.warning("this node gives no data to others: %s", error)
                 return
-            key = self._told.key
+            key = self._known.key
         threading.Thread(target=self._begin, args=(process, key), name="cordee-sharing", daemon=True).start()
 
     def _begin(self, process: "subprocess.Popen[str]", key: str) -> None:
@@ -107,5 +107,5 @@ class DataSharing:
         host = f"[{self._address}]" if ":" in self._address else self._address
         with self._lock:
             if self._process is process:
-                self.shares = f"{host}:{found['port']}/{found['fingerprint']}"
+                self.gives_at = f"{host}:{found['port']}/{found['fingerprint']}"
         self._keep()

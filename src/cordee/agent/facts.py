@@ -37,7 +37,7 @@ class Facts:
         devices: its GPUs or slots.
         problem: why none of them can be leased, whatever their own state; "" if nothing is in the way.
         data: the datasets in its cache.
-        shares: where other nodes get pieces of them.
+        gives_at: where other nodes get pieces of them.
     """
 
     def __init__(self, node: str, devices: Devices, labels: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ class Facts:
         )
         self._seen: Node | None = None
         self.data: tuple[HeldSet, ...] = ()
-        self.shares = ""
+        self.gives_at = ""
 
     def learn(self, cloud: Mapping[str, str]) -> None:
         """Take in the labels that the cloud states."""
@@ -82,7 +82,7 @@ class Facts:
             memory_bytes=self._memory_bytes,
             mig=self.devices.mig(),
             data=self.data,
-            shares=self.shares,
+            gives_at=self.gives_at,
         )
 
     def _island_gpus(self, labels: Mapping[str, str]) -> int:

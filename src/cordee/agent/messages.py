@@ -98,7 +98,7 @@ class Neighbourhood:
 
     Attributes:
         key: by which they know each other.
-        sets: by the URL of a dataset, the nodes that read it, each as `Node.shares` has it.
+        sets: by the URL of a dataset, the nodes that read it, each as `Node.gives_at` has it.
     """
 
     key: str = field(repr=False)

@@ -29,7 +29,6 @@ from cordee.control.agents.committed import CommittedLog
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.agents.link import AgentLinks, read_all
-from cordee.control.agents.neighbourhoods import Neighbourhoods
 from cordee.control.api import above_jobs, create_app, local_owner
 from cordee.control.collector import collected_when_idle
 from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
@@ -141,7 +140,6 @@ class Server:
         job_secrets = SecretStore(home.path, credentials, home.token())
         self._cluster = CommittedLog(self._store, job_secrets)
         derived = DerivedTokens(home.token())
-        self._neighbourhood = Neighbourhoods(derived.cluster_key())
         self._engine = self._make_engine(derived, node=LOCAL if database is None else _node_name(home))
         self._executor = AgentsExecutor(
             log=self._cluster,
@@ -150,6 +148,7 @@ class Server:
             terms=terms,
             wake=self._wake,
             servers=self._servers,
+            cluster_key=derived.cluster_key(),
         )
         priced = Priced(self._executor, catalogue, offer.price_as)
         fold = newest_fold(self._store, Policy())
@@ -314,7 +313,7 @@ class Server:
                 with self.control.changed:
                     self._engine.want(_queued_gpus(self.control.state))
                     self._executor.queued = waiting_data(self.control.state)
-                    self._executor.neighbours = self._neighbourhood.of(self.control.state.nodes.records.values())
+                    self._executor.neighbours.look(self.control.state.nodes.records.values())
                     if self.control.state.shutting_down and not self.control.state.attempts:
                         return True
                 if self._turn.empty() and (wake_at_us is None or wake_at_us > SystemClock().now_us() + _IDLE_US):

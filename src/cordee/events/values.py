@@ -108,7 +108,7 @@ class Node:
     machine: str = ""  # id of the machine behind the name, `HOST/...`; "": an agent of an earlier version
     mig: MigGpus | None = None  # GPUs that are leased by MIG instances; None: none
     data: tuple[HeldSet, ...] = ()  # by URL
-    shares: str = ""  # where its cache gives pieces to other nodes, `HOST:PORT/FINGERPRINT`; "": it does not
+    gives_at: str = ""  # where its cache gives pieces to other nodes, `HOST:PORT/FINGERPRINT`; "": it does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

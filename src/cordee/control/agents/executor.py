@@ -19,7 +19,6 @@ from cordee.agent.messages import (
     Confirm,
     Dial,
     FromAgent,
-    Neighbourhood,
     Order,
     Records,
     Refused,
@@ -31,6 +30,7 @@ from cordee.control.agents.claim_queue import Arrived, ArrivedClaim, ArrivedToke
 from cordee.control.agents.claims import Member, Session, judge
 from cordee.control.agents.intake import Intake, is_stream_of
 from cordee.control.agents.leases import LeaseTerms
+from cordee.control.agents.neighbourhoods import Neighbourhoods
 from cordee.control.agents.nodes import ClusterLog, Nodes
 from cordee.control.agents.watch import Watch
 from cordee.control.engines.port import Engine
@@ -57,13 +57,14 @@ class AgentsExecutor:
             while another one may lead.
         clock: the time.
         changed: the lock, and the condition for which `carry_out` waits.
+        cluster_key: by which nodes know each other when they give data.
 
     Attributes:
         nodes: the nodes behind the agents.
         watch: the watch over nodes and engines.
         claims: the tokens and claims that are not judged yet.
         queued: URLs of the datasets of waiting jobs, in the order of the queue; agents are told of a change.
-        neighbours: the nodes that give data to each other, None where there is one only; agents are told of a change.
+        neighbours: the nodes that give data to each other; agents are told of a change.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class AgentsExecutor:
         servers: Callable[[], list[str]] = list,
         clock: MachineClock | None = None,
         changed: threading.Condition | None = None,
+        cluster_key: str = "",
     ) -> None:
         self._node_of, self._servers, self._confirm_s = node_of, servers, confirm_s
         self._log, self._engines = log, engines
@@ -87,7 +89,7 @@ class AgentsExecutor:
         self.claims = ClaimQueue(self._judge)
         self._intake = Intake(self.nodes, log)
         self.queued: tuple[str, ...] = ()
-        self.neighbours: Neighbourhood | None = None
+        self.neighbours = Neighbourhoods(cluster_key)
         self._farewell: Shutdown | None = None  # sent to the agents of the engines when they shall exit
 
     def start(self, reads: Callable[[], "Future[None]"] | None = None) -> None:
@@ -348,10 +350,11 @@ class AgentsExecutor:
         session.servers = servers
         queued = None if self.queued == session.queued else list(self.queued)
         session.queued = self.queued
-        told = None if self.neighbours == session.neighbours else self.neighbours
-        session.neighbours = self.neighbours
+        around = self.neighbours.now
+        fresh_around = None if around == session.neighbours else around
+        session.neighbours = around
         now_us = self.nodes.clock.now_us()
-        session.send(Beat(number=beat.number, clock_us=now_us, servers=fresh, queued=queued, neighbours=told))
+        session.send(Beat(number=beat.number, clock_us=now_us, servers=fresh, queued=queued, neighbours=fresh_around))
 
     def closed(self, name: str, session: Session, why: str) -> None:
         """Note that a connection has ended."""

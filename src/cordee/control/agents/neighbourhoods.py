@@ -19,26 +19,28 @@ class Neighbourhoods:
 
     Args:
         key: by which they know each other.
+
+    Attributes:
+        now: as they were a second ago at most; None: all are on one machine.
     """
 
     def __init__(self, key: str) -> None:
-        self._key, self._last = key, None
-        self._next_s = 0.0
+        self._key, self._next_s = key, 0.0
+        self.now: Neighbourhood | None = None
 
-    def of(self, records: Iterable[NodeRecord]) -> Neighbourhood | None:
-        """Return them as they were a second ago at most."""
+    def look(self, records: Iterable[NodeRecord]) -> None:
+        """Look through the nodes, unless that was done within the last second."""
         now_s = monotonic_s()
         if now_s >= self._next_s:
             self._next_s = now_s + _EVERY_S
-            self._last = neighbourhood([each.node for each in records if each.up and not each.unreachable], self._key)
-        return self._last
+            self.now = neighbourhood([each.node for each in records if each.up and not each.unreachable], self._key)
 
 
 def neighbourhood(nodes: Iterable[Node], key: str) -> Neighbourhood | None:
     """Return the nodes that give data to each other, by dataset; None: all are on one machine.
 
     >>> from cordee.events import HeldSet
-    >>> nodes = [Node(name=name, epoch=1, gpu_name="H100", gpus=8, machine=f"{name}/1", shares=f"{name}:1/f",
+    >>> nodes = [Node(name=name, epoch=1, gpu_name="H100", gpus=8, machine=f"{name}/1", gives_at=f"{name}:1/f",
     ...               data=(HeldSet(url="s3://b", held_bytes=held_bytes, size_bytes=9),))
     ...          for name, held_bytes in (("a", 0), ("b", 9))]
     >>> neighbourhood(nodes, "key").sets, neighbourhood(nodes[:1], "key")
@@ -49,9 +51,9 @@ def neighbourhood(nodes: Iterable[Node], key: str) -> Neighbourhood | None:
         return None
     found: dict[str, list[tuple[int, str]]] = {}
     for node in sorted(nodes, key=attrgetter("name")):
-        for each in node.data if node.shares else ():
-            found.setdefault(each.url, []).append((-each.held_bytes, node.shares))
+        for each in node.data if node.gives_at else ():
+            found.setdefault(each.url, []).append((-each.held_bytes, node.gives_at))
     largest = sorted(found, key=lambda url: (min(found[url]), url))[:SETS_MAX]
     return Neighbourhood(
-        key=key, sets={url: [shares for _, shares in sorted(found[url])[:NODES_MAX]] for url in sorted(largest)}
+        key=key, sets={url: [gives_at for _, gives_at in sorted(found[url])[:NODES_MAX]] for url in sorted(largest)}
     )

@@ -60,7 +60,7 @@ def write_neighbours(root: Path, key: str, own: str, sets: Mapping[str, Sequence
 
 @dataclass(slots=True)
 class _Known:
-    """What a process knows of its neighbours."""
+    """The neighbours as a process knows them."""
 
     key: str = ""
     own: str = ""

@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ class SharingServer(socketserver.ThreadingTCPServer):
         key: as given.
         context: of its TLS.
         fingerprint: of its certificate.
+        left: the connections that it still takes; others wait for them, and give up.
     """
 
     daemon_threads = True
@@ -89,7 +91,7 @@ class SharingServer(socketserver.ThreadingTCPServer):
     def __init__(self, node: NodeCache, key: str, host: str = "") -> None:
         super().__init__((host, 0), _Handler)
         self.shared, self.key = Shared(node), key
-        self._left = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self.left = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         certificate, private = self_signed(["cordee"])
@@ -105,25 +107,15 @@ class SharingServer(socketserver.ThreadingTCPServer):
         """The port."""
         return int(self.server_address[1])
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Refuse a connection too many."""
-        return self._left.acquire(blocking=False)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, and let the next one in."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._left.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of connections that broke: who asked asks elsewhere."""
-
 
 class _Handler(socketserver.BaseRequestHandler):
     server: SharingServer
 
     def handle(self) -> None:
+        with suppress(OSError, ValueError, KeyError, TypeError), self.server.left:  # who asked asks elsewhere
+            self._serve()
+
+    def _serve(self) -> None:
         self.request.settimeout(_HANDSHAKE_S)
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self.server.context.wrap_socket(self.request, server_side=True) as connection:
