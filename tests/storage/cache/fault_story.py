@@ -1,4 +1,4 @@
-"""One story of faults, drawn from a seed: readers of a dataset, and what happens to disk, cache and store.
+"""One story of faults, drawn from a seed: readers of a dataset, and what happens to disk, cache, store and neighbour.
 
 Every sample that a reader gets has the bytes that its name was pinned with; or the reader gets a named error.
 """
@@ -6,7 +6,9 @@ Every sample that a reader gets has the bytes that its name was pinned with; or 
 import errno
 import os
 import random
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +18,13 @@ from cache_world import Counted, Direct, direct, fill
 
 from cordee.errors import DataError, DataReplacedError
 from cordee.storage.cache.api import Data
+from cordee.storage.cache.neighbours import write_neighbours
 from cordee.storage.cache.pieces import PIECE_BYTES, Pieces
+from cordee.storage.cache.sharing import SharingServer
 
 RECORD = PIECE_BYTES // 8
 FAULTS = ("flip", "cut data", "cut state", "scribble state", "evict", "full disk", "replace", "remove", "other job")
-FAULTS += ("clock",)
+FAULTS += ("clock", "neighbour's disk", "neighbour is away", "neighbour gives nonsense")
 YEAR_S = 31_557_600
 
 
@@ -30,6 +34,7 @@ def play(seed: int, folder: Path) -> str:
     names = [f"{number}.bin" for number in range(4)]
     contents = fill(folder / "set", {name: rng.randrange(1, 4) * PIECE_BYTES for name in names}, seed)
     fill(folder / "other", {"x.bin": 3 * PIECE_BYTES}, seed + 1)
+    near = Near(folder, names)
     source, limit = Counted(str(folder / "set")), rng.choice([None, 5 * PIECE_BYTES, 2 * PIECE_BYTES])
     jobs = [direct(folder / "set", folder / "cache", limit, source) for _ in range(2)]
     samples = [job.data.samples(record_bytes=RECORD) for job in jobs]
@@ -42,10 +47,10 @@ def play(seed: int, folder: Path) -> str:
             raise OSError(errno.ENOSPC, "No space left on device")
         store(self, number, data)
 
-    with mock.patch.object(Pieces, "store", stored):
+    with mock.patch.object(Pieces, "store", stored), near:
         for _ in range(60):
             if rng.random() < 0.3:
-                met.append(_fault(rng, folder, jobs[0], names, full, changed))
+                met.append(near.fault(rng) or _fault(rng, folder, jobs[0], names, full, changed))
                 if met[-1] == "flip":  # what a process has hashed it believes; the next one finds it
                     jobs = [restarted(job, source, limit) for job in jobs]
                     samples = [job.data.samples(record_bytes=RECORD) for job in jobs]
@@ -60,7 +65,58 @@ def play(seed: int, folder: Path) -> str:
             assert found == [wanted[index] for index in indices], f"seed {seed}: {met}: wrong bytes"
     for job in jobs:
         job.data.close()
-    return f"{len(met)} faults, {met.count('named')} named errors"
+    counted = {kind: met.count(kind) for kind in sorted(set(met))}
+    return f"{len(met)} faults: {counted}; {near.given_bytes(jobs)} bytes of a neighbour"
+
+
+class Near:
+    """A node beside, which has read the dataset before the faults begin, and gives what it has."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self.job = direct(folder / "set", folder / "near")
+        for name in names:
+            self.job.data.open(name).read()
+        self.server = SharingServer(self.job.node, "key", "127.0.0.1")
+        self.pieces, self.nonsense = self.server.shared.pieces, 0.0
+        self.server.shared.pieces = self.given
+        self.root, self.url = folder / "cache", self.job.data.url
+        self.root.mkdir(exist_ok=True)
+
+    def __enter__(self) -> "Near":
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.says("127.0.0.1", self.server.port)
+        return self
+
+    def __exit__(self, *of: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def says(self, host: str, port: int) -> None:
+        """Write down where it is."""
+        write_neighbours(self.root, "key", "", {self.url: [f"{host}:{port}/{self.server.fingerprint}"]})
+
+    def given(self, object_id: str, first: int, stop: int) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what it has, or nonsense."""
+        for at, (digest, data) in enumerate(self.pieces(object_id, first, stop)):
+            wrong = random.Random(f"{object_id} {first + at}").random() < self.nonsense
+            yield digest, data[: at % 3 * 1000] + bytes(len(data) - at % 2) if wrong else data
+
+    def fault(self, rng: random.Random) -> str:
+        """Play a fault of this node, if one is drawn."""
+        kind = rng.choice(FAULTS)
+        if kind == "neighbour's disk":
+            for pin in self.job.data.pins:
+                if rng.random() < 0.5 and (pieces := self.job.node.open(pin.object_id)) is not None:
+                    os.pwrite(pieces.data_fd, rng.randbytes(9), rng.randrange(pieces.size_bytes - 9))
+        elif kind == "neighbour is away":  # or back
+            self.says("127.0.0.1", rng.choice([1, self.server.port]))
+        elif kind == "neighbour gives nonsense":
+            self.nonsense = rng.choice([0.0, 0.3, 1.0])
+        return kind if kind.startswith("neighbour") else ""
+
+    def given_bytes(self, jobs: list[SimpleNamespace]) -> int:
+        """Return what the jobs got from it."""
+        return sum(job.fetching.neighbours.given_bytes for job in jobs)
 
 
 def restarted(job: SimpleNamespace, source: Counted, limit: int | None) -> SimpleNamespace:
@@ -73,7 +129,7 @@ def restarted(job: SimpleNamespace, source: Counted, limit: int | None) -> Simpl
 def _fault(
     rng: random.Random, folder: Path, job: SimpleNamespace, names: list[str], full: list[float], changed: set[str]
 ) -> str:
-    kind, name = rng.choice(FAULTS), rng.choice(names)
+    kind, name = rng.choice(FAULTS[:10]), rng.choice(names)
     object_id = job.data.pins[job.data.number(name)].object_id
     pieces = job.node.open(object_id)
     if kind == "clock":  # of this node, or of the server of its cache's file system

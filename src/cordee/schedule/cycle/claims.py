@@ -39,8 +39,13 @@ def find_place(
     if found is None or not job.data:
         return found
     load_s = load_seconds(job, [record.node for record in state.nodes.records.values()])
+    whole = not any(lease.has_part or not lease.gpus for lease in found)  # such a gang needs free GPUs, and as many
+    free = {name: each.free.bit_count() for name, each in index.entries.items() if each.free or not whole}
+    wanted = sum(len(lease.gpus) for lease in found) if whole else 0
     for most_s in shorter_loads(load_s, [lease.node for lease in found]):
-        with index.as_if({name: None for name in index.entries if load_s[name] > most_s}):
+        if sum(count for name, count in free.items() if load_s[name] <= most_s) < wanted:
+            continue
+        with index.as_if({name: None for name in free if load_s[name] > most_s}):
             near = search()
         if near is not None and _spread(state, near) <= _spread(state, found):
             return near

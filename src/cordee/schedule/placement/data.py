@@ -28,8 +28,15 @@ def load_seconds(job: Job, nodes: Iterable[Node]) -> dict[str, float]:
     """
     nodes = list(nodes)
     held = {node.name: {each.url: each for each in node.data if each.url in job.data} for node in nodes}
-    known = [each for sets in held.values() for each in sets.values()]
-    return {name: sum((_load_s(url, sets, known) for url in job.data), 0.0) for name, sets in held.items()}
+    known = {url: [sets[url] for sets in held.values() if url in sets] for url in job.data}
+    sizes = {url: max((each.size_bytes for each in found), default=0) for url, found in known.items()}
+    rates = {url: max((each.bytes_per_s for each in found), default=0) or _BYTES_PER_S for url, found in known.items()}
+
+    def load_s(sets: Mapping[str, HeldSet], url: str) -> float:
+        missing_bytes = sizes[url] - (sets[url].held_bytes if url in sets else 0)
+        return max(0, missing_bytes) / rates[url]
+
+    return {name: sum((load_s(sets, url) for url in job.data), 0.0) for name, sets in held.items()}
 
 
 def shorter_loads(load_s: Mapping[str, float], found: Iterable[str]) -> list[float]:
@@ -40,10 +47,3 @@ def shorter_loads(load_s: Mapping[str, float], found: Iterable[str]) -> list[flo
     """
     slowest_s = max((load_s[name] for name in found), default=0.0)
     return sorted({each for each in load_s.values() if each <= slowest_s - PAYS_S})[:_SEARCHES]
-
-
-def _load_s(url: str, sets: dict[str, HeldSet], known: list[HeldSet]) -> float:
-    reports = [each for each in known if each.url == url]
-    size_bytes = max((each.size_bytes for each in reports), default=0)
-    missing_bytes = size_bytes - (sets[url].held_bytes if url in sets else 0)
-    return max(0, missing_bytes) / (max((each.bytes_per_s for each in reports), default=0) or _BYTES_PER_S)
