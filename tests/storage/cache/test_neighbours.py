@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from cordee.storage.cache.api import Data
 from cordee.storage.cache.neighbours import write_neighbours
 from cordee.storage.cache.node import NodeCache
 from cordee.storage.cache.pieces import PIECE_BYTES, Pieces
+from cordee.storage.cache.prefetch import bring_all
 from cordee.storage.cache.sharing import SharingServer
 
 SIZES = {"a.bin": 3 * PIECE_BYTES + 100, "b.bin": 20 * PIECE_BYTES, "c.bin": 10}
@@ -134,3 +136,23 @@ def test_nodes_that_begin_at_once_take_different_objects_first(cluster, tmp_path
     for pin in cluster.first.data.pins:
         assert sum(each.comes_first(pin) for each in asked) == 1
     assert neighbours.Neighbours(tmp_path / "none").comes_first(cluster.first.data.pins[0])
+
+
+def test_a_gang_that_begins_at_once_fetches_its_data_about_once(tmp_path) -> None:
+    contents = fill(tmp_path / "set", {f"{number}.bin": 2 * PIECE_BYTES for number in range(24)})
+    gang = [direct(tmp_path / "set", tmp_path / f"cache-{number}") for number in range(3)]
+    servers = [SharingServer(each.node, KEY, "127.0.0.1") for each in gang]
+    names = [f"127.0.0.1:{server.port}/{server.fingerprint}" for server in servers]
+    for each, server, own in zip(gang, servers, names, strict=True):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        write_neighbours(each.node.root, KEY, own, {each.data.url: names})
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda each: bring_all(each.fetching, each.data.pins), gang))
+    total = sum(map(len, contents.values()))
+    fetched = sum(each.source.read_bytes for each in gang)
+    assert total <= fetched < 2 * total, "three times without neighbours"
+    assert fetched + sum(each.fetching.neighbours.given_bytes for each in gang) == 3 * total
+    for each, server in zip(gang, servers, strict=True):
+        assert whole(each.data) == contents
+        server.shutdown()
+        server.server_close()

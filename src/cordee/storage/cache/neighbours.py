@@ -213,9 +213,9 @@ class Neighbours:
         return _asked_for(self._lines[node], request, until_s)
 
     @property
-    def _lines(self) -> dict[str, ssl.SSLSocket]:
+    def _lines(self) -> "_Lines":
         """The connections of this thread, by node."""
-        found: dict[str, ssl.SSLSocket] = self._local.__dict__.setdefault("lines", {})
+        found: _Lines = self._local.__dict__.setdefault("lines", _Lines())
         return found
 
     def _hang_up(self, node: str) -> None:
@@ -223,6 +223,14 @@ class Neighbours:
         if line is not None:
             with suppress(OSError):
                 line.close()
+
+
+class _Lines(dict[str, ssl.SSLSocket]):
+    """Connections that are closed with the thread that has them."""
+
+    def __del__(self) -> None:
+        for line in self.values():
+            line.close()
 
 
 def _asked_for(connection: ssl.SSLSocket, request: Mapping[str, Any], until_s: float) -> dict[str, Any]:

@@ -7,12 +7,15 @@ import argparse
 import json
 import logging
 import sys
+import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cordee.errors import CordeeError, as_body
 from cordee.storage.cache.fetching import Fetching
 from cordee.storage.cache.hints import Hint
+from cordee.storage.cache.neighbours import Neighbours
 from cordee.storage.cache.node import NodeCache
 from cordee.storage.cache.pins import Pin
 
@@ -33,13 +36,11 @@ def prefetch(node: NodeCache, urls: list[str]) -> dict[str, Any]:
     hint = Hint(node.root)
     hint.write([pin.object_id for pin in pins])
     try:
-        with ThreadPoolExecutor(_STREAMS) as pool:
-            came = {}
-            for url, own in sets.items():
-                before = fetching.fetched_bytes, fetching.neighbours.given_bytes
-                ours = sorted(own, key=lambda pin: not fetching.neighbours.comes_first(pin))
-                list(pool.map(lambda pin: fetching.prefetch([pin]), ours))
-                came[url] = [fetching.fetched_bytes - before[0], fetching.neighbours.given_bytes - before[1]]
+        came = {}
+        for url, own in sets.items():
+            before = fetching.fetched_bytes, fetching.neighbours.given_bytes
+            bring_all(fetching, own)
+            came[url] = [fetching.fetched_bytes - before[0], fetching.neighbours.given_bytes - before[1]]
         # Some may have left for those that are read before.
         there = {pin.object_id for pin in pins if (each := node.open(pin.object_id)) is not None and each.is_complete}
     finally:
@@ -57,6 +58,38 @@ def prefetch(node: NodeCache, urls: list[str]) -> dict[str, Any]:
         "given_bytes": fetching.neighbours.given_bytes,
         "sets": {url: [there_bytes(own), sum(pin.size_bytes for pin in own), *came[url]] for url, own in sets.items()},
     }
+
+
+def bring_all(fetching: Fetching, pins: Iterable[Pin]) -> None:
+    """Fetch objects, a few at a time: those first that this node is the first of its neighbours to fetch.
+
+    Raises:
+        CordeeError: one of them cannot be read.
+    """
+    turns, lock = _turns(fetching.neighbours, pins), threading.Lock()
+
+    def bring() -> None:
+        while True:
+            with lock:
+                pin = next(turns, None)
+            if pin is None:
+                return
+            fetching.prefetch([pin])
+
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        for done in [pool.submit(bring) for _ in range(_STREAMS)]:
+            done.result()
+
+
+def _turns(neighbours: Neighbours, pins: Iterable[Pin]) -> Iterator[Pin]:
+    """Yield objects in order; asked late, since the neighbours of a gang become known while it begins."""
+    later = []
+    for pin in pins:
+        if neighbours.comes_first(pin):
+            yield pin
+        else:
+            later.append(pin)
+    yield from later
 
 
 def main() -> int:
