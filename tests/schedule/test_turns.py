@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from cordee.events import (
     AttemptPlaced,
     CheckpointCommitted,
@@ -16,6 +18,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, decide, explain
+from cordee.schedule.state.overdue import due_in
 from world import S, World, brief, job, node, ranks_ended
 
 HOUR_S = 3600
@@ -197,6 +200,23 @@ def test_a_gang_larger_than_its_allowance_is_overdue_after_a_longer_wait_and_the
     assert decide(world.at(1300).state, world.now_us).wake_at_us == 4200 * S  # 2 of 8 GPUs: four times as long
     assert brief(world.at(4199).cycle()) == []
     assert brief(world.at(4200).cycle()) == ["notice runs time-slice for gang"]
+
+
+def test_patience_follows_the_run_time_of_the_long_jobs_that_ended_and_a_cycle_sees_it_at_once():
+    world = World(node("n1"), job("long", 8), work={"long": 10**6})
+    world.play(until_s=10)
+    assert world.state.patience_us == 75_000 * S  # half of 150,000 s, as if a few such jobs had ended
+    names = [f"j{each:03}" for each in range(200)]
+    world = World(node("n1"), *(job(name, 8) for name in names), work=dict.fromkeys(names, 2000))
+    world.play(until_s=450_000)
+    assert all(world.state.jobs[JobId(name)].ended for name in names)
+    long_s = (7 * 150_000**2 + 200 * 2000**2) / (7 * 150_000 + 200 * 2000)
+    assert world.state.patience_us == pytest.approx(long_s * S / 2, rel=0.05)
+    again = [job(name, 8, at_us=world.now_us) for name in ("runs", "waits")]
+    world.later(*again).play(until_s=world.now_us // S + 10)
+    patience_us, due = world.state.patience_us, world.state.allowances()
+    (line,) = world.state.waiting.lines.values()
+    assert due_in(line, due, world.now_us).next_us == line.ages[0][0] + patience_us  # no cycle has to note it
 
 
 def test_jobs_of_one_level_have_their_turns_in_the_order_of_arrival():

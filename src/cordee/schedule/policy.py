@@ -52,8 +52,10 @@ class Policy:
             jobs often end by then.
         time_slice_us: the time that an attempt runs, unless it is the job's first, before its own tier may preempt it
             or it may be moved.
-        patience_us: a job that has not run for this long in total is overdue: it goes first in its tier, may preempt
-            any level of that tier, and is not preempted by it any more; the order `service` only.
+        patience: a job that has waited for longer than this many times the run time of the cluster's long jobs
+            (`History.long_run_us`) is overdue: it goes first in its tier, may preempt any level of that tier, and is
+            not preempted by it any more; the order `service` only. None: no job is ever overdue.
+        patience_us: the same as a fixed time, instead of `patience`.
         patience_fraction: the fraction of all GPUs that overdue jobs may hold where no job waits. The more GPUs are
             asked for, the fewer they may hold (`state.overdue`).
         weights: of victims, beside what they lose.
@@ -63,7 +65,7 @@ class Policy:
             `service` and `las` only.
         resize: whether elastic jobs start smaller, shrink and grow.
 
-    The numbers are from a study on the Philly traces (docs/design/order.md).
+    The numbers are from a study over many clusters (docs/decisions/0036-patience-without-a-place.md).
     """
 
     order: Order = "service"
@@ -72,10 +74,11 @@ class Policy:
     packing: Packing = "mix"
     spares: int = 0
     notice: bool = True
-    levels_gpu_us: tuple[int, ...] = tuple(hours * US_PER_HOUR for hours in (1, 16, 64, 256))
+    levels_gpu_us: tuple[int, ...] = tuple(US_PER_HOUR * 8**level for level in range(8))
     preempt_after_us: int = 90 * US_PER_S
     time_slice_us: int = 1800 * US_PER_S
-    patience_us: int | None = 150_000 * US_PER_S
+    patience: float | None = 0.5
+    patience_us: int | None = None
     patience_fraction: float = 0.6
     weights: Weights = Weights()
     move_fraction: float = 0.75
@@ -90,11 +93,11 @@ class Policy:
     @property
     def guards(self) -> bool:
         """Return whether overdue jobs go first."""
-        return self.order == "service" and self.patience_us is not None
+        return self.order == "service" and (self.patience_us is not None or self.patience is not None)
 
 
 _PEER = Policy(
-    order="fifo", preempt_after_us=0, time_slice_us=0, patience_us=None, weights=Weights(favour=0.0), move_fraction=0.0,
+    order="fifo", preempt_after_us=0, time_slice_us=0, patience=None, weights=Weights(favour=0.0), move_fraction=0.0,
     awaits_checkpoint=False, resize=False,
 )  # fmt: skip
 """Rules that all other schedulers have in common: the features that only ours has are off."""

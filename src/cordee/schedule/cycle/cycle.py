@@ -14,7 +14,7 @@ import heapq
 from cordee.ids import JobId
 from cordee.schedule.cycle.backfill import backfill, reserve
 from cordee.schedule.cycle.claims import earmark
-from cordee.schedule.cycle.draft import Draft, Step, guarded, new_draft
+from cordee.schedule.cycle.draft import Draft, Step, find_overdue, guarded, new_draft
 from cordee.schedule.cycle.grow import grow
 from cordee.schedule.cycle.heads import Head, Turn, head_of, order
 from cordee.schedule.cycle.nominate import make_room, nominate, refusal_of, restart, start_or_assume, start_smaller
@@ -30,6 +30,7 @@ def run(state: State, now_us: int) -> Draft:
     state.nodes.end_quarantines(now_us)
     settle(state, draft)
     if not state.shutting_down:
+        find_overdue(state, draft)
         draft.kinds = frozenset(state.nodes.free.kinds)
         draft.failed_searches = state.failed_searches.valid(state.changes.gains, now_us)
         draft.tried.free.update(draft.failed_searches.placements)

@@ -35,6 +35,7 @@ class Turns:
 
     Attributes:
         overdue: jobs that have waited too long; they go first in their tier.
+        patience_us: the wait after which they have.
         considered: jobs that were tried.
         fair_shares: of queues, computed when they are first needed.
         shrunk_for: for a job, the jobs that were shrunk for it; they restart right after it was tried.
@@ -42,6 +43,7 @@ class Turns:
     """
 
     overdue: frozenset[JobId]
+    patience_us: int
     considered: set[JobId] = field(default_factory=set)
     fair_shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
     shrunk_for: dict[JobId, list[JobId]] = field(default_factory=dict)
@@ -111,8 +113,16 @@ Step = Callable[[State, Draft, JobId], bool]
 
 def new_draft(state: State, now_us: int) -> Draft:
     """Return a draft in which nothing is decided yet."""
-    first = overdue(state.waiting, state.allowances(), now_us) if state.policy.guards else frozenset[JobId]()
-    return Draft(now_us, Turns(first), Preemption(state, now_us, first))
+    none = frozenset[JobId]()
+    return Draft(now_us, Turns(none, state.patience_us), Preemption(state, now_us, none))
+
+
+def find_overdue(state: State, draft: Draft) -> None:
+    """Find the overdue jobs: after all jobs are settled, since each that ends changes the patience."""
+    if state.policy.guards:
+        draft.turns.overdue = overdue(state.waiting, state.allowances(), draft.now_us)
+        draft.turns.patience_us = state.patience_us
+    draft.preemption = Preemption(state, draft.now_us, draft.turns.overdue)
 
 
 def emit(state: State, draft: Draft, event: Event) -> None:

@@ -27,7 +27,8 @@ class Turn(NamedTuple):
     Attributes:
         level: of its tier; -1 if the job takes back its queue's quota.
         urgency: 0 if the job is overdue, 1 if it restarts, 2 for all others.
-        precedence: minus its priority; the time since which it is overdue; of jobs that take back, their submission.
+        precedence: minus its priority; of overdue jobs, the time since which they wait; of jobs that take back, their
+            submission.
         fair_share: the key of its queue.
         rank: the one that people gave it, before and behind the others of its queue.
         standing: in its line.
@@ -83,11 +84,12 @@ def head_of(state: State, draft: Draft, line: Line) -> Turn | None:
     """Return the turn of the first job of a line that was not considered: overdue jobs first, then the others."""
     turns, now_us = draft.turns, draft.now_us
     considered = turns.considered
-    for due_us, job_id in line.ages:
-        if due_us > now_us:
-            break
-        if job_id in turns.overdue and job_id not in considered:
-            return _turn_in_line(state, draft, job_id, line)
+    if turns.overdue - considered:
+        for age, job_id in line.ages:
+            if age + turns.patience_us > now_us:
+                break
+            if job_id in turns.overdue and job_id not in considered:
+                return _turn_in_line(state, draft, job_id, line)
     for place in line.places:
         if place.job_id not in considered:
             return _turn_in_line(state, draft, place.job_id, line)
@@ -130,7 +132,7 @@ def _entitled(state: State, job_id: JobId) -> Turn | None:
 def _turn_in_line(state: State, draft: Draft, job_id: JobId, line: Line) -> Turn:
     waiting = state.waiting
     if job_id in draft.turns.overdue:
-        return Turn(line.tier, _OVERDUE, waiting.due_us(job_id), (), 0, 0, 0, job_id)
+        return Turn(line.tier, _OVERDUE, waiting.age(job_id), (), 0, 0, 0, job_id)
     fair_share, place = _fair_share(state, draft, line.queue), waiting.place(job_id)
     return Turn(line.tier, _OTHER, -line.priority, fair_share, *place)
 

@@ -1,4 +1,4 @@
-"""Run times of ended jobs, from which the run time of another one is estimated: the most similar jobs first.
+"""Run times of ended jobs: the estimate of another job's, by the most similar ones, and how long the long jobs run.
 
 Run times spread over orders of magnitude, so an estimate is a quantile of the known run times and not an average.
 Shorter run times do not count for a job that has already run longer. Only `State` adds to it: a replay learns the same.
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from cordee.events import Job
 from cordee.schedule.state.journal import remove_from
+from cordee.units import US_PER_S
 
 Key = tuple[str | int, ...]
 
@@ -18,19 +19,26 @@ KEPT = 64
 ENOUGH = 5
 """The least number of run times with which a key is used."""
 
+_FIRST_S, _FIRST_JOBS = 150_000, 7
+"""A history begins as if this many jobs of this length had ended: the first few that end are the shortest ones."""
+
 
 class History:
     """Run times by key; the result of `add` is the argument with which `forget` undoes it."""
 
     _newest: dict[Key, list[int]]
     _sorted: dict[Key, list[int]]
+    _sum_s: int  # of all run times
+    _sum_s2: int  # of their squares
 
     def __init__(self) -> None:
         self._newest, self._sorted = {}, {}
+        self._sum_s, self._sum_s2 = _FIRST_JOBS * _FIRST_S, _FIRST_JOBS * _FIRST_S**2
 
     def add(self, job: Job, ran_us: int) -> tuple[tuple[Key, int, int | None], ...]:
         """Add the run time of a job; return each key, the run time, and the oldest one that it replaced."""
         undo: list[tuple[Key, int, int | None]] = []
+        self._count(ran_us, +1)
         for key in _keys(job):
             newest, ascending = self._newest.setdefault(key, []), self._sorted.setdefault(key, [])
             oldest = newest.pop(0) if len(newest) == KEPT else None
@@ -43,6 +51,7 @@ class History:
 
     def forget(self, added: tuple[tuple[Key, int, int | None], ...]) -> None:
         """Undo the newest `add`."""
+        self._count(added[0][1], -1)
         for key, ran_us, oldest in reversed(added):
             newest, ascending = self._newest[key], self._sorted[key]
             newest.pop()
@@ -66,6 +75,25 @@ class History:
         longer = len(known) - shorter
         return known[shorter + min(longer - 1, longer * percent // 100)] - ran_us if longer else None
 
+    @property
+    def long_run_us(self) -> int:
+        """Return how long the jobs run that hold the cluster: the mean run time, weighted by run time.
+
+        A random moment of work lies in a job of this length on average, so it is what waiting jobs wait for.
+
+        >>> from cordee.ids import JobId
+        >>> job, history = Job(job_id=JobId("a"), name="a", owner="me", gpus=8), History()
+        >>> for _ in range(99_000): _ = history.add(job, 1000 * US_PER_S)
+        >>> history.long_run_us // US_PER_S  # (7 x 150,000^2 + 99,000 x 1,000^2) / (7 x 150,000 + 99,000 x 1,000)
+        2563
+        """
+        return self._sum_s2 * US_PER_S // self._sum_s
+
+    def _count(self, ran_us: int, sign: int) -> None:
+        ran_s = ran_us // US_PER_S
+        self._sum_s += sign * ran_s
+        self._sum_s2 += sign * ran_s**2
+
     def longer(self, job: Job, ran_us: int) -> list[int]:
         """Return the run times of the most similar jobs that ran longer, ascending; empty if too few are known."""
         known, shorter = self._similar(job, ran_us)
@@ -84,11 +112,12 @@ class History:
         new = History()
         new._newest = {key: list(times) for key, times in self._newest.items()}
         new._sorted = {key: list(times) for key, times in self._sorted.items()}
+        new._sum_s, new._sum_s2 = self._sum_s, self._sum_s2
         return new
 
     def value(self) -> object:
         """Return a deep copy, to compare."""
-        return {key: tuple(newest) for key, newest in self._newest.items()}
+        return {key: tuple(newest) for key, newest in self._newest.items()}, self._sum_s, self._sum_s2
 
 
 def _keys(job: Job) -> Iterator[Key]:

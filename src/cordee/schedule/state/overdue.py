@@ -5,10 +5,12 @@ waits:
 
     allowance = patience_fraction x GPUs x GPUs / (GPUs + GPUs that waiting jobs ask for)
 
-Where little waits, that is nearly `patience_fraction` of all GPUs, and `patience_us` bounds every wait. Where a cluster
+Where little waits, that is nearly `patience_fraction` of all GPUs, and the patience bounds every wait. Where a cluster
 is overloaded, nearly every job waits that long; with a fixed fraction it would become a queue in the order of arrival,
 in which short jobs wait behind long ones. A gang that is larger than the allowance is overdue after a wait that is
-longer by as much, so that it does not hold a small cluster for most of the time (docs/decisions/0032).
+longer by as much, so that it does not hold a small cluster for most of the time (docs/decisions/0032). The patience is
+a multiple of how long the jobs run that hold the cluster, so it is learnt from the jobs that ended
+(docs/decisions/0036).
 """
 
 from bisect import bisect_right
@@ -18,7 +20,7 @@ from typing import NamedTuple
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.quotas import Quotas
-from cordee.schedule.state.order import level
+from cordee.schedule.state.order import TIERS, level
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord
 from cordee.schedule.state.running import Running
 from cordee.schedule.state.waiting import Line, Waiting
@@ -27,24 +29,33 @@ from cordee.schedule.state.waiting import Line, Waiting
 class Allowances:
     """The allowances of overdue jobs now: one for each tier, since the demand of lower tiers does not count."""
 
-    def __init__(self, policy: Policy, running: Running, waiting: Waiting, quotas: Quotas) -> None:
-        self._policy, self._waiting = policy, waiting
+    def __init__(self, policy: Policy, patience_us: int, running: Running, waiting: Waiting, quotas: Quotas) -> None:
+        self._policy, self._waiting, self.patience_us = policy, waiting, patience_us
         self._gpus = quotas.offered.gpu_milli / 1000
         rows = running.rows
         self.held_gpus = int(rows.ints["gpus"][rows.flags["overdue"]].sum())
+        self._of_tiers = [self._of_tier(tier) for tier in range(len(TIERS))]
 
     def gpus(self, tier: int) -> float:
         """Return the number of GPUs that overdue jobs of a tier may hold."""
+        return self._of_tiers[tier]
+
+    @property
+    def used_up(self) -> bool:
+        """Return whether overdue jobs hold what they may, whatever their tier."""
+        return self.held_gpus >= max(self._of_tiers)
+
+    def _of_tier(self, tier: int) -> float:
         if self._gpus <= 0:
             return 0.0
         return self._policy.patience_fraction * self._gpus**2 / (self._gpus + self._waiting.asked_gpus(tier))
 
     def extra_us(self, tier: int, gpus: int) -> int:
-        """Return how much longer than `patience_us` a job of this size has to wait; NEVER: it is never overdue."""
-        allowance, patience_us = self.gpus(tier), self._policy.patience_us
-        if patience_us is None or allowance <= 0:
+        """Return how much longer than the patience a job of this size has to wait; NEVER: it is never overdue."""
+        allowance = self.gpus(tier)
+        if self.patience_us >= NEVER or allowance <= 0:
             return NEVER
-        return max(0, int(patience_us * (gpus / allowance - 1)))
+        return max(0, int(self.patience_us * (gpus / allowance - 1)))
 
 
 class Due(NamedTuple):
@@ -56,20 +67,25 @@ class Due(NamedTuple):
 
 def due_in(line: Line, allowances: Allowances, now_us: int) -> Due:
     """Return how many jobs of a line are overdue now; all jobs of a line ask for the same number of GPUs."""
-    if line.ages[0][0] > now_us:
-        return Due(0, line.ages[0][0])
+    first_us = line.ages[0][0] + allowances.patience_us
+    if first_us > now_us:
+        return Due(0, min(first_us, NEVER))
     extra_us = allowances.extra_us(line.tier, line.gpus)
-    count = 0 if extra_us == NEVER else bisect_right(line.ages, now_us - extra_us, key=itemgetter(0))
-    later = count < len(line.ages) and extra_us != NEVER and line.ages[count][0] != NEVER
-    return Due(count, line.ages[count][0] + extra_us if later else NEVER)
+    if extra_us == NEVER:
+        return Due(0, NEVER)
+    wait_us = allowances.patience_us + extra_us
+    count = bisect_right(line.ages, now_us - wait_us, key=itemgetter(0))
+    return Due(count, line.ages[count][0] + wait_us if count < len(line.ages) else NEVER)
 
 
 def overdue(waiting: Waiting, allowances: Allowances, now_us: int) -> frozenset[JobId]:
     """Return the overdue jobs that go first: those that have waited longest, until their allowance is used up."""
+    if allowances.used_up:
+        return frozenset()
     found = [
-        (due_us, job_id, line.tier, line.gpus)
+        (age, job_id, line.tier, line.gpus)
         for line in waiting.lines.values()
-        for due_us, job_id in line.ages[: due_in(line, allowances, now_us).jobs]
+        for age, job_id in line.ages[: due_in(line, allowances, now_us).jobs]
     ]
     first, held_gpus = set[JobId](), allowances.held_gpus
     for _, job_id, tier, gpus in sorted(found):
@@ -81,12 +97,12 @@ def overdue(waiting: Waiting, allowances: Allowances, now_us: int) -> frozenset[
 
 def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt, allowances: Allowances) -> bool:
     """Return whether the job of an attempt is overdue when it is placed, and the allowance is not used up."""
-    if not policy.guards or policy.patience_us is None:
+    if not policy.guards:
         return False
     tier, waited_us = level(attempt.job.tier), attempt.placed_us - record.submitted_us - record.used_us
-    extra_us = allowances.extra_us(tier, attempt.gpus) if waited_us >= policy.patience_us else NEVER
+    extra_us = allowances.extra_us(tier, attempt.gpus) if waited_us >= allowances.patience_us else NEVER
     return (
         extra_us != NEVER
-        and waited_us >= policy.patience_us + extra_us
+        and waited_us >= allowances.patience_us + extra_us
         and allowances.held_gpus < allowances.gpus(tier)
     )

@@ -119,7 +119,17 @@ class State:
 
     def allowances(self) -> Allowances:
         """Return the allowances of overdue jobs now."""
-        return Allowances(self.policy, self.running, self.waiting, self.quotas)
+        return Allowances(self.policy, self.patience_us, self.running, self.waiting, self.quotas)
+
+    @property
+    def patience_us(self) -> int:
+        """Return the total wait after which a job is overdue; NEVER if none ever is."""
+        policy = self.policy
+        if not policy.guards:
+            return NEVER
+        if policy.patience_us is not None or policy.patience is None:
+            return NEVER if policy.patience_us is None else policy.patience_us
+        return int(policy.patience * self.history.long_run_us)
 
     def left_us(self, record: JobRecord, percent: int = 50) -> int | None:
         """Return the run time that a job has left: by its estimate, or else by the jobs that ended before it."""
@@ -138,7 +148,6 @@ class State:
 
     def enqueue(self, record: JobRecord, known: tuple[int, int] | None = None) -> None:
         """Put a job into its line; `known` is its standing and its longest run time, computed now if not given."""
-        patience_us = self.policy.patience_us if self.policy.guards else None
         leaf = self.quotas.leaf(record.job.queue)
         by_owner = self.quotas.budgets.by_user or any(holder.queue.user_gpus is not None for holder in leaf.path)
         if known is None:
@@ -148,7 +157,6 @@ class State:
             record,
             standing=known[0],
             length_us=known[1],
-            patience_us=patience_us,
             queue=leaf.queue.name,
             owner=record.job.owner if by_owner else "",
             reserved=self.agenda.reserved_for(record.job) if self.agenda.reservations else (),

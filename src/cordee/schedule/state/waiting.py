@@ -12,7 +12,7 @@ from cordee.events import Job
 from cordee.ids import JobId
 from cordee.schedule.state.journal import Journal
 from cordee.schedule.state.order import TIERS, level
-from cordee.schedule.state.records import NEVER, JobRecord
+from cordee.schedule.state.records import JobRecord
 
 
 class Place(NamedTuple):
@@ -55,7 +55,7 @@ class Line:
 
     Attributes:
         places: those of all its jobs, ascending.
-        ages: (time at which its patience ends, job), ascending; from then on it can be overdue.
+        ages: (time since which it would have waited if it had waited without a break, job), ascending.
         lengths: (longest run time as far as it is known, job), ascending.
     """
 
@@ -81,7 +81,7 @@ class _Entry(NamedTuple):
     key: LineKey
     place: Place
     standing: int
-    due_us: int
+    age: int
     length_us: int
 
 
@@ -129,9 +129,9 @@ class Waiting:
         """Return the longest run time of a waiting job; NEVER if it is not known."""
         return self._entries[job_id].length_us
 
-    def due_us(self, job_id: JobId) -> int:
-        """Return the time at which a waiting job's patience ends; NEVER if no job is ever overdue."""
-        return self._entries[job_id].due_us
+    def age(self, job_id: JobId) -> int:
+        """Return the time since which a job would have waited if it had waited without a break."""
+        return self._entries[job_id].age
 
     def asked_gpus(self, tier: int) -> int:
         """Return the number of GPUs that the waiting jobs of a tier and of those above it ask for."""
@@ -143,7 +143,6 @@ class Waiting:
         *,
         standing: int,
         length_us: int,
-        patience_us: int | None,
         queue: str,
         owner: str = "",
         reserved: tuple[str, ...] = (),
@@ -154,7 +153,6 @@ class Waiting:
             record: the job's record.
             standing: its standing in the line.
             length_us: its longest run time; NEVER if it is not known.
-            patience_us: the total wait after which it can be overdue; None if it never is.
             queue: the queue that counts it.
             owner: its owner if the GPUs of one user are limited there, else empty.
             reserved: for whom nodes are reserved, of those reservations that are for the job.
@@ -166,13 +164,13 @@ class Waiting:
         if line is None:
             line = Line(level(job.tier), record.priority, queue, owner, key[-1], job.gpus)
             journal.put(self.lines, key, line)
-        due_us = NEVER if patience_us is None else record.waits_since_us + patience_us - record.waited_us
+        age = record.waits_since_us - record.waited_us
         place = place_of(record, standing)
         journal.insert(line.places, place)
-        journal.insert(line.ages, (due_us, job.job_id))
+        journal.insert(line.ages, (age, job.job_id))
         journal.insert(line.lengths, (length_us, job.job_id))
         journal.insert(self.since, (record.waits_since_us, job.job_id))
-        journal.put(self._entries, job.job_id, _Entry(key, place, standing, due_us, length_us))
+        journal.put(self._entries, job.job_id, _Entry(key, place, standing, age, length_us))
         self._count(line, +1)
 
     def remove(self, record: JobRecord) -> None:
@@ -181,7 +179,7 @@ class Waiting:
         entry = self._entries[job_id]
         line = self.lines[entry.key]
         journal.remove(line.places, entry.place)
-        journal.remove(line.ages, (entry.due_us, job_id))
+        journal.remove(line.ages, (entry.age, job_id))
         journal.remove(line.lengths, (entry.length_us, job_id))
         journal.remove(self.since, (record.waits_since_us, job_id))
         journal.drop(self._entries, job_id)
