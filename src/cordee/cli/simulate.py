@@ -21,7 +21,7 @@ from cordee.cli.simulate_services import (
     WarmUp,
     simulate_together,
 )
-from cordee.cli.simulate_text import print_comparison, print_replay
+from cordee.cli.simulate_text import print_comparison, print_recommendation, print_replay
 from cordee.control.prices import priced
 from cordee.errors import CatalogueError, InputError
 from cordee.events import Node, Queue
@@ -32,6 +32,7 @@ from cordee.simulate.answer import PolicyComparison, comparison, replayed
 from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_clusters
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
 from cordee.simulate.compare import simulate as simulate_one
+from cordee.simulate.frontier import FRONTIER, recommendation, resampled
 from cordee.simulate.observed import observe
 from cordee.simulate.policies import POLICIES, NamedPolicy, named_policies
 from cordee.simulate.synthetic import Synthetic
@@ -60,7 +61,9 @@ Diurnal = Annotated[float, typer.Option(help="With `synthetic`: variation of arr
 Form = Annotated[str | None, typer.Option("--format", help="Format of the trace.", show_default="by its content")]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat a bad row as an error.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
-Policies = Annotated[str, typer.Option(help=f"Policies, separated by commas: {', '.join(POLICIES)}.")]
+Policies = Annotated[
+    str, typer.Option(help=f"Policies, separated by commas, or `cordee:2` with a patience: {', '.join(POLICIES)}.")
+]
 VcNodes = Annotated[Path | None, typer.Option("--vc-clusters", help="CSV file of virtual clusters and their nodes.")]
 Until = Annotated[
     str | None, typer.Option(help="Time at which the simulation stops.", show_default="the last job's end")
@@ -76,6 +79,13 @@ PriceAs = Annotated[
     str | None,
     typer.Option(help="GPU whose price stands for GPUs without one, or none.", show_default="H100 if unnamed"),
 ]
+Frontier = Annotated[
+    bool, typer.Option("--frontier", help="Compare patiences of `cordee`, 2d-las and easy; --html draws them.")
+]
+Recommend = Annotated[
+    bool, typer.Option("--recommend", help="Say which of them suits the trace, with the spread over resampled weeks.")
+]
+Samples = Annotated[int, typer.Option(min=1, max=100, help="With --recommend: resampled traces.")]
 Chrome = Annotated[
     Path | None, typer.Option("--chrome-trace", help="Write the attempts on the first nodes as a Chrome trace.")
 ]
@@ -109,6 +119,9 @@ def simulate(
     warm_up: WarmUp = "24h",
     load_time: LoadTime = "90s",
     target: Target = 0.8,
+    frontier: Frontier = False,
+    recommend: Recommend = False,
+    samples: Samples = 3,
     html: Html = None,
     chrome: Chrome = None,
     as_json: terminal.Json = False,
@@ -120,7 +133,7 @@ def simulate(
 
     With --requests and --service, run the jobs and a service on one cluster, beside two clusters of the same size.
     """
-    policies = named_policies(_names(policy))
+    policies = named_policies(FRONTIER if frontier or recommend else _names(policy))
     nodes = _priced(cluster(cluster_), price_as)
     scenario = _scenario(
         trace,
@@ -143,17 +156,45 @@ def simulate(
         wanted = Wanted(requests, service, rate, split, _us(warm_up), _us(load_time), target, price_as)
         simulate_together(scenario, policies[0], wanted, html=html, as_json=as_json)
         return
+    if recommend:
+        _recommend(scenario, policies, samples, as_json=as_json)
+        return
     _compare(scenario, policies, html, chrome, as_json=as_json)
+
+
+def _recommend(scenario: Scenario, policies: Sequence[NamedPolicy], samples: int, *, as_json: bool) -> None:
+    """Run each policy on the trace and on its weeks drawn again, and say which one suits it."""
+    _, total = _counted(scenario)
+    results = [_run(scenario, each, total) for each in policies]
+    drawn = []
+    for index in range(samples):
+        again = resampled(scenario, scenario.seed + index)
+        drawn.append([_run(again, each, total) for each in policies])
+    answer = recommendation(results, drawn, scenario.seed)
+    if as_json:
+        terminal.print_json(answer)
+    else:
+        print_recommendation(answer)
+
+
+def _counted(scenario: Scenario) -> tuple[Tally, int]:
+    """Count the jobs.
+
+    Raises:
+        InputError: there is none for this cluster.
+    """
+    tally, total = count_jobs(scenario)
+    if total == 0:
+        hint = _left_out(tally) or "check --from and --for"
+        raise InputError(f"{scenario.name} has no job for this cluster", hint=hint)
+    return tally, total
 
 
 def _compare(
     scenario: Scenario, policies: Sequence[NamedPolicy], html: Path | None, chrome: Path | None, *, as_json: bool
 ) -> None:
     """Run each policy, and write what is asked for."""
-    tally, total = count_jobs(scenario)
-    if total == 0:
-        hint = _left_out(tally) or "check --from and --for"
-        raise InputError(f"{scenario.name} has no job for this cluster", hint=hint)
+    tally, total = _counted(scenario)
     results = [_run(scenario, each, total) for each in policies]
     answer = comparison(scenario, tally, total, results)
     _write(html, chrome, scenario, answer, results)

@@ -1,11 +1,12 @@
 """The answers of `cordee simulate` and `cordee replay` on a terminal: waits, use of the GPUs, and losses by cause."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
 from cordee.cli import terminal
 from cordee.simulate.answer import PolicyComparison, PolicyResult, Replay
+from cordee.simulate.frontier import Range, Recommendation
 from cordee.units import US_PER_HOUR, format_duration, format_micro_usd, plural
 
 TIMES = ("JCT", "P50", "P99", "WAIT", "P99 WAIT", "AWAY MAX", "JAIN")
@@ -19,6 +20,32 @@ def print_comparison(answer: PolicyComparison) -> None:
     _print_tables(answer.policies)
     for line in _remarks(answer):
         _print(line)
+
+
+COSTS = ("MEAN JCT", "P99 SLOWDOWN", "AWAY MAX", "LOST GPU-H")
+
+
+def print_recommendation(answer: Recommendation) -> None:
+    """Print what each policy would have cost, and which one is recommended."""
+    table = terminal.table("POLICY", *COSTS, right=COSTS)
+    for each in answer.costs:
+        name = each.policy + ("*" if each.knows_run_times else "")
+        times = (_spread(each.jct_s, format_duration), _spread(each.slowdown_p99, _slowdown))
+        lost = _spread(each.lost_gpu_hours, "{:,.1f}".format)
+        table.add_row(name, *times, _spread(each.away_s, format_duration), lost)
+    terminal.stdout().print(table)
+    _print(f"recommended: {answer.policy}, in {answer.chosen} of {plural(answer.samples, 'resampled trace')} as well")
+    _print(f"below each figure: its range over weeks drawn again, seeds from {answer.seed} on")
+    if any(each.knows_run_times for each in answer.costs):
+        _print("* knows the true run times, so it is never recommended")
+
+
+def _spread(figure: Range, write: Callable[[float], str]) -> str:
+    return f"{write(figure.value)}\n{write(figure.low)}-{write(figure.high)}"
+
+
+def _slowdown(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def print_replay(answer: Replay) -> None:

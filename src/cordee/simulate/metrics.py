@@ -108,7 +108,7 @@ class Summary:
         goodput: useful over held GPU time.
         held_fraction: held over all GPU time, until the last job ended.
         fragmented: fraction of all GPU time.
-        slowdown_max, slowdown_jain: fairness.
+        slowdown_p99, slowdown_max, slowdown_jain: fairness.
         restart_gpu_us: GPU time until the first new step of attempts.
         lost: by cause.
     """
@@ -122,6 +122,7 @@ class Summary:
     goodput: float
     held_fraction: float
     fragmented: float
+    slowdown_p99: float
     slowdown_max: float
     slowdown_jain: float
     preemptions: int
@@ -237,6 +238,7 @@ class Metrics:
             goodput=useful / held if held else 0.0,
             held_fraction=was_held / capacity if capacity else 0.0,
             fragmented=fragmented / capacity if capacity else 0.0,
+            slowdown_p99=sorted(self._slow)[-(-99 * len(self._slow) // 100) - 1] if self._slow else 0.0,
             slowdown_max=max(self._slow, default=0.0),
             slowdown_jain=math.fsum(self._slow) ** 2 / (len(self._slow) * squares) if squares else 1.0,
             preemptions=sum(self._notices[reason.value] for reason in CHOSEN),

@@ -1,7 +1,9 @@
 """The comparison as one page: policies side by side, waits, GPUs held over time, and the attempts on each node."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import cordee
 from cordee.events import Outcome
@@ -9,7 +11,7 @@ from cordee.simulate.answer import PolicyComparison, PolicyResult
 from cordee.simulate.compare import Result, Scenario
 from cordee.simulate.gantt import Held
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
-from cordee.view.chart import Axis, ChartLine, chart_html
+from cordee.view.chart import Axis, ChartLine, Mark, chart_html
 from cordee.view.gantt import Bar, gantt_html
 from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
@@ -18,6 +20,7 @@ _QUANTILES = 200
 _SAMPLES = 300
 _BARS = 2500  # in one drawing
 _HOURS = (24 * 7, 48, 24, 12, 6, 3, 1)  # of a drawing: the longest that is not too full
+_NEAR = 0.1  # points whose names would lie upon each other
 _TICKS_S = (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
 _KIND = {Outcome.FINISHED: "finished", Outcome.CHECKPOINTED: "left", None: "runs"}
 
@@ -35,7 +38,8 @@ def comparison_page(scenario: Scenario, answer: PolicyComparison, results: Seque
         "The same jobs arrived at the same cluster under each policy. The code that decided is the code that schedules "
         "production jobs; the clock and the nodes were simulated."
     )
-    sections = [_table(answer), _waits(results), _cluster(results), _losses(answer), *_gantts(scenario, results)]
+    sections = [_table(answer), _frontier(answer), _waits(results), _cluster(results), _losses(answer)]
+    sections += _gantts(scenario, results)
     footer = (
         f"Written by cordee {cordee.__version__} with `cordee simulate`, seed {answer.seed}. "
         "The same trace, cluster, policy and seed give the same page."
@@ -54,6 +58,7 @@ def _table(answer: PolicyComparison) -> Section:
         ("goodput: useful of held GPU time", lambda each: f"{each.summary.goodput:.2%}"),
         ("GPU time held", lambda each: f"{each.summary.held_fraction:.1%}"),
         ("fragmented", lambda each: f"{each.summary.fragmented:.2%}"),
+        ("slowdown, 99th percentile", lambda each: f"{each.summary.slowdown_p99:,.1f}"),
         ("slowdown, largest", lambda each: f"{each.summary.slowdown_max:,.0f}"),
         ("slowdown, Jain's index", lambda each: f"{each.summary.slowdown_jain:.3f}"),
         ("preemptions", lambda each: f"{each.summary.preemptions:,}"),
@@ -76,6 +81,27 @@ def _table(answer: PolicyComparison) -> Section:
         (table,),
         notes=notes,
     )
+
+
+def _frontier(answer: PolicyComparison) -> Section | None:
+    """Return the mean against the longest time away; one policy alone is no frontier."""
+    points = {each.policy: (each.summary.away_s.max, each.summary.jct_s.mean) for each in answer.policies}
+    if sum(name.startswith("cordee:") for name in points) < 2 or min(min(point) for point in points.values()) <= 0:
+        return None
+    away = Axis("longest time without GPUs", format_duration, log=True, ticks=_TICKS_S)
+    mean = Axis("mean time to the end", format_duration, log=True)
+    lines = [ChartLine("patience", [point for name, point in points.items() if name.startswith("cordee:")])]
+    marks: list[Mark] = []
+    for name, point in points.items():
+        if name.startswith("cordee:"):
+            if marks and math.dist(map(math.log, point), map(math.log, (marks[-1].x, marks[-1].y))) < _NEAR:
+                marks[-1] = replace(marks[-1], name=f"{marks[-1].name}, {name.removeprefix('cordee:')}")
+            else:
+                marks.append(Mark(*point, name.removeprefix("cordee:")))
+    lines += [ChartLine(name, [point]) for name, point in points.items() if not name.startswith("cordee:")]
+    figure = chart_html(lines, away, mean, marks, label="mean time to the end by the longest time without GPUs")
+    lead = "Patience, the numbers, moves along the line; further left and further down is better."
+    return Section("The frontier", lead, (figure,))
 
 
 def _waits(results: Sequence[Result]) -> Section:

@@ -5,7 +5,7 @@ of a job only what it has done so far.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cordee.errors import InputError
 from cordee.schedule.policy import NAMED, Policy
@@ -43,11 +43,29 @@ def named_policies(names: Sequence[str]) -> list[NamedPolicy]:
     """Return the policies of these names, each once.
 
     Raises:
-        InputError: there is no policy of a name.
+        InputError: there is no policy of a name, or it has no such patience.
     """
-    for name in names:
-        if name not in POLICIES:
-            raise InputError(f"unknown policy {name!r}", hint=f"use one of: {', '.join(POLICIES)}")
     if not names:
         raise InputError("no policy was given", hint=f"use one of: {', '.join(POLICIES)}")
-    return [POLICIES[name] for name in dict.fromkeys(names)]
+    return [_named(name) for name in dict.fromkeys(names)]
+
+
+def _named(text: str) -> NamedPolicy:
+    """Return the policy of a name, or of a name and a patience: `cordee:2`."""
+    name, colon, number = text.partition(":")
+    if name not in POLICIES:
+        raise InputError(f"unknown policy {text!r}", hint=f"use one of: {', '.join(POLICIES)}")
+    if not colon:
+        return POLICIES[name]
+    named = POLICIES[name]
+    try:
+        patience = float(number)
+    except ValueError:
+        patience = -1.0
+    if named.policy.patience is None or not 0 < patience < 1e6:
+        raise InputError(
+            f"{text!r} is no policy with a patience",
+            hint="a patience multiplies how long long jobs run, for a policy of Cordee's own: cordee:2",
+        )
+    described = f"{named.description}, with a patience of {patience:g}"
+    return replace(named, name=text, description=described, policy=replace(named.policy, patience=patience))
