@@ -114,7 +114,7 @@ Step = Callable[[State, Draft, JobId], bool]
 def new_draft(state: State, now_us: int) -> Draft:
     """Return a draft in which nothing is decided yet."""
     none = frozenset[JobId]()
-    return Draft(now_us, Turns(none, state.patience_us), Preemption(state, now_us, none))
+    return Draft(now_us, Turns(none, state.patience_us), Preemption(state, now_us))
 
 
 def find_overdue(state: State, draft: Draft) -> None:
@@ -122,7 +122,7 @@ def find_overdue(state: State, draft: Draft) -> None:
     if state.policy.guards:
         draft.turns.overdue = overdue(state.waiting, state.allowances(), draft.now_us)
         draft.turns.patience_us = state.patience_us
-    draft.preemption = Preemption(state, draft.now_us, draft.turns.overdue)
+        draft.preemption.overdue = draft.turns.overdue
 
 
 def emit(state: State, draft: Draft, event: Event) -> None:

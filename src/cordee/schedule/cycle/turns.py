@@ -23,13 +23,21 @@ def next_turn_us(state: State, now_us: int) -> int | None:
         allowances = state.allowances()
         nexts = (due_in(line, allowances, now_us).next_us for line in waiting.lines.values())
         times += [next_us for next_us in nexts if next_us < NEVER]
-    min_run_us = state.running.next_us("min_run_ends_us", now_us)
+    min_run_us = _min_run_ends_us(state, now_us)
     times += [] if min_run_us is None else [min_run_us]
     if policy.takes_turns or policy.move_fraction:
         turn_us = _own_tier_us(state, now_us)
         if turn_us is not None:
             times.append(-(-turn_us // EVERY_US) * EVERY_US)
     return min(times, default=None)
+
+
+def _min_run_ends_us(state: State, now_us: int) -> int | None:
+    """Return when an attempt has run long enough for higher tiers, or for a queue that takes back its quota."""
+    lowest = int(state.running.rows.ints["tier"].max(initial=0))
+    if not state.quotas.queues and lowest <= min(line.tier for line in state.waiting.lines.values()):
+        return None
+    return state.running.next_us("min_run_ends_us", now_us)
 
 
 def _own_tier_us(state: State, now_us: int) -> int | None:

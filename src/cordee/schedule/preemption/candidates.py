@@ -119,6 +119,7 @@ class Candidates:
         self._costs = Costs(state, now_us)
         self._standing: Ints | None = None
         self._turn_over: Mask | None = None
+        self._lowest_tier: int | None = None
         self._worst_standings: dict[tuple[int, bool], int] = {}
         self._reaches: dict[tuple[Scope, frozenset[str]], Reach] = {}
         self._fields: dict[tuple[Scope, Pool, frozenset[str]], Field] = {}
@@ -127,7 +128,7 @@ class Candidates:
         """Return whether tiers and standings alone show that a scope has no victim; that is true of most scopes."""
         if scope.borrowers or scope.moves is not None:
             return False
-        if int(self._state.running.rows.ints["tier"].max(initial=0)) > scope.tier:
+        if self._lowest_tier_of_rows() > scope.tier:
             return False
         return scope.standing is None or self._worst_standing(scope.tier, scope.standing) <= scope.standing
 
@@ -196,13 +197,19 @@ class Candidates:
         rows, columns = self._state.running.rows, self._state.nodes.columns
         if self._seen != rows.changes:
             self._seen = rows.changes
-            self._standing = self._turn_over = None
+            self._standing = self._turn_over = self._lowest_tier = None
             self._worst_standings.clear()
             self._reaches.clear()
             self._fields.clear()
         if self._seen_nodes != columns.changes:
             self._seen_nodes = columns.changes
             self._fields.clear()
+
+    def _lowest_tier_of_rows(self) -> int:
+        self._refresh()
+        if self._lowest_tier is None:
+            self._lowest_tier = int(self._state.running.rows.ints["tier"].max(initial=0))
+        return self._lowest_tier
 
     def _worst_standing(self, tier: int, standing: int) -> int:
         """Return the worst standing in a tier of the rows whose turn is over for a job of this standing."""

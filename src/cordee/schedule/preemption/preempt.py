@@ -51,10 +51,15 @@ class Room:
 
 
 class Preemption:
-    """The preemptions of one cycle."""
+    """The preemptions of one cycle.
 
-    def __init__(self, state: State, now_us: int, overdue: frozenset[JobId]) -> None:
-        self._state, self._now_us, self._overdue = state, now_us, overdue
+    Attributes:
+        overdue: the overdue jobs, which may preempt any level of their tier.
+    """
+
+    def __init__(self, state: State, now_us: int) -> None:
+        self._state, self._now_us = state, now_us
+        self.overdue = frozenset[JobId]()
         self._search = VictimSearch(state, now_us)
 
     def scope(self, record: JobRecord) -> Scope:
@@ -172,7 +177,7 @@ class Preemption:
         policy, job_id = self._state.policy, record.job.job_id
         if not policy.takes_turns or self._now_us < record.waits_since_us + policy.preempt_after_us:
             return None
-        return -1 if job_id in self._overdue else compared_standing(policy, self._state.waiting.standing(job_id))
+        return -1 if job_id in self.overdue else compared_standing(policy, self._state.waiting.standing(job_id))
 
     def _is_below(self, attempt: Attempt, record: JobRecord) -> bool:
         """Return whether an attempt is of a lower tier, or its turn is over."""

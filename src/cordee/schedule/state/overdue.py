@@ -14,6 +14,10 @@ a multiple of how long the jobs run that hold the cluster, so it is learnt from 
 """
 
 from bisect import bisect_right
+from collections.abc import Iterator
+from functools import cached_property
+from heapq import merge
+from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -31,19 +35,25 @@ class Allowances:
 
     def __init__(self, policy: Policy, patience_us: int, running: Running, waiting: Waiting, quotas: Quotas) -> None:
         self._policy, self._waiting, self.patience_us = policy, waiting, patience_us
-        self._gpus = quotas.offered.gpu_milli / 1000
-        rows = running.rows
-        self.held_gpus = int(rows.ints["gpus"][rows.flags["overdue"]].sum())
-        self._of_tiers = [self._of_tier(tier) for tier in range(len(TIERS))]
+        self._running, self._gpus = running, quotas.offered.gpu_milli / 1000
+
+    @cached_property
+    def held_gpus(self) -> int:
+        """The number of GPUs that jobs hold which were overdue when they were placed."""
+        rows = self._running.rows
+        return int(rows.ints["gpus"][rows.flags["overdue"]].sum())
+
+    @cached_property
+    def _of_tiers(self) -> list[float]:
+        return [self._of_tier(tier) for tier in range(len(TIERS))]
 
     def gpus(self, tier: int) -> float:
         """Return the number of GPUs that overdue jobs of a tier may hold."""
         return self._of_tiers[tier]
 
-    @property
-    def used_up(self) -> bool:
-        """Return whether overdue jobs hold what they may, whatever their tier."""
-        return self.held_gpus >= max(self._of_tiers)
+    def used_up(self, held_gpus: int | None = None) -> bool:
+        """Return whether overdue jobs hold what they may, whatever their tier; `held_gpus` counts further ones."""
+        return (self.held_gpus if held_gpus is None else held_gpus) >= max(self._of_tiers)
 
     def _of_tier(self, tier: int) -> float:
         if self._gpus <= 0:
@@ -80,29 +90,33 @@ def due_in(line: Line, allowances: Allowances, now_us: int) -> Due:
 
 def overdue(waiting: Waiting, allowances: Allowances, now_us: int) -> frozenset[JobId]:
     """Return the overdue jobs that go first: those that have waited longest, until their allowance is used up."""
-    if allowances.used_up:
+    since_us = now_us - allowances.patience_us
+    late = [line for line in waiting.lines.values() if line.ages[0][0] <= since_us]
+    if not late or allowances.used_up():
         return frozenset()
-    found = [
-        (age, job_id, line.tier, line.gpus)
-        for line in waiting.lines.values()
-        for age, job_id in line.ages[: due_in(line, allowances, now_us).jobs]
-    ]
     first, held_gpus = set[JobId](), allowances.held_gpus
-    for _, job_id, tier, gpus in sorted(found):
+    for _, job_id, tier, gpus in merge(*(_ages(line, due_in(line, allowances, now_us).jobs) for line in late)):
         if held_gpus < allowances.gpus(tier):
             held_gpus += gpus
             first.add(job_id)
+            if allowances.used_up(held_gpus):
+                break
     return frozenset(first)
 
 
-def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt, allowances: Allowances) -> bool:
+def _ages(line: Line, count: int) -> Iterator[tuple[int, JobId, int, int]]:
+    """Yield the first jobs of a line: the time since which each waits, its id, its tier and its GPUs."""
+    return ((age, job_id, line.tier, line.gpus) for age, job_id in islice(line.ages, count))
+
+
+def waited_us(record: JobRecord, attempt: Attempt) -> int:
+    """Return how long a job had waited, in all, when an attempt of it was placed."""
+    return attempt.placed_us - record.submitted_us - record.used_us
+
+
+def is_overdue(record: JobRecord, attempt: Attempt, allowances: Allowances) -> bool:
     """Return whether the job of an attempt is overdue when it is placed, and the allowance is not used up."""
-    if not policy.guards:
-        return False
-    tier, waited_us = level(attempt.job.tier), attempt.placed_us - record.submitted_us - record.used_us
-    extra_us = allowances.extra_us(tier, attempt.gpus) if waited_us >= allowances.patience_us else NEVER
-    return (
-        extra_us != NEVER
-        and waited_us >= allowances.patience_us + extra_us
-        and allowances.held_gpus < allowances.gpus(tier)
-    )
+    tier = level(attempt.job.tier)
+    extra_us = allowances.extra_us(tier, attempt.gpus)
+    late = extra_us != NEVER and waited_us(record, attempt) >= allowances.patience_us + extra_us
+    return late and allowances.held_gpus < allowances.gpus(tier)
