@@ -1,11 +1,15 @@
 """Quality and speed of the scheduler on real traces, beside others: `Control.tick` with store, ledger and metrics on.
 
-python benchmarks/scheduler.py TRACES_FOLDER [--anchors A,B,before,after] [--policies cordee,las,...]
-    [--victims-jobs 8000] [--half A,before,8000] [--json]
+python benchmarks/scheduler.py TRACES_FOLDER [--clusters PART,...] [--loads 0.8,1.2] [--most 1500]
+    [--policies cordee,las,easy] [--anchors A,B,before,after] [--victims-jobs 8000] [--half A,before,8000] [--json]
 
-TRACES_FOLDER holds philly_oct_10k.csv.gz (anchor A) and philly_oct_60k.csv.gz (anchor B): jobs of Microsoft's Philly
-trace on 80 nodes of 8 GPUs; and philly.csv.gz: what came before B and after it, on as many nodes as make the cluster as
-full as B does (82 %). Costs: a checkpoint every 30 minutes, 60 s to restart, 30 s of grace, and a save of 30 s
+Any folder of traces: each virtual cluster of each trace, whose name holds one of the parts (all, if there is none), on
+as many nodes of 8 GPUs as make it as full as asked. Each policy's figures, and over those of 2D-LAS and EASY.
+
+Anchors: philly_oct_10k.csv.gz (A) and philly_oct_60k.csv.gz (B), jobs of Microsoft's Philly trace on 80 nodes of 8
+GPUs, and philly.csv.gz: what came before B and after it, on as many nodes as make the cluster as full as B does (82 %).
+
+Costs: a checkpoint every 30 minutes, 60 s to restart, 30 s of grace, and a save of 30 s
 for each notice that counts as lost. Only sjf, srsf and easy are told how long jobs run. Times are CPU seconds.
 """
 
@@ -26,6 +30,7 @@ from cordee.simulate.metrics import Metrics
 from cordee.simulate.run import Submission, run
 from cordee.simulate.traces import Tally, open_trace
 from cordee.simulate.workload import Costs, submissions
+from trace_clusters import VirtualCluster, virtual_clusters
 
 S = 1_000_000
 ANCHORS: dict[str, tuple[str, int, int, int]] = {  # a file, nodes, and the jobs from one second on to another
@@ -48,10 +53,16 @@ PEERS = (
 USD_MICRO = 2_990_000
 TEAMS = tuple(Queue(name=name, quota_gpus=gpus) for name, gpus in (("large", 320), ("middle", 192), ("small", 64)))
 HEADS = (
-    ("mean JCT s", 11), ("p99", 9), ("away max", 10), ("lost GPU-h", 11), ("lost $", 10), ("+ restart", 11),
-    ("pushes", 8),
-    ("jobs/CPU-s", 11),
+    ("mean JCT s", 11), ("p99", 11), ("p99 slow", 10), ("away max", 11), ("lost GPU-h", 11), ("lost $", 10),
+    ("+ restart", 11), ("pushes", 8), ("jobs/CPU-s", 11),
 )  # fmt: skip
+
+RATIOS = (
+    ("mean", "jct_s", 0),
+    ("p99 slowdown", "slowdown_p99", 0),
+    ("away", "away_s_max", 600),
+    ("lost", "lost_gpu_hours", 1),
+)
 
 
 def nodes(count: int = 80) -> list[Node]:
@@ -69,6 +80,28 @@ def jobs(folder: Path, anchor: str, *, told: bool) -> list[Submission]:
     return list(submissions(pooled, nodes(count), tally, costs=Costs(), estimates=told))
 
 
+def on_cluster(each: VirtualCluster, count: int, policies: list[str]) -> list[dict[str, Any]]:
+    """One cluster under each policy; its GPUs are all of one kind, whatever the trace says."""
+    pooled = [replace(job, vc="", gpu_name=None) for job in each.jobs]
+    rows = []
+    for name in policies:
+        given = submissions(pooled, nodes(count), Tally(each.name), costs=Costs(), estimates=name in TOLD)
+        rows.append(one(name, NAMED[name], given, count))
+    return rows
+
+
+def over(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The first policy over 2D-LAS and EASY; where theirs is nearly nothing there is no ratio."""
+    named = {row["policy"]: row for row in rows}
+    for other in ("las", "easy"):
+        if other in named and other != rows[0]["policy"]:
+            parts = [
+                f"{what} {rows[0][key] / named[other][key]:.2f}" if named[other][key] > least else f"{what} -"
+                for what, key, least in RATIOS
+            ]
+            yield f"{rows[0]['policy']} over {other}: {', '.join(parts)}"
+
+
 def one(
     name: str, policy: Policy, submitted: Iterable[Submission], count: int = 80, queues: tuple[Queue, ...] = ()
 ) -> dict[str, Any]:
@@ -84,6 +117,7 @@ def one(
         "jobs": len(submitted),
         "jct_s": round(summary.jct_s.mean, 1),
         "jct_s_p99": round(summary.jct_s.p99),
+        "slowdown_p99": round(summary.slowdown_p99, 2),
         "away_s_max": round(summary.away_s.max),
         "lost_gpu_hours": round(summary.lost_gpu_hours, 1),
         "lost_usd": round(summary.lost_micro_usd / 1e6, 2),
@@ -110,63 +144,104 @@ def halved(submitted: Iterable[Submission]) -> Iterator[Submission]:
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
-    """A table."""
+    """A table, and the first policy over others."""
     print(f"\n{title}")
     heads = (f"{head:>{width}}" for head, width in HEADS)
     print(f"{'policy':<14}{''.join(heads)}")
     for row in rows:
         print(
-            f"{row['policy']:<14}{row['jct_s']:>11,}{row['jct_s_p99']:>9,}{row['away_s_max']:>10,}"
+            f"{row['policy']:<14}{row['jct_s']:>11,}{row['jct_s_p99']:>11,}{row['slowdown_p99']:>10,.1f}{row['away_s_max']:>11,}"
             f"{row['lost_gpu_hours']:>11,}{row['lost_usd']:>10,}{row['preempted_usd']:>11,}{row['preemptions']:>8,}{row['jobs_per_cpu_s']:>11,}"
         )
+    print(*over(rows), sep="\n", flush=True)
 
 
-def main() -> None:
-    """Print tables, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", type=Path)
-    parser.add_argument("--anchors", default="A,B")
-    parser.add_argument("--policies", default="cordee,las,srsf,sjf,easy,fit,fifo,kill")
-    parser.add_argument("--victims-jobs", type=int, default=8_000, help="of anchor B, for the choice of victims")
-    parser.add_argument(
-        "--half", default="", help="anchors, or how many jobs of B in tiers: turns wait for checkpoints or not"
-    )
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    found: dict[str, Any] = {"python": platform.python_version(), "anchors": {}}
-    for anchor in filter(None, args.anchors.split(",")):
-        names = args.policies.split(",")
-        count = ANCHORS[anchor][1]
-        rows = [one(name, NAMED[name], jobs(args.traces, anchor, told=name in TOLD), count) for name in names]
-        found["anchors"][anchor] = rows
-        if not args.json:
-            bound_s = (
-                sum(each.work.steps * each.work.step_us for each in jobs(args.traces, anchor, told=False))
-                / S
-                / rows[0]["jobs"]
-            )
-            show(f"{anchor}: {rows[0]['jobs']:,} jobs, {count} nodes of 8; nobody can be below {bound_s:,.0f} s", rows)
-            for _, name, jct_s, source in (each for each in PEERS if each[0] == anchor):
-                print(f"  {name:<40}{jct_s:>9,} s   {source}")
-    if args.victims_jobs:
-        mixed = list(tiered(jobs(args.traces, "B", told=False)[: args.victims_jobs]))
-        found["victims"] = {}
-        for base in ("fit", "cordee"):
-            rules = [replace(NAMED[base], victims=rule) for rule in ("dollars", "newest", "lowest")]
-            rows = [one(rules_.victims, rules_, mixed, queues=TEAMS) for rules_ in rules]
-            found["victims"][base] = rows
+def clusters(args: argparse.Namespace) -> dict[str, Any]:
+    """Each virtual cluster of the folder at each load."""
+    names, loads = args.policies.split(","), [float(load) for load in filter(None, args.loads.split(","))]
+    found = {}
+    for each in virtual_clusters(args.traces, args.most) if loads else ():
+        if not any(part in each.name for part in args.clusters.split(",")):
+            continue
+        for load in loads:
+            count = each.nodes(load)
+            rows = on_cluster(each, count, names)
+            title = f"{each.name}: {len(each.jobs):,} jobs, {count} nodes of 8, load {each.asked_gpus / count / 8:.2f}"
+            found[title] = rows
             if not args.json:
-                turns = "by tier and quota alone" if base == "fit" else "by tier, quota and turn"
-                show(f"three tiers, quotas 320, 192, 64; pushes {turns}; the first {len(mixed):,} jobs of B", rows)
+                show(title, rows)
+    return found
+
+
+def anchors(args: argparse.Namespace) -> dict[str, Any]:
+    """The anchors, beside what others say of the same jobs."""
+    found = {}
+    for anchor in filter(None, args.anchors.split(",")):
+        count = ANCHORS[anchor][1]
+        rows = [
+            one(name, NAMED[name], jobs(args.traces, anchor, told=name in TOLD), count)
+            for name in args.policies.split(",")
+        ]
+        found[anchor] = rows
+        if args.json:
+            continue
+        ran_us = sum(each.work.steps * each.work.step_us for each in jobs(args.traces, anchor, told=False))
+        bound_s = ran_us / S / rows[0]["jobs"]
+        show(f"{anchor}: {rows[0]['jobs']:,} jobs, {count} nodes of 8; nobody can be below {bound_s:,.0f} s", rows)
+        for _, name, jct_s, source in (each for each in PEERS if each[0] == anchor):
+            print(f"  {name:<40}{jct_s:>9,} s   {source}")
+    return found
+
+
+def victims(args: argparse.Namespace) -> dict[str, Any]:
+    """Whom to preempt."""
+    if not args.victims_jobs:
+        return {}
+    mixed, found = list(tiered(jobs(args.traces, "B", told=False)[: args.victims_jobs])), {}
+    for base in ("fit", "cordee"):
+        rules = [replace(NAMED[base], victims=rule) for rule in ("dollars", "newest", "lowest")]
+        found[base] = [one(rule.victims, rule, mixed, queues=TEAMS) for rule in rules]
+        if not args.json:
+            turns = "by tier and quota alone" if base == "fit" else "by tier, quota and turn"
+            title = f"three tiers, quotas 320, 192, 64; pushes {turns}; the first {len(mixed):,} jobs of B"
+            show(title, found[base])
+    return found
+
+
+def half(args: argparse.Namespace) -> dict[str, Any]:
+    """Half of the jobs cannot save in their grace: with and without a wait for their checkpoints."""
+    found = {}
     for name in filter(None, args.half.split(",")):
         anchor, queues = ("B", TEAMS) if name.isdigit() else (name, ())
         submitted = jobs(args.traces, anchor, told=False)
         slow = list(tiered(submitted[: int(name)]) if name.isdigit() else halved(submitted))
         rules = {"off": replace(NAMED["cordee"], awaits_checkpoint=False), "on": NAMED["cordee"]}
-        rows = [one(told, rule, slow, ANCHORS[anchor][1], queues) for told, rule in rules.items()]
-        found.setdefault("half", {})[name] = rows
+        found[name] = [one(told, rule, slow, ANCHORS[anchor][1], queues) for told, rule in rules.items()]
         if not args.json:
-            show(f"{name}: half of {len(slow):,} jobs cannot save in their grace; turns wait for checkpoints", rows)
+            show(
+                f"{name}: half of {len(slow):,} jobs cannot save in their grace; turns wait for checkpoints",
+                found[name],
+            )
+    return found
+
+
+def main() -> None:
+    """Print tables, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--clusters", default="", help="those whose names hold one of these; none: all")
+    parser.add_argument("--loads", default="0.8,1.2", help="of each cluster; none: no clusters")
+    parser.add_argument("--most", type=int, default=1_500, help="jobs of a cluster")
+    parser.add_argument("--policies", default="cordee,las,easy")
+    parser.add_argument("--anchors", default="")
+    parser.add_argument("--victims-jobs", type=int, default=0, help="of anchor B, for the choice of victims")
+    parser.add_argument(
+        "--half", default="", help="anchors, or how many jobs of B in tiers: turns wait for checkpoints or not"
+    )
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    found: dict[str, Any] = {"python": platform.python_version()}
+    found |= {part.__name__: part(args) for part in (clusters, anchors, victims, half)}
     if args.json:
         json.dump(found, sys.stdout, indent=1)
 

@@ -1,8 +1,10 @@
 """The simulator held against another one, its speed, its determinism, and a million jobs on 100,000 GPUs.
 
-python benchmarks/simulator.py TRACES_FOLDER [--only fidelity,speed,determinism,million] [--jobs 1000000] [--json]
+python benchmarks/simulator.py TRACES_FOLDER [--only speed,determinism,fidelity,million] [--policy cordee,fifo,...]
+    [--fewest 2000] [--most 10000] [--load 0.8] [--jobs 1000000] [--json]
 
-TRACES_FOLDER holds philly.csv.gz, philly_vc_nodes.csv.gz and philly_oct_60k.csv.gz. Times are CPU seconds of one core.
+Speed and determinism: any folder of traces, each virtual cluster with enough jobs on as many nodes of 8 GPUs as make
+it as full as asked. Fidelity: philly.csv.gz and philly_vc_nodes.csv.gz. Times are CPU seconds of one core.
 """
 
 import argparse
@@ -16,18 +18,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from cordee.event_json import encode
 from cordee.schedule.policy import NAMED
-from cordee.simulate.cluster import cluster, vc_clusters
+from cordee.simulate.cluster import OutageRate, cluster, random_outages, vc_clusters
 from cordee.simulate.compare import CachedJobs, Scenario, count_jobs, simulate
 from cordee.simulate.policies import POLICIES, NamedPolicy
 from cordee.simulate.run import run
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally, open_trace
 from cordee.simulate.workload import Costs, submissions
+from trace_clusters import virtual_clusters
 
 S = 1_000_000
 DAY_US = 86_400 * S
@@ -79,32 +83,35 @@ def _named(name: str, rules: Any) -> NamedPolicy:
     return NamedPolicy(name=name, description="strict", policy=rules, estimates=name == "sjf")
 
 
-def speed(traces: Path, policies: list[str]) -> list[dict[str, Any]]:
-    """60,000 jobs on 80 nodes of 8: production tick, store in memory, ledger and metrics on."""
-    scenario = Scenario(
-        jobs=CachedJobs(open_trace(traces / "philly_oct_60k.csv.gz").jobs),
-        name="philly_oct_60k",
-        nodes=cluster("80x8", micro_usd_per_gpu_hour=USD_MICRO),
-    )
-    _, total = count_jobs(scenario)
+def speed(traces: Path, policies: list[str], fewest: int, most: int, load: float) -> list[dict[str, Any]]:
+    """The first jobs of each cluster: production tick, store in memory, ledger and metrics on."""
     rows = []
-    for name in policies:
-        result, cpu_s = timed(lambda name=name: simulate(scenario, POLICIES[name]))
-        summary = result.summary
-        rows.append(
-            {
-                "policy": name,
-                "jobs": total,
-                "cpu_s": cpu_s,
-                "jobs_per_cpu_s": total / cpu_s,
-                "events": result.events,
-                "jct_s_mean": summary.jct_s.mean,
-                "away_s_max": summary.away_s.max,
-                "preemptions": summary.preemptions,
-                "lost_gpu_hours": summary.lost_gpu_hours,
-                "errors": result.errors,
-            }
-        )
+    for each in virtual_clusters(traces, most):
+        if len(each.jobs) < fewest:
+            continue
+        nodes = cluster(f"{each.nodes(load)}x8", micro_usd_per_gpu_hour=USD_MICRO)
+        pooled = [replace(job, vc="", gpu_name=None) for job in each.jobs]
+        for name in policies:
+            scenario = Scenario(jobs=CachedJobs(lambda _, jobs=pooled: iter(jobs)), name=each.name, nodes=nodes)
+            result, cpu_s = timed(lambda scenario=scenario, name=name: simulate(scenario, POLICIES[name]))
+            summary = result.summary
+            rows.append(
+                {
+                    "cluster": each.name,
+                    "nodes": len(nodes),
+                    "load": each.asked_gpus / len(nodes) / 8,
+                    "policy": name,
+                    "jobs": len(pooled),
+                    "cpu_s": cpu_s,
+                    "jobs_per_cpu_s": len(pooled) / cpu_s,
+                    "events": result.events,
+                    "jct_s_mean": summary.jct_s.mean,
+                    "away_s_max": summary.away_s.max,
+                    "preemptions": summary.preemptions,
+                    "lost_gpu_hours": summary.lost_gpu_hours,
+                    "errors": result.errors,
+                }
+            )
     return rows
 
 
@@ -124,18 +131,18 @@ def determinism(traces: Path) -> dict[str, Any]:
 
 
 def digest(traces: Path) -> str:
-    """Of 3,000 jobs on 20 nodes, with failures."""
-    from cordee.simulate.cluster import OutageRate, random_outages
-
-    trace, nodes = open_trace(traces / "philly_oct_60k.csv.gz"), cluster("40x8", micro_usd_per_gpu_hour=USD_MICRO)
-    tally = trace.tally()
-    given = submissions(trace.jobs(tally), nodes, tally, costs=Costs(), limit=3000)
-    failing = random_outages(nodes, OutageRate(per_node_day=0.02, back_us=3600 * S), 7)
-    log = run(nodes, given, failing, defer_reports=True).log
-    text = hashlib.sha256()
-    for event in log:
-        text.update(json.dumps(encode(event)).encode())
-    return f"{len(log)} {text.hexdigest()}"
+    """Of the first 1,000 jobs of each of three clusters, with failures."""
+    text, events = hashlib.sha256(), 0
+    for each in islice(virtual_clusters(traces, 1_000), 3):
+        nodes = cluster(f"{each.nodes(0.8)}x8", micro_usd_per_gpu_hour=USD_MICRO)
+        pooled = [replace(job, vc="", gpu_name=None) for job in each.jobs]
+        given = submissions(pooled, nodes, Tally(each.name), costs=Costs())
+        failing = random_outages(nodes, OutageRate(per_node_day=0.02, back_us=3600 * S), 7)
+        log = run(nodes, given, failing, defer_reports=True).log
+        events += len(log)
+        for event in log:
+            text.update(json.dumps(encode(event)).encode())
+    return f"{events} {text.hexdigest()}"
 
 
 def million(jobs: int) -> dict[str, Any]:
@@ -174,8 +181,11 @@ def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path)
-    parser.add_argument("--only", default="fidelity,speed,determinism,million")
-    parser.add_argument("--policy", default="cordee,fifo,easy,2d-las")
+    parser.add_argument("--only", default="speed,determinism")
+    parser.add_argument("--policy", default="cordee,2d-las,easy,fifo")
+    parser.add_argument("--fewest", type=int, default=2_000, help="jobs of a cluster whose speed is measured")
+    parser.add_argument("--most", type=int, default=10_000, help="jobs of it, the first ones")
+    parser.add_argument("--load", type=float, default=0.8)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
@@ -188,7 +198,7 @@ def main() -> None:
     if "fidelity" in wanted:
         found["fidelity"] = fidelity(given.traces)
     if "speed" in wanted:
-        found["speed"] = speed(given.traces, given.policy.split(","))
+        found["speed"] = speed(given.traces, given.policy.split(","), given.fewest, given.most, given.load)
         found["peers"] = [{"name": name, "jobs_per_cpu_s": rate, "what": what} for name, rate, what in PEERS]
     if "determinism" in wanted:
         found["determinism"] = determinism(given.traces)
@@ -210,7 +220,8 @@ def show(found: dict[str, Any]) -> None:
         )
     for row in found.get("speed", ()):
         print(
-            f"| {row['policy']} | {row['jobs']:,} | {row['cpu_s']:.1f} | {row['jobs_per_cpu_s']:,.0f} | "
+            f"| {row['cluster']}, {row['nodes']} nodes, load {row['load']:.2f} | {row['policy']} | {row['jobs']:,} | "
+            f"{row['cpu_s']:.1f} | {row['jobs_per_cpu_s']:,.0f} | "
             f"{row['jct_s_mean']:,.0f} s | {row['away_s_max']:,.0f} s | {row['preemptions']:,} | "
             f"{row['lost_gpu_hours']:,.1f} | {row['errors']} |"
         )

@@ -74,7 +74,7 @@ class Policy:
     packing: Packing = "mix"
     spares: int = 0
     notice: bool = True
-    levels_gpu_us: tuple[int, ...] = tuple(US_PER_HOUR * 8**level for level in range(8))
+    levels_gpu_us: tuple[int, ...] = tuple(US_PER_HOUR * 16**level for level in range(6))
     preempt_after_us: int = 90 * US_PER_S
     time_slice_us: int = 1800 * US_PER_S
     patience: float | None = 0.5
