@@ -60,7 +60,7 @@ class PushWanted:
             base of the name's newest version, or that version; `none`: none.
         parents: references of versions that it was made from, beside those that its job has pulled.
         job: id or name of the job that made it; "": the one in whose attempt this runs, if any.
-        queue: whose storage it is.
+        queue: whose roles say who sees and changes the name; "": as before, or that of the job.
         note: in words.
         tag: that names it from now on.
         key: file of a private key that signs it.
@@ -122,11 +122,11 @@ class ArtifactClient:
         files = _files_of(source)
         scanned = check_pickles(files, allowed=wanted.allow_pickles)
         facts = {"pickles": [each.name for each in scanned]} if scanned else {}
-        base = self._base(name, wanted.base)
+        base, of = self._base(name, wanted.base)
         with self._opened() as opened:
-            store = self._store(opened.push)
-            over = store.read(base) if base else None
             for _ in range(_TRIES):
+                store = self._store(*of, push=opened.push)
+                over = store.read(base) if base else None
                 pushed = store.push(files, wanted.kind or kind_of(files), base=over, facts=facts, on_bytes=on_bytes)
                 made = self._commit(opened.push, name, wanted, pushed)
                 if made.version is not None:
@@ -149,7 +149,7 @@ class ArtifactClient:
         version = self.show(ref)
         if key:
             check_signature(version, key)
-        store = self._store()
+        store = self._store(version.digest)
         store.pull(store.read(version.digest), folder, on_bytes)
         if job := job_here():
             with suppress(NotFoundError):  # a job of another server
@@ -158,18 +158,20 @@ class ArtifactClient:
 
     def verify(self, ref: str, on_bytes: Seen = lambda n: None) -> list[str]:
         """Read every chunk of a version, and return a sentence about each that is missing or was altered."""
-        store = self._store()
-        return store.verify(store.read(self.show(ref).digest), on_bytes)
+        store, artifact = self.read(ref)
+        return store.verify(artifact, on_bytes)
 
     def diff(self, first: str, second: str) -> ArtifactDiff:
         """Return how the second version differs from the first: files, tensors, bytes."""
-        store = self._store()
-        return compare(store, *(store.read(self.show(ref).digest) for ref in (first, second)))
+        digests = [self.show(ref).digest for ref in (first, second)]
+        store = self._store(*digests)
+        return compare(store, *map(store.read, digests))
 
     def read(self, ref: str) -> tuple[ArtifactStore, Artifact]:
         """Return a version's content, and the store that has it."""
-        store = self._store()
-        return store, store.read(self.show(ref).digest)
+        digest = self.show(ref).digest
+        store = self._store(digest)
+        return store, store.read(digest)
 
     def tag(self, ref: str, tag: str, *, remove: bool = False) -> VersionView:
         """Let a tag name a version, or remove the tag."""
@@ -187,15 +189,16 @@ class ArtifactClient:
         """Remove old versions and the chunks that none needs, or say which would go."""
         return self.client.ask(CollectedView, "POST", "/v1/artifacts/collections", json=wanted.model_dump())
 
-    def _base(self, name: str, wanted: str) -> str:
-        """Return the digest of the base of a push; "": it has none."""
-        if wanted:
-            return "" if wanted == NO_BASE else self.show(wanted).digest
-        try:
+    def _base(self, name: str, wanted: str) -> tuple[str, list[str]]:
+        """Return the digest of the base of a push, "" without one, and those of versions whose chunks it may name."""
+        newest = None
+        with suppress(NotFoundError):
             newest = self.show(name)
-        except NotFoundError:
-            return ""
-        return newest.base or newest.digest
+        of = [] if newest is None else [newest.digest]
+        if wanted and wanted != NO_BASE:
+            base = self.show(wanted).digest
+            return base, [base, *of]
+        return ("" if newest is None or wanted else newest.base or newest.digest), of
 
     def _post(self, path: str, body: dict[str, object]) -> VersionView:
         return self.client.ask(VersionView, "POST", f"/v1/artifacts/{path}", json=body)
@@ -239,20 +242,27 @@ class ArtifactClient:
             with suppress(CordeeError):
                 self.client.exchange("DELETE", path)
 
-    def _store(self, push: str = "") -> ArtifactStore:
-        """Return the store: opened here if this machine reaches it, else through the server."""
+    def _store(self, *of: str, push: str = "") -> ArtifactStore:
+        """Return the store, to read these versions: opened here if this machine reaches it, else through the server."""
         store = self.client.ask(StoreView, "GET", "/v1/artifacts/store")
-        if not store.here or self.client.home is not None:
+        if store.direct and (not store.here or self.client.home is not None):
             return ArtifactStore(open_blobs(store.to))
-        return ArtifactStore(ServerBlobs(self.client, push))
+        return ArtifactStore(ServerBlobs(self.client, push, of))
 
 
 @dataclass
 class ServerBlobs:
-    """Chunks and manifests through the server's API, for machines that cannot reach the store."""
+    """Chunks and manifests through the server's API, for machines that cannot reach the store.
+
+    Attributes:
+        client: of the server.
+        push: that is open; "": none.
+        of: digests of versions, whose chunks the server hands out.
+    """
 
     client: Client
     push: str
+    of: tuple[str, ...] = ()
     _lock: threading.Lock = field(default_factory=threading.Lock)  # one thread at a time may use a client
 
     def __str__(self) -> str:
@@ -279,14 +289,14 @@ class ServerBlobs:
         """Return the blob, or None if the server has none."""
         try:
             with self._lock:
-                return self.client.exchange("GET", _path(key))
+                return self.client.exchange("GET", _path(key), params={"of": list(self.of)})
         except NotFoundError:
             return None
 
     def size(self, key: str) -> int | None:
         """Return the size of the blob in bytes, or None if the server has none."""
         with self._lock:
-            return self.client.ask(BlobSize, "GET", f"{_path(key)}/size").size_bytes
+            return self.client.ask(BlobSize, "GET", f"{_path(key)}/size", params={"of": list(self.of)}).size_bytes
 
     def sync(self, keys: Iterable[str]) -> None:
         """Do nothing: the server has written them durably."""

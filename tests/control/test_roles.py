@@ -1,24 +1,28 @@
 """Roles by queue over a real socket: who sees what, who may change what, and that no route forgets to ask."""
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from api_scene import TOKEN
 from services_world import chat
 from web_world import Team, a_week
 
 from cordee.account.sums import summed
+from cordee.answers.artifacts import CollectRequest, Committed
 from cordee.answers.submissions import VictimView
+from cordee.artifacts import ArtifactClient, PushResult, PushWanted, ServerBlobs
 from cordee.client import Client
-from cordee.control.access import HIDDEN, Access, path_to
+from cordee.control.access import HIDDEN, HIDDEN_ARTIFACT, Access, path_to
 from cordee.control.home import Home
 from cordee.control.roles import ADMIN, EVERYWHERE, Action, Bearer, Grant, Role, grants_of, may
-from cordee.errors import ForbiddenError, HomeUnsuitableError, NotFoundError
+from cordee.errors import ForbiddenError, HomeUnsuitableError, InputError, NotFoundError
 from cordee.events import JobHeld, Queue
 from cordee.workload.spec import JobSpec
 
@@ -43,6 +47,8 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     job_id = team.ids["llama-8b-long-context"]
     team.api.scene.control.note(JobHeld(at_us=team.now, job_id=job_id, by="ines"))
     team.tick()
+    push(team, TOKEN, "llama-8b-weights", queue="language")
+    push(team, TOKEN, "segment-weights", queue="vision", base="llama-8b-weights", parents=("llama-8b-weights",))
     yield team
     while _CLIENTS:
         _CLIENTS.popitem()[1].close()
@@ -52,6 +58,14 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
 def asked(team: Team, token: str, method: str, path: str, **more: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token}"}
     return httpx.request(method, team.api.url + path, headers=headers, timeout=30, **more)
+
+
+def push(team: Team, token: str, name: str, seed: int = 0, **wanted: Any) -> PushResult:
+    """Push a file of 256 KiB that differs little from that of any other name of the same seed."""
+    data = np.random.default_rng(seed).normal(0, 0.02, 1 << 16).astype(np.float32)
+    data[: len(name)] += 1
+    (team.folder / f"{name}.f32").write_bytes(data.tobytes())
+    return ArtifactClient(client(team, token)).push(team.folder / f"{name}.f32", name, PushWanted(**wanted))
 
 
 def client(team: Team, token: str) -> Client:
@@ -122,7 +136,8 @@ def test_a_ring_of_queues_cannot_be_declared_so_a_path_ends() -> None:
 READS = [
     "/v1/jobs", "/v1/nodes", "/v1/queues", "/v1/live", "/v1/events", "/v1/sweeps", "/v1/services", "/v1/rehearsals",
     "/v1/gateway/routes", "/v1/cost?by=job", "/v1/cost?by=user", "/v1/cost?by=epoch", "/metrics", "/v1/maintenance",
-    "/v1/reservations",
+    "/v1/reservations", "/v1/artifacts", "/v1/artifacts/version?ref=segment-weights",
+    "/v1/artifacts?name=segment-weights",
 ]  # fmt: skip
 
 
@@ -282,27 +297,44 @@ def test_nodes_are_operators_and_the_cluster_is_admins(team: Team, method: str, 
 OPEN = {
     # Answers that are about nobody's job, and a person's own: reserving nodes for oneself is checked in its own test.
     "GET /v1/health", "POST /v1/web-tickets", "GET /v1/maintenance", "GET /v1/reservations", "POST /v1/reservations",
-    "POST /v1/files/missing", "PUT /v1/files",
+    "POST /v1/files/missing", "PUT /v1/files", "POST /v1/artifacts/pushes",
+    "DELETE /v1/artifacts/pushes/{push}",
 }  # fmt: skip
+W = "segment-weights"
+ABOUT_ARTIFACTS: dict[str, Any] = {
+    "get version": {"params": {"ref": W}}, "get {kind}/{digest}/size": {"params": {"of": "<digest>"}},
+    "get {kind}/{digest}": {"params": {"of": "<digest>"}}, "put {kind}/{digest}": {"params": {"push": "0" * 16}},
+    "post tags": {"json": {"ref": W, "tag": "best"}}, "post stages": {"json": {"ref": W, "stage": "best"}},
+    "post uses": {"json": {"ref": W, "job": "segment-vit"}}, "post removals": {"json": {"ref": W}},
+    "post collections": {"json": {"name": W, "keep": 1, "dry": False}},
+    "post pushes/{push}/commit": {"json": {"name": W, "manifest": "{}", "stored_bytes": 0}},
+}  # fmt: skip
+"""What requests about artifacts say, by method and path."""
 
 
 def test_no_route_forgets_to_ask(team: Team) -> None:
     """Ask every route of the API with a token that has no role here: it learns and changes nothing."""
     described = httpx.get(f"{team.api.url}/openapi.json").json()
     names = {"ref": team.ids["segment-vit"], "job_id": team.ids["segment-vit"], "name": "a1", "queue": "vision"}
+    with team.api.scene.control.changed:
+        named = team.api.scene.control.fold.artifacts.named[W]
+    names |= {"kind": "manifests", "digest": named.live[0].pushed.digest, "push": "0" * 16}
     tried = 0
     for path, methods in described["paths"].items():
-        if path.startswith("/v1/agents") or "/artifacts" in path:
+        if path.startswith("/v1/agents"):
             continue
         for method in methods:
             if f"{method.upper()} {path}" in OPEN:
                 continue
             filled = re.sub(r"{(\w+)}", lambda found: names.get(found[1], "x"), path)
             number = team.api.scene.control.number
-            answer = asked(team, NOBODY, method.upper(), filled, json={} if method != "get" else None)
+            about = json.dumps(ABOUT_ARTIFACTS.get(f"{method} {path.removeprefix('/v1/artifacts/')}", {}))
+            asks = {"json": {}} if method != "get" else {}
+            asks |= json.loads(about.replace("<digest>", names["digest"]))
+            answer = asked(team, NOBODY, method.upper(), filled, **asks)
             assert team.api.scene.control.number == number, (method, path)
             assert answer.status_code in (200, 403, 404, 422), (method, path, answer.status_code, answer.text)
-            text = answer.text.replace(team.ids["segment-vit"], "")
+            text = answer.text.replace(team.ids["segment-vit"], "").replace("'segment-vit'", "").replace(f"'{W}'", "")
             assert not SECRETS.findall(text) and not re.findall("segment|diffusion|yuki|omar", text), path
             tried += 1
     assert tried > 35
@@ -335,3 +367,96 @@ def test_a_service_is_its_owners(team: Team) -> None:
     assert taken.status_code == 403 and "is taken by another service" in taken.text and "omar" not in taken.text
     assert refused(team, MANY, "POST", "/v1/services", json={"spec": spec}) == 403, "nor is it updated"
     assert asked(team, OPERATOR, "DELETE", "/v1/services/chat").status_code == 200
+
+
+# -- artifacts ------------------------------------------------------------------------------------------------------
+
+
+def artifacts(team: Team, token: str) -> ArtifactClient:
+    return ArtifactClient(client(team, token))
+
+
+def test_artifacts_of_a_queue_are_seen_and_changed_by_its_roles(team: Team) -> None:
+    push(team, USER, "yukis-weights", queue="vision", seed=1)
+    assert {each.name for each in artifacts(team, VIEWER).versions()} == {W, "yukis-weights"}
+    assert artifacts(team, NOBODY).versions() == []
+    hidden = asked(team, VIEWER, "GET", "/v1/artifacts/version?ref=llama-8b-weights")
+    near = asked(team, VIEWER, "GET", "/v1/artifacts/version?ref=llama-8b-weightz")
+    assert (hidden.status_code, near.status_code) == (404, 404) and "did you mean" not in near.text
+    shown = artifacts(team, VIEWER).show(W)
+    assert {(each.ref, each.how) for each in shown.lineage} == {(HIDDEN_ARTIFACT, "made from")}
+    assert {each.ref for each in artifacts(team, TOKEN).show(W).lineage} == {"llama-8b-weights:1"}
+    for path, body in (("tags", {"tag": "best"}), ("stages", {"stage": "best"}), ("removals", {})):
+        for token, name, code in (
+            (VIEWER, W, 403),
+            (USER, W, 403),
+            (USER, "llama-8b-weights", 404),
+            (VIEWER, "yukis-weights", 403),
+        ):
+            assert refused(team, token, "POST", f"/v1/artifacts/{path}", json={"ref": name, **body}) == code, path
+    assert artifacts(team, OPERATOR).tag("llama-8b-weights", "best").tags == ["best"], "research is above language"
+    assert artifacts(team, USER).stage("yukis-weights", "staging").stage == "staging", "it is yuki's"
+
+
+def test_a_push_needs_a_role_in_its_queue(team: Team) -> None:
+    job_id = team.ids["segment-vit"]
+    assert push(team, USER, "of-a-job", job=job_id).version.queue == "vision", "as its job"
+    assert push(team, USER, "of-a-job", seed=2).version.queue == "vision", "as before"
+    with pytest.raises(ForbiddenError, match="yuki may not push to the queue default"):
+        push(team, USER, "of-no-queue")
+    with pytest.raises(ForbiddenError, match="queue product"):
+        push(team, USER, "of-a-job", queue="product", seed=3)
+    with pytest.raises(InputError, match="no queue 'vison'"):
+        push(team, USER, "of-a-job", queue="vison", seed=3)
+    with pytest.raises(NotFoundError):
+        push(team, USER, "new", queue="vision", job=team.ids["llama-8b-pretrain"])
+    with pytest.raises(ForbiddenError, match="taken by another artifact") as taken:
+        push(team, USER, "llama-8b-weights", queue="vision", seed=3)
+    assert "ada" not in str(taken.value), "whose it is, is not said"
+    with pytest.raises(ForbiddenError, match="segment-weights is ada's"):
+        push(team, USER, W, queue="vision", seed=3)
+
+
+def test_a_digest_is_no_way_to_the_bytes_of_another_queue(team: Team) -> None:
+    whole = artifacts(team, TOKEN)
+    secret = whole.show("llama-8b-weights").digest
+    _, artifact = whole.read("llama-8b-weights")
+    [chunk] = artifact.manifest.stored_sizes()
+    for of in ([], [secret], [artifacts(team, USER).show("of-a-job").digest]):
+        for path in (f"chunks/{chunk}", f"manifests/{secret}"):
+            assert asked(team, USER, "GET", f"/v1/artifacts/{path}", params={"of": of}).status_code == 404, path
+            assert asked(team, USER, "GET", f"/v1/artifacts/{path}/size", params={"of": of}).json() == {
+                "size_bytes": None
+            }
+    with artifacts(team, USER)._opened() as opened:
+        commit = f"/v1/artifacts/pushes/{opened.push}/commit"
+        body = {"name": "stolen", "manifest": artifact.manifest.encode().decode(), "stored_bytes": 0, "queue": "vision"}
+        number = team.api.scene.control.number
+        answer = Committed.model_validate(asked(team, USER, "POST", commit, json=body).json())
+        assert (answer.version, answer.missing) == (None, [chunk]), "to name a chunk is not to have it"
+        assert team.api.scene.control.number == number
+    for section in ({"artifacts": [secret]}, {"service": {"model": "artifact:llama-8b-weights"}}):
+        spec = {"run": ["true"], "name": "try", "gpus": 1, "queue": "vision", **section}
+        path, more = ("services", {}) if "service" in section else ("jobs", {"job_id": "try-abcdef"})
+        hidden = asked(team, USER, "POST", f"/v1/{path}", json={"spec": spec, **more})
+        assert (hidden.status_code, "there is no artifact" in hidden.text) == (422, True), hidden.text
+    mine = artifacts(team, USER)
+    made = mine.push(team.folder / "llama-8b-weights.f32", "my-own-copy", PushWanted(queue="vision"))
+    assert made.written_bytes > 0, "who has the bytes sends them"
+    assert isinstance(mine.read("my-own-copy")[0].blobs, ServerBlobs) and mine.verify("my-own-copy") == []
+    assert mine.verify(W) == [], "a version is read through its base, seen or not"
+
+
+def test_a_collection_takes_old_versions_of_names_that_may_be_changed(team: Team) -> None:
+    for seed in range(4, 7):
+        push(team, USER, "often", queue="vision", seed=seed, base="none")
+        push(team, TOKEN, "adas", queue="vision", seed=seed, base="none")
+    old = {each.ref for each in artifacts(team, USER).collect(CollectRequest(keep=1)).versions}
+    assert {"often:1", "often:2"} <= old and not any(ref.startswith("adas") for ref in old)
+    assert {each.ref for each in artifacts(team, OPERATOR).collect(CollectRequest(keep=2)).versions} >= {
+        "often:1",
+        "adas:1",
+    }
+    for name, code in (("adas", 403), ("llama-8b-weights", 404)):
+        body = {"keep": 1, "name": name, "dry": False}
+        assert refused(team, USER, "POST", "/v1/artifacts/collections", json=body) == code

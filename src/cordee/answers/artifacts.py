@@ -21,10 +21,14 @@ def _no_bool(value: object) -> object:
 
 
 class StoreView(View):
-    """Where the chunks of artifacts lie: a destination; `here`: a folder of the server's machine."""
+    """Where the chunks of artifacts lie: a destination; `here`: a folder of the server's machine.
+
+    `direct`: who asks reads and writes there without the server, on a machine that reaches it.
+    """
 
     to: str
     here: bool
+    direct: bool
 
 
 class BlobSize(View):
@@ -43,7 +47,8 @@ class PushOpened(View):
 class PushCommit(View):
     """The request to make a version of what a push has written.
 
-    `manifest` is its canonical JSON; `parents` are references of versions that it was made from, beside those that its
+    `manifest` is its canonical JSON; `queue` is whose roles say who sees and changes the name: as before, or the job's,
+    if it is not said; `parents` are references of versions that it was made from, beside those that its
     job has pulled.
     """
 

@@ -46,7 +46,9 @@ def push(
         list[str] | None, typer.Option("--from", metavar="REF", help="Version that it was made from; repeatable.")
     ] = None,
     job: Annotated[str, typer.Option(help="Job that made it.", show_default="the one in which this runs")] = "",
-    queue: Annotated[str, typer.Option(help="Queue whose storage it is.")] = "",
+    queue: Annotated[
+        str, typer.Option(help="Queue whose roles say who sees it.", show_default="as before, or that of the job")
+    ] = "",
     tag: Annotated[str, typer.Option(help="Tag that names it from now on.")] = "",
     note: Annotated[str, typer.Option(help="A note on the version.")] = "",
     sign: Annotated[Path | None, typer.Option(metavar="KEY", help="Sign it with this private key.")] = None,

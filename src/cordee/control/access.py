@@ -15,12 +15,24 @@ from cordee.answers.queues import QueuesView
 from cordee.answers.submissions import DryRunView
 from cordee.control.operations import Operations
 from cordee.control.roles import Action, Bearer, may
-from cordee.errors import ForbiddenError
-from cordee.events import Event, JobSubmitted, Queue
+from cordee.control.specs import read_spec
+from cordee.errors import ForbiddenError, SpecError
+from cordee.events import (
+    ArtifactPushed,
+    ArtifactRemoved,
+    ArtifactStaged,
+    ArtifactTagged,
+    ArtifactUsed,
+    Event,
+    JobSubmitted,
+    Queue,
+)
 from cordee.ids import ALPHABET, JobId
 from cordee.schedule.quota.queues import DEFAULT
+from cordee.workload.spec import JobSpec
 
 HIDDEN = "another-job"
+HIDDEN_ARTIFACT = "another-artifact"
 _ID = re.compile(rf"([A-Za-z0-9][A-Za-z0-9._-]*-[{ALPHABET}]{{6}})(\.\d+)?(?![A-Za-z0-9_-])")
 _FOR_ALL = re.compile(r"Node[A-Z]|Server[A-Z]|Queues[A-Z]|Maintenance[A-Z]")
 """Kinds of events about the cluster itself: everybody may see them."""
@@ -127,6 +139,7 @@ class Access:
 
         Raises:
             ForbiddenError: it may not.
+            SpecError: it names an artifact that does not exist or may not be seen.
         """
         queue = queue_of(spec)
         if job_id and not self.sees_id(job_id):
@@ -135,6 +148,20 @@ class Access:
             raise ForbiddenError(
                 f"{self.name} may not submit to the queue {queue}", hint=f"ask {self.operations.members.operator}"
             )
+        if not self.sees_all:
+            self._check_artifacts(read_spec(spec))
+
+    def _check_artifacts(self, spec: JobSpec) -> None:
+        """Check that the versions of artifacts that a spec names may be seen: its ranks and replicas read them."""
+        refs = [] if spec.service is None else list(spec.service.artifacts.values())
+        pinned = () if spec.service is None else spec.service.versions.values()
+        with self.operations.control.changed:
+            artifacts = self.operations.control.fold.artifacts
+            named = {ref: [] if (found := artifacts.find(ref)) is None else [found] for ref in refs}
+            named |= {each: artifacts.all_of(each) for each in (*spec.artifacts, *(each.digest for each in pinned))}
+        for ref, versions in named.items():
+            if not any(self.sees(each) for each, _ in versions):
+                raise SpecError(f"there is no artifact {ref}", hint="`cordee artifact ls` shows them")
 
     def check_changes(self, what: str, owner: str, spec: str) -> None:
         """Check that a service or a sweep may be changed.
@@ -211,6 +238,8 @@ class Access:
         job_id = getattr(event, "job_id", None)
         if isinstance(event, JobSubmitted):
             shown = self.sees(event.job)
+        elif isinstance(event, ArtifactPushed | ArtifactTagged | ArtifactStaged | ArtifactUsed | ArtifactRemoved):
+            shown = self.sees(self.operations.control.fold.artifacts.named[event.name])
         elif job_id is not None:
             shown = self.sees_id(job_id)
         else:

@@ -16,18 +16,18 @@ from typing import Any
 from cordee.agent.copies import files_of_job
 from cordee.answers.files import FilesView
 from cordee.answers.jobs import AttemptView
+from cordee.control.sent import Sent
 from cordee.errors import DestinationError, InputError, NotFoundError, SpecError, StoreError
-from cordee.storage.content import KEEP_S, Contents, pack, unpack
+from cordee.storage.content import Contents, pack, unpack
 from cordee.storage.destination import is_remote, level_urls
 from cordee.storage.folder import FILES_MAX, LIMIT_BYTES
 from cordee.storage.sealed import Damaged
-from cordee.storage.tree import Tree, digest_of
+from cordee.storage.tree import Tree
 from cordee.units import GiB, MiB, format_bytes, plural
 from cordee.workload.spec import JobSpec
 
 FOLDER = "files"
 _WRITTEN_SHOWN = 20
-_SENT = "sent"  # empty files: who has sent which content
 PACK_BYTES_MAX = LIMIT_BYTES + MiB  # a content that is larger than a pack travels alone
 _COLLECT_EVERY_S = 3600.0
 _RESERVE_BYTES_MAX, _RESERVE_FRACTION = GiB, 0.05
@@ -54,7 +54,7 @@ class JobFiles:
 
     def __init__(self, home: Path, operator: str | None = None) -> None:
         self._home, self._folder, self._operator = home, home / FOLDER, operator
-        self._contents = Contents(self._folder)
+        self._contents, self._sent = Contents(self._folder), Sent(self._folder / "sent")
         self._lock = threading.Lock()  # between the check of a submission and the collection of contents
         self._next_collect_s = 0.0
 
@@ -82,30 +82,18 @@ class JobFiles:
         try:
             added = self._contents.add(unpack(packed), durable=True)
             if owner is not None:
-                (self._folder / _SENT).mkdir(exist_ok=True)
                 for digest, _ in unpack(packed):
-                    self._note(owner, digest).touch()
+                    self._sent.note(owner, digest)
             return added
         except (DestinationError, OSError) as error:
             why = error.message if isinstance(error, DestinationError) else str(error)
             raise StoreError(why, hint=f"free space on the disk of {self._folder}") from error
 
-    def _note(self, owner: str, digest: str) -> Path:
-        """Return the file that says that a user has sent a content."""
-        return self._folder / _SENT / f"{digest}.{digest_of(owner.encode())[:16]}"
-
     def _unsent(self, digests: Iterable[str], owner: str | None) -> list[str]:
         """Return the contents that a user may not name; the server and its operator may name all."""
         if owner is None or owner == self._operator:
             return []
-        return [each for each in digests if not self._has_sent(owner, each)]
-
-    def _has_sent(self, owner: str, digest: str) -> bool:
-        try:
-            os.utime(self._note(owner, digest))  # it goes a week after its last use, as contents do
-        except FileNotFoundError:
-            return False
-        return True
+        return [each for each in digests if not self._sent.has(owner, each)]
 
     def check(self, spec: JobSpec, owner: str | None = None) -> None:
         """Check that the files of a job are here, and that its checkpoints do not lie in a copy of them.
@@ -242,10 +230,7 @@ class JobFiles:
                 except (NotFoundError, InputError):
                     continue  # its job cannot start any more, and says so
                 needed |= {digest, *tree.digests} | ({tree.diff} if tree.diff else set())
-            before_s = time.time() - KEEP_S
-            for note in (self._folder / _SENT).glob("*.*"):
-                if note.stat().st_mtime <= before_s:
-                    note.unlink(missing_ok=True)
+            self._sent.collect()
             return self._contents.collect(needed)
 
 

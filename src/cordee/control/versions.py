@@ -14,6 +14,7 @@ from cordee.events import (
     Event,
 )
 from cordee.ids import JobId
+from cordee.schedule.quota.queues import DEFAULT
 
 NAME = r"[a-z0-9][a-z0-9._-]{0,62}(?:/[a-z0-9][a-z0-9._-]{0,62}){0,3}"
 TAG = r"[A-Za-z][A-Za-z0-9._-]{0,62}"
@@ -63,6 +64,12 @@ class Named:
     versions: dict[int, Version] = field(default_factory=dict)
     tags: dict[str, int] = field(default_factory=dict)
     history: list[Change] = field(default_factory=list)
+
+    @property
+    def queue(self) -> str:
+        """Return the queue that its newest push named, by whose roles it is seen and changed."""
+        newest = next(reversed(self.versions.values()), None)
+        return (newest.pushed.queue if newest is not None else "") or DEFAULT
 
     @property
     def live(self) -> list[Version]:
@@ -139,8 +146,12 @@ class Artifacts:
 
     def by_digest(self, digest: str) -> tuple[Named, Version] | None:
         """Return the newest version with this digest; None: there is none."""
-        found = [(named, each) for named, each in self.versions() if each.pushed.digest == digest]
+        found = self.all_of(digest)
         return found[-1] if found else None
+
+    def all_of(self, digest: str) -> list[tuple[Named, Version]]:
+        """Return the versions with this digest."""
+        return [(named, each) for named, each in self.versions() if each.pushed.digest == digest]
 
     def used_by(self, job_id: JobId) -> list[str]:
         """Return the digests of the versions that a job has pulled."""

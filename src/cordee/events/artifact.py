@@ -17,7 +17,7 @@ class ArtifactPushed:
     size_bytes: int  # of its files
     stored_bytes: int  # that its push wrote
     by: str
-    queue: str = ""  # whose storage it is; "": its owner's own
+    queue: str = ""  # whose roles say who sees and changes the name; "": `default`
     maker: JobId | None = None  # the job that made it
     base: str = ""  # digest of the version from which it is stored as a difference
     parents: tuple[str, ...] = ()  # digests of versions that it was made from

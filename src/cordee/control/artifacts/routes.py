@@ -25,11 +25,9 @@ from cordee.answers.artifacts import (
 )
 from cordee.control.agents.transfers import spec_of
 from cordee.control.artifacts.operations import ArtifactOperations
-from cordee.control.dependencies import Asked, Itself, Owner, body_of, user_router
-from cordee.control.files import check_room
+from cordee.control.dependencies import Asked, By, Itself, body_of, user_router
 from cordee.errors import InputError, NotFoundError
 from cordee.storage.registry.manifest import MANIFEST_BYTES_MAX
-from cordee.storage.registry.store import key_of
 from cordee.storage.tree import digest_of
 
 router = user_router("/v1")
@@ -47,28 +45,30 @@ Artifacts = Annotated[ArtifactOperations, Depends(_artifacts)]
 PushId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 BlobKind = Annotated[str, Path(pattern="^(chunks|manifests)$")]
 BlobDigest = Annotated[str, Path(pattern=f"^{DIGEST}$")]
+Of = Annotated[tuple[Annotated[str, Query(pattern=f"^{DIGEST}$")], ...], Query(max_length=4)]
+"""Digests of versions, of which one has the chunk."""
 
 
 @router.get("/artifacts")
-def list_artifacts(artifacts: Artifacts, name: Annotated[str, Query(max_length=300)] = "") -> list[VersionView]:
+def list_artifacts(artifacts: Artifacts, by: By, name: Annotated[str, Query(max_length=300)] = "") -> list[VersionView]:
     """Return the newest version of each name; with a name, all of its versions."""
-    return artifacts.versions(name)
+    return by.views(artifacts.versions(name, by))
 
 
 @router.get("/artifacts/version")
-def show_artifact(artifacts: Artifacts, ref: Annotated[str, Query(max_length=400)]) -> VersionDetailView:
+def show_artifact(artifacts: Artifacts, by: By, ref: Annotated[str, Query(max_length=400)]) -> VersionDetailView:
     """Return one version with its lineage: of `name`, `name:3`, `name:tag` or `name@digest`."""
-    return artifacts.show(ref)
+    return by.view(artifacts.show(ref, by))
 
 
 @router.get("/artifacts/store")
-def artifact_store(artifacts: Artifacts) -> StoreView:
+def artifact_store(artifacts: Artifacts, by: By) -> StoreView:
     """Return where the chunks lie."""
-    return artifacts.store()
+    return artifacts.store(by)
 
 
 @router.post("/artifacts/pushes", status_code=201)
-def open_push(artifacts: Artifacts, owner: Owner) -> PushOpened:
+def open_push(artifacts: Artifacts) -> PushOpened:
     """Open a push, so that nothing that it counts on is collected."""
     return artifacts.open()
 
@@ -86,75 +86,63 @@ def close_push(push: PushId, artifacts: Artifacts) -> None:
 
 
 @router.post("/artifacts/pushes/{push}/commit")
-def commit_push(push: PushId, wanted: PushCommit, artifacts: Artifacts, owner: Owner) -> Committed:
+def commit_push(push: PushId, wanted: PushCommit, artifacts: Artifacts, by: By) -> Committed:
     """Make the next version of a name from what a push has written, or say which chunks are missing."""
-    return artifacts.commit(push, wanted, owner)
+    return by.view(artifacts.commit(push, wanted, by))
 
 
 @router.post("/artifacts/tags")
-def tag_artifact(wanted: TagRequest, artifacts: Artifacts, owner: Owner) -> VersionView:
+def tag_artifact(wanted: TagRequest, artifacts: Artifacts, by: By) -> VersionView:
     """Let a tag name a version, or none."""
-    return artifacts.tag(wanted, owner)
+    return by.view(artifacts.tag(wanted, by))
 
 
 @router.post("/artifacts/stages")
-def stage_artifact(wanted: StageRequest, artifacts: Artifacts, owner: Owner) -> VersionView:
+def stage_artifact(wanted: StageRequest, artifacts: Artifacts, by: By) -> VersionView:
     """Say to which stage a version has come."""
-    return artifacts.stage(wanted, owner)
+    return by.view(artifacts.stage(wanted, by))
 
 
 @router.post("/artifacts/uses")
-def use_artifact(wanted: UseRequest, artifacts: Artifacts) -> VersionView:
+def use_artifact(wanted: UseRequest, artifacts: Artifacts, by: By) -> VersionView:
     """Note that a job pulls a version, so that what it makes is made from it."""
-    return artifacts.use(wanted)
+    return by.view(artifacts.use(wanted, by))
 
 
 @router.post("/artifacts/removals")
-def remove_artifact(wanted: RemoveRequest, artifacts: Artifacts, owner: Owner) -> VersionView:
+def remove_artifact(wanted: RemoveRequest, artifacts: Artifacts, by: By) -> VersionView:
     """Remove a version that no tag, no stage and no other version needs."""
-    return artifacts.remove(wanted, owner)
+    return by.view(artifacts.remove(wanted, by))
 
 
 @router.post("/artifacts/collections")
-def collect_artifacts(wanted: CollectRequest, artifacts: Artifacts, owner: Owner) -> CollectedView:
+def collect_artifacts(wanted: CollectRequest, artifacts: Artifacts, by: By) -> CollectedView:
     """Remove old versions and the chunks that none needs, or say which would go."""
-    return artifacts.collect(wanted, owner)
+    return by.view(artifacts.collect(wanted, by))
 
 
 @router.get("/artifacts/{kind}/{digest}", response_class=Response, responses=_BYTES)
-def read_artifact_blob(kind: BlobKind, digest: BlobDigest, artifacts: Artifacts) -> Response:
-    """Return a chunk or a manifest: its digest, which nobody can guess, is in the version that has it."""
-    data = artifacts.blobs().get(key_of(kind, digest))
-    if data is None:
-        raise NotFoundError(f"there is no {kind[:-1]} {digest[:12]}")
-    return Response(data, media_type="application/octet-stream")
+def read_artifact_blob(kind: BlobKind, digest: BlobDigest, artifacts: Artifacts, by: By, of: Of = ()) -> Response:
+    """Return a chunk or a manifest of the server's disk, of a version that the token may see."""
+    return Response(artifacts.chunk(kind, digest, of, by), media_type="application/octet-stream")
 
 
 @router.get("/artifacts/{kind}/{digest}/size")
-def artifact_blob_size(kind: BlobKind, digest: BlobDigest, artifacts: Artifacts) -> BlobSize:
-    """Return the size of a chunk or a manifest."""
-    return BlobSize(size_bytes=artifacts.blobs().size(key_of(kind, digest)))
+def artifact_blob_size(kind: BlobKind, digest: BlobDigest, artifacts: Artifacts, by: By, of: Of = ()) -> BlobSize:
+    """Return the size of a chunk or a manifest that a push of this token's user may name without sending it."""
+    return BlobSize(size_bytes=artifacts.size(kind, digest, of, by))
 
 
 @router.put("/artifacts/{kind}/{digest}", status_code=204)
 async def write_artifact_blob(
-    kind: BlobKind, digest: BlobDigest, push: Annotated[str, Query()], request: Request, artifacts: Artifacts
+    kind: BlobKind, digest: BlobDigest, push: Annotated[str, Query()], request: Request, artifacts: Artifacts, by: By
 ) -> None:
     """Store a chunk or a manifest of an open push; its content must have the digest."""
     artifacts.pushes.renew(push)
     data = await body_of(request, MANIFEST_BYTES_MAX + 2**20)
     if digest_of(data) != digest:
         raise InputError(f"{len(data)} bytes came that do not have the digest {digest[:12]}", hint="send them again")
-
-    def write() -> None:
-        store = artifacts.store()
-        if store.here:
-            check_room(artifacts.operations.home, len(data))
-        blobs, key = artifacts.blobs(), key_of(kind, digest)
-        if blobs.size(key) != len(data):
-            blobs.put(key, data)
-
-    await to_thread(write)
+    await to_thread(artifacts.add, kind, digest, data, by)
 
 
 @node_router.post("/{node}/artifacts")

@@ -1,15 +1,18 @@
 """Versions of artifacts as clients see them: with the job that made each, and what it was made from."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cordee.answers.artifacts import ChangeView, MakerView, RelativeView, VersionDetailView, VersionView
-from cordee.control.directory import Directory
+from cordee.control.access import HIDDEN_ARTIFACT
+from cordee.control.directory import Directory, Service
 from cordee.control.operations import Operations
 from cordee.control.versions import Artifacts, Named, Version
 from cordee.errors import NotFoundError
 from cordee.workload.spec import JobSpec
 
 HISTORY_SHOWN = 100
+Sees = Callable[[Named], bool]
+"""Whether who asks may see a name."""
 
 
 def version_view(named: Named, version: Version) -> VersionView:
@@ -25,7 +28,7 @@ def version_view(named: Named, version: Version) -> VersionView:
         stored_bytes=pushed.stored_bytes,
         pushed_us=pushed.at_us,
         by=pushed.by,
-        queue=pushed.queue,
+        queue=named.queue,
         tags=named.tags_of(pushed.version),
         stage=version.stage,
         base=pushed.base,
@@ -36,7 +39,9 @@ def version_view(named: Named, version: Version) -> VersionView:
     )
 
 
-def detail_view(artifacts: Artifacts, named: Named, version: Version, maker: MakerView | None) -> VersionDetailView:
+def detail_view(
+    artifacts: Artifacts, named: Named, version: Version, maker: MakerView | None, sees: Sees
+) -> VersionDetailView:
     """Return a version with its lineage and the newest changes of its name, the newest first."""
     changes = reversed(named.history[-HISTORY_SHOWN:])
     return VersionDetailView(
@@ -44,7 +49,7 @@ def detail_view(artifacts: Artifacts, named: Named, version: Version, maker: Mak
         signature=version.pushed.signature,
         maker=maker,
         used_by=list(version.used_by),
-        lineage=list(_lineage(artifacts, version)),
+        lineage=list(_lineage(artifacts, version, sees)),
         history=[ChangeView(at_us=each.at_us, by=each.by, what=each.what) for each in changes],
     )
 
@@ -70,10 +75,10 @@ def maker_view(operations: Operations, job_id: str) -> MakerView | None:
     )
 
 
-def served_by(directory: Directory, digest: str) -> list[str]:
+def served_by(directory: Directory, digest: str) -> list[Service]:
     """Return the services whose replicas read a version."""
     return [
-        service.name
+        service
         for service in directory.services.values()
         if (not service.ended or service.replicas)
         and (section := JobSpec.model_validate_json(service.spec).service) is not None
@@ -81,23 +86,29 @@ def served_by(directory: Directory, digest: str) -> list[str]:
     ]
 
 
-def _lineage(artifacts: Artifacts, version: Version) -> Iterator[RelativeView]:
+def name_of(named: Named, version: Version, sees: Sees) -> str:
+    """Return a version as `name:3`, or a word for one that may not be seen."""
+    return f"{named.name}:{version.pushed.version}" if sees(named) else HIDDEN_ARTIFACT
+
+
+def _lineage(artifacts: Artifacts, version: Version, sees: Sees) -> Iterator[RelativeView]:
     pushed = version.pushed
     for digest in pushed.parents:
-        yield _relative(artifacts, digest, "made from")
+        yield _relative(artifacts, digest, "made from", sees)
     if pushed.base and pushed.base not in pushed.parents:
-        yield _relative(artifacts, pushed.base, "stored as a difference to")
+        yield _relative(artifacts, pushed.base, "stored as a difference to", sees)
     for named, other in artifacts.versions():
         if other is version:
             continue
-        ref = f"{named.name}:{other.pushed.version}"
+        digest, ref = other.pushed.digest, name_of(named, other, sees)
         if pushed.digest in other.pushed.parents:
-            yield RelativeView(ref=ref, how="parent of", digest=other.pushed.digest, removed=False)
+            yield RelativeView(ref=ref, how="parent of", digest=digest, removed=False)
         elif other.pushed.base == pushed.digest:
-            yield RelativeView(ref=ref, how="base of", digest=other.pushed.digest, removed=False)
+            yield RelativeView(ref=ref, how="base of", digest=digest, removed=False)
 
 
-def _relative(artifacts: Artifacts, digest: str, how: str) -> RelativeView:
-    found = artifacts.by_digest(digest)
-    ref = digest[:12] if found is None else f"{found[0].name}:{found[1].pushed.version}"
-    return RelativeView.model_validate({"ref": ref, "how": how, "digest": digest, "removed": found is None})
+def _relative(artifacts: Artifacts, digest: str, how: str, sees: Sees) -> RelativeView:
+    found = artifacts.all_of(digest)
+    seen = [each for each in found if sees(each[0])]
+    ref = name_of(*(seen or found)[-1], sees) if found else digest[:12]
+    return RelativeView.model_validate({"ref": ref, "how": how, "digest": digest, "removed": not found})
