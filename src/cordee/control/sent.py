@@ -1,4 +1,4 @@
-"""Who has sent which content: to know a digest is not to have the content, so nobody may name what another has sent."""
+"""Notes of the contents that each user has sent: a digest alone is no right to a content that another user has sent."""
 
 import os
 import time
