@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from cordee.errors import InputError
-from cordee.storage.registry.planes import WIDTH_MAX, Codec
+from cordee.storage.registry.planes import DIFFERENCES, WIDTH_MAX, Codec
 from cordee.storage.sealed import canonical
 from cordee.storage.tree import DIGEST_CHARS, digest_of
 
@@ -139,7 +139,8 @@ def _check_file(file: ArtifactFile, *, has_base: bool) -> None:
             raise InputError(f"{file.path}: a chunk of {sizes} bytes")
         if not (is_digest(chunk.content) and is_digest(chunk.stored)) or chunk.codec not in get_args(Codec):
             raise InputError(f"{file.path}: a chunk without a digest, or in the form {chunk.codec!r:.40}")
-        if (chunk.codec == "delta") != is_digest(chunk.base) or (chunk.codec == "delta" and not has_base):
+        differs = chunk.codec in DIFFERENCES
+        if differs != is_digest(chunk.base) or (differs and not has_base):
             raise InputError(f"{file.path}: a chunk differs from a base that it does not name")
         total += chunk.length_bytes
     if total != file.size_bytes or not is_digest(file.content):

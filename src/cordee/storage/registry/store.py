@@ -32,7 +32,7 @@ from cordee.storage.registry.manifest import (
     StoredChunk,
     is_digest,
 )
-from cordee.storage.registry.planes import decode_chunk, encode_chunk
+from cordee.storage.registry.planes import DIFFERENCES, decode_chunk, encode_chunk
 from cordee.storage.sealed import Damaged
 from cordee.storage.tree import digest_of
 from cordee.units import format_bytes, plural
@@ -106,11 +106,11 @@ class ArtifactStore:
         Raises:
             CheckpointError: a manifest is missing or was altered.
         """
-        found = [self._manifest(digest)]
+        found = [self.manifest(digest)]
         while found[-1].base:
             if len(found) > BASES_MAX:
                 raise CheckpointError(f"{digest[:12]} is stored over more than {BASES_MAX} bases")
-            found.append(self._manifest(found[-1].base))
+            found.append(self.manifest(found[-1].base))
         return Artifact(found[0], tuple(found[1:]))
 
     def push(
@@ -239,7 +239,7 @@ class ArtifactStore:
         Raises:
             CheckpointError: a live manifest cannot be read; nothing was removed.
         """
-        needed = {stored for digest in live for stored in self._manifest(digest).stored_sizes()}
+        needed = {stored for digest in live for stored in self.manifest(digest).stored_sizes()}
         sizes = {stored: size_bytes for stored, size_bytes in self.sizes().items() if stored not in needed}
         if not dry:
             for key in list(self.blobs.list(MANIFESTS)):
@@ -278,7 +278,12 @@ class ArtifactStore:
         finally:
             os.close(fd)
 
-    def _manifest(self, digest: str) -> ArtifactManifest:
+    def manifest(self, digest: str) -> ArtifactManifest:
+        """Return the manifest of an artifact.
+
+        Raises:
+            CheckpointError: it is missing or was altered.
+        """
         data = self.blobs.get(_manifest_key(digest)) if is_digest(digest) else None
         if data is None:
             raise CheckpointError(f"the manifest {digest[:12]} is not in {self.blobs}")
@@ -298,6 +303,8 @@ class _Pushing:
     known_bytes: int = 0
     used_base: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    # One a core: the first chunk is then sent while the next ones are encoded, and not after all of them.
+    _encoders: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(os.cpu_count() or 1))
 
     def file(self, found: Found) -> ArtifactFile:
         """Write the chunks of a file."""
@@ -335,7 +342,7 @@ class _Pushing:
             return None
         with self._lock:
             self.known_bytes += cut.length_bytes
-            self.used_base |= there.codec == "delta"
+            self.used_base |= there.codec in DIFFERENCES
         return there
 
     def _stored(self, cut: Cut, content: str, data: bytes) -> StoredChunk:
@@ -343,8 +350,9 @@ class _Pushing:
         if self.base is not None:
             near = self.base.by_label.get((cut.label, cut.length_bytes))
             before = store.content(self.base, near) if near is not None else None
-        codec, stored = encode_chunk(data, cut.width, before)
-        digest = content if codec == "raw" else digest_of(stored)
+        with self._encoders:
+            codec, stored = encode_chunk(data, cut.width, before)
+            digest = content if codec == "raw" else digest_of(stored)
         key = _chunk_key(digest)
         size_bytes = store.blobs.size(key)
         if size_bytes is None:
@@ -354,8 +362,8 @@ class _Pushing:
         with self._lock:
             self.known_bytes += cut.length_bytes if size_bytes == len(stored) else 0
             self.written_bytes += len(stored) if size_bytes != len(stored) else 0
-            self.used_base |= codec == "delta"
-        differs_from = near.content if near is not None and codec == "delta" else ""
+            self.used_base |= codec in DIFFERENCES
+        differs_from = near.content if near is not None and codec in DIFFERENCES else ""
         return StoredChunk(
             content, digest, cut.length_bytes, len(stored), codec, cut.width, cut.label, base=differs_from
         )
