@@ -36,7 +36,7 @@ def show_storage(home: Path | None, gb_month: str | None, gb_egress: str | None,
         events = [event for _, event in client.events()]
     found = storage_cost(
         events,
-        time.time_ns() // 1000,
+        _now_us(),
         micro_usd_per_gb_month=month,
         micro_usd_per_gb_egress=egress,
     )
@@ -44,6 +44,10 @@ def show_storage(home: Path | None, gb_month: str | None, gb_egress: str | None,
         terminal.print_json(found)
     else:
         print_storage(found)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 def print_storage(found: StorageCost) -> None:
@@ -75,7 +79,7 @@ def print_storage(found: StorageCost) -> None:
         print(f"may be deleted, unused for 30 days, {format_micro_usd(total)} a month:")
     for deletion in found.deletions[:_LISTED]:
         size, cost = format_bytes(deletion.size_bytes), format_micro_usd(deletion.micro_usd_per_month)
-        print(f"  {deletion.what} of {deletion.owner}: {size}, {cost} a month\n    {deletion.command}")
+        print(f"  {deletion.owner}: {deletion.what}, {size}, {cost} a month\n    {deletion.command}")
     if len(found.deletions) > _LISTED:
         print(f"  and {len(found.deletions) - _LISTED} more: --json lists all")
 
