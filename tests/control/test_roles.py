@@ -202,7 +202,19 @@ def test_costs_have_rows_of_what_is_seen_and_the_sum_of_all(team: Team) -> None:
     assert summed("user", rows, sees=seen) == (every["yuki"],), "filtering changes no sum"
 
 
-PAGES = ("/", "/queues", "/cost", "/cost?by=job", "/cost.csv?by=job", "/cost.csv", "/nodes", "/sweeps", "/services")
+PAGES = (
+    "/",
+    "/queues",
+    "/cost",
+    "/cost?by=job",
+    "/cost.csv?by=job",
+    "/cost.csv",
+    "/nodes",
+    "/sweeps",
+    "/services",
+    "/artifacts",
+    "/artifacts/segment-weights",
+)
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -213,6 +225,7 @@ def test_pages_name_no_job_that_may_not_be_seen(team: Team, path: str) -> None:
         assert page.status_code == 200
         assert not SECRETS.findall(page.text), path
         hidden = browser.get(f"/jobs/{team.ids['llama-8b-pretrain']}")
+        assert browser.get("/artifacts/llama-8b-weights").status_code == 404
         assert hidden.status_code == 404 and "llama" not in hidden.text.replace(team.ids["llama-8b-pretrain"], "")
         with browser.stream("GET", "/live", params={"page": "now"}) as live:
             first = next(line for line in live.iter_lines() if line.startswith("data"))
@@ -441,7 +454,8 @@ def test_a_digest_is_no_way_to_the_bytes_of_another_queue(team: Team) -> None:
         hidden = asked(team, USER, "POST", f"/v1/{path}", json={"spec": spec, **more})
         assert (hidden.status_code, "there is no artifact" in hidden.text) == (422, True), hidden.text
     mine = artifacts(team, USER)
-    made = mine.push(team.folder / "llama-8b-weights.f32", "my-own-copy", PushWanted(queue="vision"))
+    whole.pull("llama-8b-weights", team.folder / "handed-over")
+    made = mine.push(team.folder / "handed-over", "my-own-copy", PushWanted(queue="vision"))
     assert made.written_bytes > 0, "who has the bytes sends them"
     assert isinstance(mine.read("my-own-copy")[0].blobs, ServerBlobs) and mine.verify("my-own-copy") == []
     assert mine.verify(W) == [], "a version is read through its base, seen or not"

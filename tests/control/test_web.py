@@ -10,17 +10,19 @@ from pathlib import Path
 import httpx
 import pytest
 from api_scene import OTHER, TOKEN
-from web_world import HOUR, S, Team, a_week
+from web_world import HOUR, S, Team, a_week, with_artifacts
 
+from cordee.control.access import Access
 from cordee.control.months import Books, Span
-from cordee.control.roles import Bearer
+from cordee.control.roles import ADMIN, Bearer
 from cordee.control.web.sessions import LASTS_S
 from cordee.events import NodeCordoned, StopRequested
+from cordee.units import format_micro_usd
 
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    team = a_week(tmp_path_factory.mktemp("team"))
+    team = with_artifacts(a_week(tmp_path_factory.mktemp("team")))
     yield team
     team.close()
 
@@ -51,7 +53,7 @@ def bob(team: Team) -> Iterator[httpx.Client]:
         yield browser
 
 
-PAGES = ("/", "/queues", "/nodes", "/sweeps", "/services", "/cost")
+PAGES = ("/", "/queues", "/nodes", "/sweeps", "/services", "/cost", "/artifacts", "/artifacts/llama-8b")
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -147,6 +149,32 @@ def test_a_job_shows_its_attempts_curves_logs_and_cost(ada: httpx.Client, team: 
     assert "step     50" not in found
     assert ada.get("/jobs/nobody").status_code == 404
     assert ada.get("/jobs/llama-8b-pretrain", params={"rank": "x"}).status_code == 422
+
+
+def test_an_artifact_shows_its_job_its_files_and_what_came_of_it(ada: httpx.Client, team: Team) -> None:
+    listed = ada.get("/artifacts").text
+    assert all(f'href="/artifacts/{ref}"' in listed for ref in ("corpus/web-2026:1", "llama-8b:2", "team/reranker:1"))
+    assert "llama-8b:1" not in listed, "the newest version of each name"
+    page = ada.get("/artifacts/llama-8b:best").text
+    big = team.ids["llama-8b-pretrain"]
+    spent = team.api.artifacts.show("llama-8b:2", Access(Bearer("ada", grants=ADMIN), team.api.operations)).maker
+    assert spent is not None and spent.micro_usd > 0
+    for told in (
+        f'href="/jobs/{big}"', format_micro_usd(spent.micro_usd), 'href="/artifacts/corpus/web-2026:1"',
+        'href="/artifacts/team/reranker:1"', f'href="/jobs/{team.ids["eval-nightly"]}"', "weights.f32", "production",
+        "version 2 is in production", "tag best is version 2", "by the public key", "no file that runs code",
+        'href="/artifacts/llama-8b:1"',
+    ):  # fmt: skip
+        assert told in page, told
+    assert ada.get("/artifacts/llama-8b:9").status_code == ada.get("/artifacts/nobody").status_code == 404
+    first = team.folder / "artifacts" / "manifests" / digest_of_version(team, "llama-8b:1")
+    first.rename(first.with_name("away"))
+    assert "cannot be listed from here" in ada.get("/artifacts/llama-8b:1").text, "the rest of the page is there"
+    first.with_name("away").rename(first)
+
+
+def digest_of_version(team: Team, ref: str) -> str:
+    return team.api.artifacts.show(ref, Access(Bearer("ada", grants=ADMIN), team.api.operations)).digest
 
 
 def test_a_token_to_read_with_changes_nothing_by_any_way(tmp_path: Path) -> None:

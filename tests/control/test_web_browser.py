@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from api_scene import TOKEN
-from web_world import Team, a_week
+from web_world import Team, a_week, with_artifacts
 
 from cordee.events import Outcome
 
@@ -15,14 +15,17 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-PAGES = ("/", "/jobs/llama-8b-pretrain", "/queues", "/cost", "/nodes", "/sweeps", "/services", "/jobs/segment-vit/stop")
+PAGES = (
+    "/", "/jobs/llama-8b-pretrain", "/queues", "/cost", "/nodes", "/sweeps", "/services", "/jobs/segment-vit/stop",
+    "/artifacts", "/artifacts/llama-8b:best", "/artifacts/team/reranker",
+)  # fmt: skip
 WIDTHS = (400, 1_280, 2_560)
 WAIT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    team = a_week(tmp_path_factory.mktemp("team"))
+    team = with_artifacts(a_week(tmp_path_factory.mktemp("team")))
     yield team
     team.close()
 
@@ -82,7 +85,7 @@ def test_a_page_stays_current_and_its_money_ticks(page: "playwright.Page", team:
 
 def test_the_keyboard_reaches_every_page(page: "playwright.Page") -> None:
     page.goto("/")
-    for key, path in (("q", "/queues"), ("c", "/cost"), ("o", "/nodes"), ("n", "/")):
+    for key, path in (("q", "/queues"), ("c", "/cost"), ("o", "/nodes"), ("a", "/artifacts"), ("n", "/")):
         page.keyboard.press("g")
         page.keyboard.press(key)
         page.wait_for_url(re.compile(re.escape(path) + "$"))
@@ -93,6 +96,18 @@ def test_the_keyboard_reaches_every_page(page: "playwright.Page") -> None:
     page.goto("/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+
+
+def test_the_lineage_leads_to_the_job_and_to_what_came_of_it(page: "playwright.Page", team: Team) -> None:
+    page.goto("/artifacts")
+    page.get_by_role("link", name="llama-8b:2").click()
+    shown = page.locator(".lineage.wide")
+    shown.get_by_role("link", name="team/reranker:1").click()
+    page.wait_for_url("**/artifacts/team/reranker:1")
+    job_id = team.ids["reranker-sft"]
+    shown.get_by_role("link", name=job_id).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/jobs/{job_id}")
 
 
 def test_a_person_pauses_a_job_from_its_page(page: "playwright.Page", team: Team) -> None:

@@ -1,6 +1,8 @@
 """A team's cluster of forty GPUs as its pages show it: five users, a queue, a preemption, a drained node, a sweep."""
 
 import math
+import random
+import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,11 @@ from typing import Any
 from api_scene import Api
 from stage import Scene
 
+from cordee.answers.artifacts import PushCommit, StageRequest, TagRequest, UseRequest, VersionView
 from cordee.answers.queues import QueueRules, QueuesSubmission
 from cordee.answers.submissions import Submission
+from cordee.control.access import Access
+from cordee.control.roles import ADMIN, Bearer
 from cordee.control.services.operations import ServiceOperations
 from cordee.events import (
     Budget,
@@ -32,6 +37,10 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.ids import job_id as new_id
+from cordee.storage.destination import open_blobs
+from cordee.storage.registry.manifest import Kind
+from cordee.storage.registry.signature import make_key, public_key, sign
+from cordee.storage.registry.store import ArtifactStore, files_below
 
 S, MINUTE, HOUR, DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
 START_US = 1_795_392_000 * S  # 2026-11-23, midnight UTC
@@ -213,4 +222,48 @@ def a_week(folder: Path) -> Team:
     team.submit("dpo-sweep-base", "omar", 8, "product", **saves)
     team.api.operations.cordon("b2", by="ada", why="ECC errors on GPU 5, to be swapped")
     team.tick(20 * MINUTE)
+    return team
+
+
+def publish(
+    team: Team, name: str, by: str, kind: Kind = "model", base: str = "", key: Path | None = None, **wanted: Any
+) -> VersionView:
+    """Push a version of 200 kB of floats that differ little from those of every other name."""
+    operations, artifacts = team.api.operations, team.api.artifacts
+    access, folder = Access(Bearer(by, grants=ADMIN), operations), team.folder / "pushed" / name / str(team.now)
+    folder.mkdir(parents=True)
+    rng = random.Random(7)
+    values = [rng.gauss(0, 0.02) for _ in range(50_000)]
+    values[0] += len(name) + team.now / DAY
+    (folder / "weights.f32").write_bytes(struct.pack(f"{len(values)}f", *values))
+    (folder / "config.json").write_text("{}")
+    store = ArtifactStore(open_blobs(artifacts.store_url))
+    over = store.read(artifacts.show(base, access).digest) if base else None
+    pushed = store.push(files_below(folder), kind, base=over)
+    digest = pushed.manifest.digest
+    signed = {} if key is None else {"key": public_key(key), "signature": sign(key, digest)}
+    manifest = pushed.manifest.encode().decode()
+    asked = PushCommit(name=name, manifest=manifest, stored_bytes=pushed.written_bytes, **signed, **wanted)
+    made = artifacts.commit(artifacts.open().push, asked, access).version
+    assert made is not None
+    team.tick(MINUTE)
+    return made
+
+
+def with_artifacts(team: Team) -> Team:
+    """Return the team with what its jobs have read and made: a dataset, two versions of a model, one tuned from it."""
+    artifacts, ada = team.api.artifacts, Access(Bearer("ada", grants=ADMIN), team.api.operations)
+    big, rank = team.ids["llama-8b-pretrain"], team.ids["reranker-sft"]
+    publish(team, "corpus/web-2026", "tomas", "dataset", queue="language", note="deduplicated, without the test sets")
+    artifacts.use(UseRequest(ref="corpus/web-2026", job=big), ada)
+    publish(team, "llama-8b", "ines", job=big, note="after 1,200 steps")
+    key = team.folder / "key.pem"
+    make_key(key)
+    publish(team, "llama-8b", "ines", base="llama-8b:1", job=big, note="after 2,200 steps", tag="best", key=key)
+    artifacts.stage(StageRequest(ref="llama-8b:1", stage="staging"), ada)
+    artifacts.use(UseRequest(ref="llama-8b:best", job=rank), ada)
+    publish(team, "team/reranker", "omar", base="llama-8b:1", job=rank)
+    artifacts.tag(TagRequest(ref="llama-8b:1", tag="first"), ada)
+    artifacts.stage(StageRequest(ref="llama-8b:best", stage="production"), ada)
+    artifacts.use(UseRequest(ref="llama-8b:best", job=team.ids["eval-nightly"]), ada)
     return team

@@ -4,22 +4,16 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from cordee.answers.artifacts import RelativeView, VersionDetailView, VersionView
+from cordee.answers.artifacts import VersionDetailView, VersionView
+from cordee.answers.lineage import lineage_of, name_of, used
 from cordee.cli import terminal
 from cordee.storage.registry.compare import ArtifactDiff, Differences
-from cordee.units import US_PER_HOUR, format_bytes, format_micro_usd, plural
-from cordee.view.lineage import Relative, lineage_html
+from cordee.units import format_bytes, plural
+from cordee.view.lineage import lineage_html
 from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
 
 _NAMES_SHOWN = 10
-_BEFORE = ("made from", "stored as a difference to")
-_HOW = {
-    "made from": "it was made from this",
-    "stored as a difference to": "its base",
-    "parent of": "was made from it",
-    "base of": "is stored as a difference to it",
-}
 
 
 def print_list(console: Console, found: Sequence[VersionView]) -> None:
@@ -67,12 +61,10 @@ def facts_of(found: VersionDetailView) -> list[tuple[str, str]]:
             rows.append(("command", maker.command))
         plan = f"{maker.layout}, " if maker.layout else ""
         steps = f"{plural(maker.steps, 'step')}, " if maker.steps is not None else ""
-        rows.append(
-            ("it used", f"{plan}{steps}{maker.gpu_us / US_PER_HOUR:.2f} GPU-hours, {format_micro_usd(maker.micro_usd)}")
-        )
+        rows.append(("it used", f"{plan}{steps}{used(maker)}"))
     elif found.job_id:
         rows.append(("made by", f"job {found.job_id}"))
-    rows += [(each.how, _relative(each)) for each in found.lineage]
+    rows += [(each.how, name_of(each)) for each in found.lineage]
     return rows
 
 
@@ -105,11 +97,7 @@ def print_diff(found: ArtifactDiff) -> None:
 
 def page(found: VersionDetailView) -> str:
     """Return a page about a version: what is known of it, its lineage as a drawing, and its history."""
-    before = [Relative(_relative(each), _HOW[each.how]) for each in found.lineage if each.how in _BEFORE]
-    after = [Relative(_relative(each), _HOW[each.how]) for each in found.lineage if each.how not in _BEFORE]
-    after += [Relative(job_id, "job that used it") for job_id in found.used_by]
-    maker = f"job {found.job_id}" if found.job_id else found.by
-    drawing = lineage_html(found.ref, maker, before, after, f"lineage of {found.ref}")
+    drawing = lineage_html(lineage_of(found), f"lineage of {found.ref}")
     facts = table_html(("Fact", "Value"), facts_of(found))
     history = table_html(
         ("Age", "By", "Change"), [(terminal.since(each.at_us), each.by, each.what) for each in found.history]
@@ -121,10 +109,6 @@ def page(found: VersionDetailView) -> str:
     ]
     lead = found.note or f"{found.kind} of {format_bytes(found.size_bytes)}, pushed by {found.by}"
     return report_html(HtmlReport(title=found.ref, lead=lead, sections=sections))
-
-
-def _relative(each: RelativeView) -> str:
-    return f"{each.ref} (removed)" if each.removed else each.ref
 
 
 def _changes(what: str, each: Differences) -> str:

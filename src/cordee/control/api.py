@@ -368,6 +368,7 @@ def above_jobs(operations: Operations) -> tuple[ServiceOperations, SweepOperatio
 
 def _include_artifacts(app: FastAPI, operations: Operations) -> None:
     """Serve artifacts where their libraries are installed."""
+    app.state.artifacts = None
     try:
         from cordee.control.artifacts import routes
         from cordee.control.artifacts.operations import ArtifactOperations

@@ -76,7 +76,7 @@ class ArtifactOperations:
     def store(self, by: Access) -> StoreView:
         """Return where chunks lie."""
         here = self._is_here()
-        return StoreView(to=self._to(), here=here, direct=not here or by.sees_all)
+        return StoreView(to=self.store_url, here=here, direct=not here or by.sees_all)
 
     def chunk(self, kind: str, digest: str, of: Sequence[str], by: Access) -> bytes:
         """Return a chunk or a manifest of the server's disk.
@@ -120,7 +120,7 @@ class ArtifactOperations:
     def _reads(self, kind: str, digest: str, of: Sequence[str], by: Access) -> bool:
         """Return whether one of these versions needs a chunk or a manifest, and is seen."""
         seen = [each for each in of if self._sees_digest(each, by)]
-        return any(digest in _needed(self._to(), each, kind) for each in seen)
+        return any(digest in _needed(self.store_url, each, kind) for each in seen)
 
     def _sees_digest(self, digest: str, by: Access) -> bool:
         with self.operations.control.changed:
@@ -129,13 +129,13 @@ class ArtifactOperations:
     def _check_here(self) -> None:
         if not self._is_here():
             raise InputError(
-                f"the server hands out chunks of its own disk only, and they lie in {self._to()}",
+                f"the server hands out chunks of its own disk only, and they lie in {self.store_url}",
                 hint="read and write there, with credentials of your own",
             )
 
     def blobs(self) -> Blobs:
         """Return the store of chunks and manifests."""
-        return open_blobs(self._to())
+        return open_blobs(self.store_url)
 
     def pack(self, versions: Sequence[str], kind: str, wanted: Sequence[str]) -> bytes:
         """Return a pack of the chunks or manifests through which some versions are read.
@@ -144,7 +144,7 @@ class ArtifactOperations:
             NotFoundError: the versions do not need them, or they are not here.
         """
         blobs = self.blobs()
-        needed = frozenset[str]().union(*(_needed(self._to(), version, kind) for version in versions))
+        needed = frozenset[str]().union(*(_needed(self.store_url, version, kind) for version in versions))
 
         def read(digest: str) -> bytes:
             data = blobs.get(key_of(kind, digest)) if digest in needed else None
@@ -400,11 +400,13 @@ class ArtifactOperations:
     def _sent(self) -> Sent:
         return Sent(self.operations.home / _SENT)
 
-    def _to(self) -> str:
+    @property
+    def store_url(self) -> str:
+        """Return the destination of chunks and manifests."""
         return artifact_store(self.operations.home)
 
     def _is_here(self) -> bool:
-        return not any(map(is_remote, level_urls(self._to())))
+        return not any(map(is_remote, level_urls(self.store_url)))
 
     def _note_tag(self, named: Named, tag: str, version: int, by: str) -> None:
         now_us = self.operations.clock.now_us()

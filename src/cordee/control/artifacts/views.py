@@ -1,5 +1,6 @@
 """Versions of artifacts as clients see them: with the job that made each, and what it was made from."""
 
+import shlex
 from collections.abc import Callable, Iterator
 
 from cordee.answers.artifacts import ChangeView, MakerView, RelativeView, VersionDetailView, VersionView
@@ -67,7 +68,7 @@ def maker_view(operations: Operations, job_id: str) -> MakerView | None:
         owner=job.owner,
         state=job.state,
         commit=None if job.files is None else job.files.commit,
-        command=str(job.spec.get("run") or ""),
+        command=run if isinstance(run := job.spec.get("run") or "", str) else shlex.join(run),
         layout="" if job.estimate is None else job.estimate.layout,
         steps=job.checkpoint_step if job.step is None else job.step,
         gpu_us=0 if row is None else row.gpu_us.held,

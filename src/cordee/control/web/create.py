@@ -25,4 +25,4 @@ def add_pages(app: FastAPI) -> None:
 
     secret = next(iter(operations.owners))  # the home's token comes first
     app.state.sessions = Sessions(secret, operations.clock, bearer)
-    app.state.pages = Pages(operations, app.state.services, app.state.sweeps)
+    app.state.pages = Pages(operations, app.state.services, app.state.sweeps, app.state.artifacts)

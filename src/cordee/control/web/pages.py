@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cordee.control.access import Access
 from cordee.control.months import Books, Span
@@ -11,10 +11,14 @@ from cordee.control.services.operations import ServiceOperations
 from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.web import others
 from cordee.control.web.ahead import Forecasts
+from cordee.control.web.artifacts import artifact_parts, artifacts_parts
 from cordee.control.web.job import LogChoice, job_parts
 from cordee.control.web.now import now_parts
 from cordee.control.web.parts import Drawings, Parts
 from cordee.errors import InputError, NotFoundError
+
+if TYPE_CHECKING:
+    from cordee.control.artifacts.operations import ArtifactOperations
 
 NAV = (
     ("n", "Now", "/"),
@@ -23,6 +27,7 @@ NAV = (
     ("o", "Nodes", "/nodes"),
     ("s", "Sweeps", "/sweeps"),
     ("v", "Services", "/services"),
+    ("a", "Artifacts", "/artifacts"),
 )
 """The key, the name and the path of each page, as the bar has them."""
 
@@ -66,11 +71,12 @@ def _number(query: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(slots=True)
 class Pages:
-    """All that the pages are made of."""
+    """All that the pages are made of; `artifacts` are None where their libraries are not installed."""
 
     operations: Operations
     services: ServiceOperations
     sweeps: SweepOperations
+    artifacts: "ArtifactOperations | None"
     forecasts: Forecasts = field(init=False)
     books: Books = field(init=False)
     drawings: Drawings = field(init=False)
@@ -124,6 +130,10 @@ class Pages:
                 return lambda: others.sweep_parts(self.sweeps, wanted.ref, viewer), 1.0
             case "services":
                 return lambda: others.services_parts(self.services, viewer), 1.0
+            case "artifacts":
+                return lambda: artifacts_parts(self.artifacts, viewer), 1.0
+            case "artifact" if (artifacts := self.artifacts) is not None:
+                return lambda: artifact_parts(artifacts, wanted.ref, viewer), 1.0
             case "cost":
                 span, now_us = self.month(wanted), operations.clock.now_us()
                 return lambda: others.cost_parts(self.books, span, now_us, wanted.by, viewer), 10.0

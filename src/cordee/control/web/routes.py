@@ -242,6 +242,18 @@ def services(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     return _shown(request, pages, visit, "services", "Services", here="Services")
 
 
+@router.get("/artifacts")
+def artifacts(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+    """Show the artifacts."""
+    return _shown(request, pages, visit, "artifacts", "Artifacts", here="Artifacts")
+
+
+@router.get("/artifacts/{ref:path}")
+def artifact(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
+    """Show one version of an artifact with its lineage."""
+    return _shown(request, pages, visit, "artifact", ref, here="Artifacts", ref=ref)
+
+
 @router.get("/jobs/{ref}")
 def job(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show one job."""
