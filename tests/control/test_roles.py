@@ -435,7 +435,8 @@ def test_a_digest_is_no_way_to_the_bytes_of_another_queue(team: Team) -> None:
     secret = whole.show("llama-8b-weights").digest
     _, artifact = whole.read("llama-8b-weights")
     [chunk] = artifact.manifest.stored_sizes()
-    for of in ([], [secret], [artifacts(team, USER).show("of-a-job").digest]):
+    own = push(team, USER, "yukis-own", queue="vision", seed=9).version.digest
+    for of in ([], [secret], [own]):
         for path in (f"chunks/{chunk}", f"manifests/{secret}"):
             assert asked(team, USER, "GET", f"/v1/artifacts/{path}", params={"of": of}).status_code == 404, path
             assert asked(team, USER, "GET", f"/v1/artifacts/{path}/size", params={"of": of}).json() == {
