@@ -17,6 +17,8 @@ FUNCTION_LINES_MAX = 70
 ATTRIBUTES_MAX = 15
 RECORDS = {
     "AttemptRow": "one row of the ledger",
+    "AuditRecord": "one row of the audit log",
+    "AuditRecordView": "the same as an answer of the API",
     "ChipEfficiency": "one entry of efficiency.toml",
     "Estimate": "the plan's answer for a job",
     "Gpu": "one entry of gpus.toml",

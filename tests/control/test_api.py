@@ -128,6 +128,7 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "get /artifacts/{kind}/{digest}/size": "BlobSize",
         "put /artifacts/{kind}/{digest}": "a stream",
         "get /events": "a stream",
+        "get /audit": "AuditView",
         "post /down": "HealthView",
     }
     for name in set(answers.values()) - {"a stream"}:

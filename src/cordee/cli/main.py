@@ -57,6 +57,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("cordee.cli.doctor", "Examine this machine: GPUs, links, disk, limits, clock."),
         "budget": ("cordee.cli.budget", "Set, list and remove budgets of queues and users."),
         "queues": ("cordee.cli.queues", "Show or set the tree of queues: quotas, usage and borrowing."),
+        "audit": ("cordee.cli.audit", "Show who asked for which change, and check that no record was changed."),
         "admin": ("cordee.cli.admin", "Back a server up, restore it, or check its log."),
     },
     "After a run": {
@@ -110,6 +111,7 @@ EXAMPLES = {
     "doctor": "cordee doctor --to /shared/checkpoints",
     "queues": "cordee queues set queues.yaml",
     "budget": "cordee budget set --queue llm --cost '$20,000' --hard",
+    "audit": "cordee audit ls --user ada --since 7d",
     "admin": "cordee admin backup cordee.tar.gz",
     "cost": "cordee cost --by tenant",
     "up": "cordee up --listen 0.0.0.0:8470",

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from cordee.answers.queues import QueuesView
 from cordee.answers.submissions import DryRunView
+from cordee.control.acts import note
 from cordee.control.operations import Operations
 from cordee.control.roles import Action, Bearer, may
 from cordee.control.specs import read_spec
@@ -117,6 +118,7 @@ class Access:
             ForbiddenError: it may be seen, and not changed.
         """
         row = self.operations.row(ref, self._sees_row)
+        note(object=row["job_id"], queue=row["queue"])
         if not self.may(action, row["owner"], row["queue"]):
             owner = row["owner"]
             raise ForbiddenError(
@@ -142,6 +144,7 @@ class Access:
             SpecError: it names an artifact that does not exist or may not be seen.
         """
         queue = queue_of(spec)
+        note(object=job_id or str(spec.get("name") or ""), queue=queue)
         if job_id and not self.sees_id(job_id):
             raise ForbiddenError(f"the id {job_id} is another user's", hint="submit it under another id")
         if not self.may(Action.SUBMIT, queue=queue):
@@ -174,7 +177,9 @@ class Access:
         Raises:
             ForbiddenError: it may not.
         """
-        if not self.may(Action.CHANGE, owner, queue_of(json.loads(spec))):
+        queue = queue_of(json.loads(spec))
+        note(object=what, queue=queue)
+        if not self.may(Action.CHANGE, owner, queue):
             raise ForbiddenError(f"{what} is {owner}'s, and not {self.name}'s to change", hint=f"ask {owner}")
 
     def sees_spec(self, owner: str, spec: str) -> bool:

@@ -25,9 +25,10 @@ from cordee.answers.nodes import Joined, JoinRequest, JoinTokenRequest, JoinToke
 from cordee.answers.queues import QueuesSubmission, QueuesView
 from cordee.answers.submissions import DryRunView, Submission, Submitted
 from cordee.answers.view import HealthView
-from cordee.control import budgets, chain_routes, job_metrics, logs, tenants_api, tunnels
+from cordee.control import audit_routes, budgets, chain_routes, job_metrics, logs, tenants_api, tunnels
 from cordee.control.agents import transfers
 from cordee.control.agents.executor import AgentsExecutor
+from cordee.control.audited import Audited
 from cordee.control.budgets import AskedBudgets
 from cordee.control.dependencies import (
     REFUSALS,
@@ -394,19 +395,16 @@ def create_app(
     app.state.rehearsals = rehearsals or RehearsalOperations.over(operations)
     for above in (services_routes, sweeps_routes, rehearsals_routes):
         app.include_router(above.router)
-    for each in (
-        router,
-        budgets.router,
-        job_metrics.router,
-        chain_routes.router,
-        tenants_api.router,
-        tenants_api.metrics_router,
-    ):
+    for each in (router, audit_routes.router, budgets.router, job_metrics.router, chain_routes.router):
+        app.include_router(each)
+    for each in (tenants_api.router, tenants_api.metrics_router):
         app.include_router(each)
     _include_artifacts(app, operations)
     app.include_router(agents_router)
     app.include_router(transfers.router)
     add_pages(app)
+    if app.state.operations is not None:  # else only the API's description is wanted
+        app.add_middleware(Audited, operations=operations)
     if agents is not None:
         tunnels.add_routes(app, tunnels.Tunnels(operations, agents))
     app.add_exception_handler(CordeeError, _cordee_error)

@@ -245,6 +245,7 @@ def copy_database(source: str, target: str) -> int:
         with old.reading() as reader, new.writing() as writer:
             for table in metadata.sorted_tables:
                 if table.name not in _OF_SERVERS:
+                    writer.execute(table.delete())  # the schema's steps leave a row
                     rows = reader.execution_options(stream_results=True).execute(sa.select(table)).mappings()
                     for part in rows.partitions(_ROWS):
                         writer.execute(table.insert(), [dict(row) for row in part])

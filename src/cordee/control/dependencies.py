@@ -11,6 +11,8 @@ from fastapi.security import HTTPBearer
 
 from cordee.answers.view import ErrorView
 from cordee.control.access import Access
+from cordee.control.acts import note
+from cordee.control.members import token_id
 from cordee.control.operations import Operations
 from cordee.control.roles import Bearer, writes
 from cordee.errors import ForbiddenError, InputError, TokenError
@@ -58,12 +60,15 @@ def bearer_of(operations: Asked, shown: Shown) -> Bearer:
     raise TokenError(why, hint="the server's operator has it: in `token` and `tokens` of the server's home")
 
 
-async def access_of(request: Request, operations: Asked, bearer: "Annotated[Bearer, Depends(bearer_of)]") -> Access:
+async def access_of(
+    request: Request, operations: Asked, shown: Shown, bearer: "Annotated[Bearer, Depends(bearer_of)]"
+) -> Access:
     """Return who asks, and what that one may see and do.
 
     Raises:
         ForbiddenError: the request changes something, and its token is one to read with.
     """
+    note(who=bearer.name, token=token_id(shown))
     if request.method not in _READS and request.url.path != "/v1/web-tickets":
         check_writes(bearer)
     return Access(bearer, operations)
@@ -80,6 +85,7 @@ _READS = ("GET", "HEAD")
 
 
 def _join_token(operations: Asked, shown: Shown) -> str:
+    note(who="a joining node", token=token_id(shown))
     operations.members.check_join_token(shown)
     return shown
 
@@ -87,6 +93,7 @@ def _join_token(operations: Asked, shown: Shown) -> str:
 def _node(node: str, operations: Asked, shown: Shown) -> str:
     """Return the node of the path, whose token this must be."""
     operations.members.check_node(node, shown)
+    note(who=f"node {node}", token=token_id(shown))
     return node
 
 

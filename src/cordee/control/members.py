@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cordee.answers.nodes import Joined, JoinRequest, JoinTokenRequest, JoinTokenView, Leaving
+from cordee.control.acts import note
 from cordee.control.node_tokens import NEW_TOKEN, DerivedTokens, check_node
 from cordee.control.ports import Clock
 from cordee.control.store.credentials import Credentials
@@ -64,6 +65,7 @@ class Members:
             )
         secret, now_us = secrets.token_hex(16), self.clock.now_us()  # a "-" in front would be an option of `join`
         expires_us = now_us + request.for_s * US_PER_S
+        note(object=token_id(secret))
         self.credentials.add_join_token(hash_of(secret), uses=request.uses, now_us=now_us, expires_us=expires_us, by=by)
         token = write_join_token(secret, self.public.fingerprint)
         return JoinTokenView(token=token, url=self.public.url, uses=request.uses, expires_us=expires_us)
@@ -82,6 +84,7 @@ class Members:
         """
         with self._joining:
             by = self.check_join_token(secret)
+            note(object=request.name)
             self._check_name(request)
             token = secrets.token_urlsafe(32)
             row: dict[str, object] = {"node": request.name, "token_hash": hash_of(token), "machine": request.machine}
@@ -198,3 +201,8 @@ class Members:
 def hash_of(token: str) -> str:
     """Return the hash under which a token is kept: its 128 or more random bits need no salt."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def token_id(token: str) -> str:
+    """Return the id of a token, by which sessions and the audit log remember it."""
+    return hash_of(token)[:16]

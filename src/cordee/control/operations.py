@@ -133,7 +133,8 @@ class Operations:
             admitted, found = None, self.control.fold.rehearsals.of(code, spec.gpus)
             if job_id not in self.control.state.jobs and not self.store.archive.retired(job_id):
                 admitted = self.admitted(spec, job_id, owner, unprotected=submission.unprotected)
-                self.secrets.keep(job_id, submission.secrets)
+                if submission.secrets:
+                    self.secrets.keep(job_id, submission.secrets)
                 try:
                     self.control.submit(admitted.job, spec_for(admitted.job, spec))
                 except StoreError:

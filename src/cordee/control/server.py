@@ -30,6 +30,7 @@ from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.agents.link import AgentLinks, read_all
 from cordee.control.api import above_jobs, create_app, local_owner
+from cordee.control.audited import record_tokens
 from cordee.control.collector import collected_when_idle
 from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
 from cordee.control.engines.port import Engine, Host
@@ -219,6 +220,8 @@ class Server:
                     return
             if not (stand_by and self.control.state.shutting_down):  # one that the last leader began is completed
                 self._until_stored(self.control.up)
+            owners = self.operations.owners
+            self._until_stored(lambda: record_tokens(self._store, owners, SystemClock().now_us()))
             before_s: list[float] = []
             self._until_stored(
                 lambda: before_s.append(self._cluster.lease_before_s(self._executor.nodes.terms.lease_s))
@@ -235,7 +238,7 @@ class Server:
             # Clients come last: without a node, every job would be refused as too large.
             self._announce(facts | {"url": url})
             notifier.start()
-            self._log.info("ready", url=url, log_number=self.control.number)
+            self._log.info("ready", url=url, log_number=self.control.number, audit=str(self._store.audit.head()))
             if not stand_by:
                 on_ready(url)
             shut_down = self._loop()

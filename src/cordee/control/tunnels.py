@@ -20,11 +20,14 @@ from starlette.websockets import WebSocketDisconnect
 from cordee import frames
 from cordee.agent.messages import Dial
 from cordee.control.access import Access
+from cordee.control.acts import acting, note
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.agents.link import TUNNELS_MAX
 from cordee.control.dependencies import bearer_of, check_writes
+from cordee.control.members import token_id
 from cordee.control.operations import Operations
 from cordee.control.roles import Action
+from cordee.control.store.audit import DONE, REFUSED
 from cordee.errors import CordeeError, InputError, NotFoundError, ServerError, as_body
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.state.records import Attempt
@@ -222,16 +225,20 @@ async def open_tunnel(websocket: WebSocket) -> None:
     client = Side(websocket)
     try:
         bearer = await asyncio.to_thread(bearer_of, tunnels.operations, _token_of(websocket))
+        note(who=bearer.name, token=token_id(_token_of(websocket)), named="tunnel")
         check_writes(bearer)
         by = Access(bearer, tunnels.operations)
         async with asyncio.timeout(OPENING_S):
             opening = _read(await client.receive())
+        note(named=f"tunnel {opening.what}")
         ref = str(websocket.path_params["ref"])
         target = await asyncio.to_thread(tunnels.target, ref, by, opening)
+        await asyncio.to_thread(_record, tunnels, DONE)
         with tunnels.counted(by.name):
             agent = await tunnels.dialled(target, opening)
             await _join(client, agent, tunnels, target)
     except CordeeError as error:
+        await asyncio.to_thread(_record, tunnels, REFUSED)
         await client.close(frames.control(refused=as_body(error)))
     except (TimeoutError, ValueError):
         await client.close(frames.control(end="the client does not speak as one"))
@@ -310,6 +317,14 @@ async def _watch(tunnels: Tunnels, target: Target) -> str:
         if why is not None:
             await asyncio.sleep(0 if tunnels.operations.closing else FAREWELL_S)
             return why
+
+
+def _record(tunnels: Tunnels, outcome: str) -> None:
+    """Record a tunnel that a client opens."""
+    act = acting()
+    if act is not None and not act.recorded:
+        act.recorded = True
+        tunnels.operations.store.audit.record(act, outcome)
 
 
 async def dial_back(websocket: WebSocket) -> None:

@@ -13,9 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, SQLAlchemyError
 
+from cordee.control.acts import acting
 from cordee.control.ports import Command, Pending
 from cordee.control.store import tables
 from cordee.control.store.archive import Archive
+from cordee.control.store.audit import DONE, AuditLog, append
 from cordee.control.store.database import is_old, make_engine, migrate, reason
 from cordee.control.store.leader import Lead
 from cordee.errors import StoreError
@@ -30,6 +32,7 @@ class SqlStore:
 
     Attributes:
         archive: old events in segments, the snapshot, and retired jobs.
+        audit: who asked for which change.
     """
 
     def __init__(self, url: str, *, lead: Lead | None = None) -> None:
@@ -45,6 +48,7 @@ class SqlStore:
         self._engine = make_engine(url, name=lead.holder if lead is not None else "")
         self._lead = lead
         self.archive = Archive(self._engine)
+        self.audit = AuditLog(self)
         try:
             if lead is not None and is_old(self._engine):
                 lead.check_nobody_leads()
@@ -60,6 +64,7 @@ class SqlStore:
 
     def close(self) -> None:
         """Close the database."""
+        self.audit.settle()
         self._engine.dispose()
 
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
@@ -74,6 +79,8 @@ class SqlStore:
                 number = connection.execute(sa.select(sa.func.max(tables.log.c.number))).scalar() or 0
                 tables.record(connection, number + 1, events)
                 _move_marks(connection, seen)
+                if (act := acting()) is not None:
+                    act.event = number + len(events)
         except DataError as error:
             raise ValueError(f"the database cannot hold an event: {reason(error)}") from error
         except SQLAlchemyError as error:
@@ -154,11 +161,19 @@ class SqlStore:
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        """Open a transaction; an error undoes it, and so does the loss of the lead."""
+        """Open a transaction; an error undoes it, and so does the loss of the lead.
+
+        The record of the act that it is part of is written with it.
+        """
+        act = acting()
         with self._engine.begin() as connection:
             if self._lead is not None:
                 self._lead.fence(connection)
             yield connection
+            if act is not None and not act.quiet:
+                append(connection, act, DONE)
+        if act is not None:
+            act.recorded = True
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:

@@ -2,10 +2,11 @@
 
 from fastapi import FastAPI
 
+from cordee.control.members import token_id
 from cordee.control.roles import Bearer
 from cordee.control.web import actions, routes
 from cordee.control.web.pages import Pages
-from cordee.control.web.sessions import BrowserSession, Sessions, token_id
+from cordee.control.web.sessions import BrowserSession, Sessions
 
 
 def add_pages(app: FastAPI) -> None:

@@ -12,6 +12,7 @@ from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.web import others
 from cordee.control.web.ahead import Forecasts
 from cordee.control.web.artifacts import artifact_parts, artifacts_parts
+from cordee.control.web.audit import audit_parts
 from cordee.control.web.job import LogChoice, job_parts
 from cordee.control.web.now import now_parts
 from cordee.control.web.parts import Drawings, Parts
@@ -28,6 +29,7 @@ NAV = (
     ("s", "Sweeps", "/sweeps"),
     ("v", "Services", "/services"),
     ("a", "Artifacts", "/artifacts"),
+    ("u", "Audit", "/audit"),
 )
 """The key, the name and the path of each page, as the bar has them."""
 
@@ -134,6 +136,8 @@ class Pages:
                 return lambda: artifacts_parts(self.artifacts, viewer), 1.0
             case "artifact" if (artifacts := self.artifacts) is not None:
                 return lambda: artifact_parts(artifacts, wanted.ref, viewer), 1.0
+            case "audit":
+                return lambda: audit_parts(operations, viewer), 1.0
             case "cost":
                 span, now_us = self.month(wanted), operations.clock.now_us()
                 return lambda: others.cost_parts(self.books, span, now_us, wanted.by, viewer), 10.0

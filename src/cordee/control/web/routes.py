@@ -12,12 +12,14 @@ from starlette.requests import Request
 
 from cordee.answers.nodes import WebTicketView
 from cordee.control.access import Access
+from cordee.control.acts import note
 from cordee.control.dependencies import Asked, Owner, Shown, bearer_of, body_of, user_router
+from cordee.control.members import token_id
 from cordee.control.web import others
 from cordee.control.web.frame import HEADERS, PageRoute, asset_answer, framed
 from cordee.control.web.pages import Pages, Wanted
 from cordee.control.web.parts import Parts
-from cordee.control.web.sessions import LASTS_S, Sessions, token_id
+from cordee.control.web.sessions import LASTS_S, Sessions, session_id
 from cordee.errors import BusyError, CordeeError, ForbiddenError, TokenError
 from cordee.view.page import part
 
@@ -62,6 +64,7 @@ async def _visit(request: Request, sessions: AskedSessions, operations: Asked) -
     session = sessions.of(cookie) if cookie else None
     if session is None:
         raise TokenError("nobody is logged in here, or the session is over", hint="cordee web")
+    note(who=session.name, session=session_id(cookie))
     return Visit(Access(session, operations), cookie, sessions.form_token(cookie))
 
 
@@ -142,7 +145,7 @@ async def log_in(request: Request, sessions: AskedSessions, operations: Asked) -
 
 
 @router.post("/logout")
-async def log_out(sessions: AskedSessions, _: Form) -> Response:
+async def log_out(sessions: AskedSessions, visit: Visitor, _: Form) -> Response:
     """End the session of this browser."""
     answer = RedirectResponse("/login", status_code=303, headers=HEADERS)
     answer.delete_cookie(sessions.cookie)
@@ -150,10 +153,12 @@ async def log_out(sessions: AskedSessions, _: Form) -> Response:
 
 
 def _begun(request: Request, sessions: Sessions, name: str, by: str, to: str) -> Response:
+    cookie = sessions.begin(name, by)
+    note(who=name, token=by, session=session_id(cookie), loud=True)
     answer = RedirectResponse(to, status_code=303, headers=HEADERS)
     answer.set_cookie(
         sessions.cookie,
-        sessions.begin(name, by),
+        cookie,
         max_age=LASTS_S,
         httponly=True,
         samesite="lax",
@@ -252,6 +257,12 @@ def artifacts(request: Request, pages: AskedPages, visit: Visitor) -> Response:
 def artifact(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show one version of an artifact with its lineage."""
     return _shown(request, pages, visit, "artifact", ref, here="Artifacts", ref=ref)
+
+
+@router.get("/audit")
+def audit(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+    """Show who did what."""
+    return _shown(request, pages, visit, "audit", "Audit", here="Audit")
 
 
 @router.get("/jobs/{ref}")

@@ -21,7 +21,6 @@ from cordee.units import US_PER_S
 LASTS_S = 12 * 3600
 TICKET_S = 120
 _TICKETS_MAX = 1_000
-_ID_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +102,6 @@ class Sessions:
         return hmac.digest(self._key, f"{purpose}/{text}".encode(), "sha256").hex()
 
 
-def token_id(token: str) -> str:
-    """Return the id under which a session remembers a token."""
-    return hash_of(token)[:_ID_CHARS]
+def session_id(cookie: str) -> str:
+    """Return the id of a session, by which the audit log remembers it."""
+    return hash_of(cookie)[:16]
