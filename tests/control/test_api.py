@@ -42,13 +42,13 @@ SHAPES = [import_module(f"cordee.answers.{each.name}") for each in pkgutil.iter_
 
 
 def _paths(api: Api) -> list[tuple[str, str]]:
-    described = httpx.get(f"{api.url}/openapi.json").json()["paths"]
+    described = httpx.get(f"{api.url}/openapi.json", timeout=60).json()["paths"]
     return [(method.upper(), path) for path, methods in described.items() for method in methods]
 
 
 def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
     """A client written against /openapi.json gets what it was promised: the shapes of `cordee.client`."""
-    described = httpx.get(f"{api.url}/openapi.json").json()
+    described = httpx.get(f"{api.url}/openapi.json", timeout=60).json()
     assert described["info"]["version"] == __version__
     answers = {}
     for path, methods in described["paths"].items():
