@@ -318,7 +318,7 @@ class Pool:
 
     def overdue(self) -> None:
         """Those who have waited longest get the allowance first, and may preempt all that are not overdue."""
-        allowance = self.rule.fraction * self.gpus**2 / (self.gpus + self.asked)
+        allowance = self.rule.fraction * self.gpus**2 / max(self.gpus, self.gpus - self.free + self.asked)
         if self.held >= allowance:
             return
         patience = self.patience_s()

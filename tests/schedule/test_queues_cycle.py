@@ -272,3 +272,28 @@ def test_fair_shares_converge_to_the_weights():
 @given(**random_worlds.QUEUES)
 def test_random_worlds_with_queues(**world):
     random_worlds.keeps_the_rules_of_queues(**world)
+
+
+def test_a_preemption_that_lets_in_a_job_before_its_own_is_completed_in_the_next_cycle():
+    """`d` would make `q` hold 6. Without `g`, and before `c` is counted, `q` would hold 5 with it."""
+    tree = queues(Queue(name="q", quota_gpus=5, lend=False), Queue(name="q1", parent="q"))
+    world = World(node("n0"), tree, *(job(name, 1, "production", queue="q") for name in "aef"))
+    world.tell(job("g", 1, queue="q"), job("b", 4, "production", queue="q1")).play(until_s=20)
+    world.tell(job("d", 2, "production", queue="q", at_us=20 * S))
+    assert brief(world.cycle()) == []
+    world.at(21).tell(job("c", 1, "production", queue="q", at_us=21 * S))
+    assert brief(world.cycle()) == ["notice g preempt for c"]
+    assert look_again(world) == ["notice b quota for d"]
+    assert brief(world.cycle()) == ["notice b quota for d"] and look_again(world) == []
+
+
+def test_a_job_that_takes_back_its_quota_goes_first_from_the_next_cycle_on():
+    """`b` claims three free GPUs before `a` preempts `f`; then `a` is first, and takes one of the three."""
+    tree = queues(Queue(name="q", quota_gpus=1), Queue(name="q1", parent="q"))
+    world = World(node("n0", 7), tree, *(job(name, 1, "production", queue="q1") for name in "cd"))
+    world.tell(*(job(name, 1, queue="q1") for name in "ef")).play(until_s=20)
+    world.tell(job("b", 4, "production", queue="q1", at_us=20 * S), job("a", 1, queue="q", at_us=20 * S))
+    assert brief(world.cycle()) == ["notice e preempt for b", "notice f quota for a"]
+    assert look_again(world) == ["place a n0:1", "a"]
+    assert brief(world.cycle()) == ["place a n0:1"] and look_again(world) == []
+    assert world.play(until_s=60).phase("b") == "running"

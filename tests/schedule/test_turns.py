@@ -202,6 +202,17 @@ def test_a_gang_larger_than_its_allowance_is_overdue_after_a_longer_wait_and_the
     assert brief(world.at(4200).cycle()) == ["notice runs time-slice for gang"]
 
 
+def test_a_gang_that_waited_too_long_gets_the_gpus_that_its_victims_leave_although_these_wait_then():
+    names = "abcdefgh"
+    policy = Policy(patience_us=1000 * S)
+    world = World(node("n1"), *(job(name, 1) for name in names), policy=policy, work=dict.fromkeys(names, 10**6))
+    world.play(until_s=50).tell(job("gang", 4, at_us=50 * S)).play(until_s=1400)
+    assert brief(event for event in world.log if isinstance(event, NoticeGiven | AttemptPlaced))[8:] == [
+        *(f"notice {name} time-slice for gang" for name in "abcd"),
+        "place gang n1:4",
+    ]
+
+
 def test_patience_follows_the_run_time_of_the_long_jobs_that_ended_and_a_cycle_sees_it_at_once():
     world = World(node("n1"), job("long", 8), work={"long": 10**6})
     world.play(until_s=10)

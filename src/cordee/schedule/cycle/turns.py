@@ -21,8 +21,9 @@ def next_turn_us(state: State, now_us: int) -> int | None:
     times: list[int] = []
     if policy.guards:
         allowances = state.allowances()
-        nexts = (due_in(line, allowances, now_us).next_us for line in waiting.lines.values())
-        times += [next_us for next_us in nexts if next_us < NEVER]
+        # A job that becomes overdue gains nothing where the allowance of its tier is used up.
+        lines = [line for line in waiting.lines.values() if allowances.held_gpus < allowances.gpus(line.tier)]
+        times += [next_us for line in lines if (next_us := due_in(line, allowances, now_us).next_us) < NEVER]
     min_run_us = _min_run_ends_us(state, now_us)
     times += [] if min_run_us is None else [min_run_us]
     if policy.takes_turns or policy.move_fraction:

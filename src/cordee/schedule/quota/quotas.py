@@ -150,6 +150,11 @@ class Quotas:
         """Return whether use over time may end something: a day, or a budget."""
         return self.has_days or bool(self.budgets.kept)
 
+    @property
+    def held_milli(self) -> int:
+        """Return the thousandths of GPUs that jobs hold, those that leave included."""
+        return self._cluster.held
+
     def leaf(self, queue: str) -> Holder:
         """Return the holder in which jobs that name this queue are counted."""
         return self._leaves.get(queue) or self._leaves[DEFAULT]

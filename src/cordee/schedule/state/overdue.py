@@ -3,9 +3,10 @@
 Once they run, their own tier does not preempt them. They get an allowance of GPUs this way, in the order of their
 waits:
 
-    allowance = patience_fraction x GPUs x GPUs / (GPUs + GPUs that waiting jobs ask for)
+    allowance = patience_fraction x GPUs x GPUs / max(GPUs, GPUs that jobs hold + GPUs that waiting jobs ask for)
 
-Where little waits, that is nearly `patience_fraction` of all GPUs, and the patience bounds every wait. Where a cluster
+A preemption changes neither: what a victim held, it asks for. Otherwise a gang that preempts others would be overdue no
+more once they wait, they would take their GPUs back, and it would preempt them again. Where little waits, that is nearly `patience_fraction` of all GPUs, and the patience bounds every wait. Where a cluster
 is overloaded, nearly every job waits that long; with a fixed fraction it would become a queue in the order of arrival,
 in which short jobs wait behind long ones. A gang that is larger than the allowance is overdue after a wait that is
 longer by as much, so that it does not hold a small cluster for most of the time (docs/decisions/0032). The patience is
@@ -36,6 +37,7 @@ class Allowances:
     def __init__(self, policy: Policy, patience_us: int, running: Running, waiting: Waiting, quotas: Quotas) -> None:
         self._policy, self._waiting, self.patience_us = policy, waiting, patience_us
         self._running, self._gpus = running, quotas.offered.gpu_milli / 1000
+        self._leased_gpus = quotas.held_milli / 1000
 
     @cached_property
     def held_gpus(self) -> int:
@@ -58,7 +60,8 @@ class Allowances:
     def _of_tier(self, tier: int) -> float:
         if self._gpus <= 0:
             return 0.0
-        return self._policy.patience_fraction * self._gpus**2 / (self._gpus + self._waiting.asked_gpus(tier))
+        asked_gpus = max(self._gpus, self._leased_gpus + self._waiting.asked_gpus(tier))
+        return self._policy.patience_fraction * self._gpus**2 / asked_gpus
 
     def extra_us(self, tier: int, gpus: int) -> int:
         """Return how much longer than the patience a job of this size has to wait; NEVER: it is never overdue."""
