@@ -5,13 +5,13 @@ waits:
 
     allowance = patience_fraction x GPUs x GPUs / max(GPUs, GPUs that jobs hold + GPUs that waiting jobs ask for)
 
-A preemption changes neither: what a victim held, it asks for. Otherwise a gang that preempts others would be overdue no
-more once they wait, they would take their GPUs back, and it would preempt them again. Where little waits, that is nearly `patience_fraction` of all GPUs, and the patience bounds every wait. Where a cluster
-is overloaded, nearly every job waits that long; with a fixed fraction it would become a queue in the order of arrival,
-in which short jobs wait behind long ones. A gang that is larger than the allowance is overdue after a wait that is
-longer by as much, so that it does not hold a small cluster for most of the time (docs/decisions/0032). The patience is
-a multiple of how long the jobs run that hold the cluster, so it is learnt from the jobs that ended
-(docs/decisions/0036).
+A preemption does not change their sum: what a victim held, it asks for. Otherwise a gang that preempts others would be
+overdue no more once they wait, they would take their GPUs back, and it would preempt them again. Where little waits,
+that is nearly `patience_fraction` of all GPUs, and the patience bounds every wait. Where a cluster is overloaded,
+nearly every job waits that long; with a fixed fraction it would become a queue in the order of arrival, in which short
+jobs wait behind long ones. A gang that is larger than the allowance is overdue after a wait that is longer by as much,
+so that it does not hold a small cluster for most of the time (docs/decisions/0032). The patience is a multiple of how
+long the jobs run that hold the cluster, so it is learnt from the jobs that ended (docs/decisions/0036).
 """
 
 from bisect import bisect_right
