@@ -156,10 +156,16 @@ def play(way: str, python: str, port: int, shards: int, seeds: list[int], folder
         assert link.stdin is not None and link.stdout is not None
         ports = json.loads(link.stdout.readline())
         jobs = []
+        compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        compiled["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")  # as an installed package has it
+        if way == "cordee":
+            subprocess.run(
+                [python, "-c", "import cordee.storage.cache.fetcher, obstore.store"], env=compiled, check=True
+            )
         for number, (own, seed) in enumerate(zip(ports, seeds, strict=True)):
             argv = [python, str(HERE / "storage_jobs.py"), "--way", way, "--url", "s3://bucket/set"]
             endpoint = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{own}", "S3_ENDPOINT_URL": f"http://127.0.0.1:{own}"}
-            env = {**os.environ, **endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+            env = {**compiled, **endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
             env |= {"HF_HOME": str(cache)} if way == "datasets" else {}
             env |= {"AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1", "BENCH_SHARDS": str(shards)}
             log = (folder / f"{way}-{number}.log").open("wb")

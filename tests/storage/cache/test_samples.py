@@ -54,11 +54,11 @@ def test_what_is_read_next_is_fetched_in_runs_of_neighbours(tmp_path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     for name in ("a.bin", "b.bin"):
-        (folder / name).write_bytes(bytes(20 * PIECE_BYTES))
+        (folder / name).write_bytes(bytes(30 * PIECE_BYTES))
     uses = _Uses(direct(folder, tmp_path / "cache").data)
     spans = [(1, PIECE_BYTES * at, PIECE_BYTES * at + 10) for at in (5, 3, 4)]
-    spans += [(0, 0, 12 * PIECE_BYTES), (1, 4 * PIECE_BYTES + 100, 6 * PIECE_BYTES + 1)]
-    assert uses.fresh(spans) == [(1, 3, 7), (0, 0, 8), (0, 8, 12)]
+    spans += [(0, 0, 20 * PIECE_BYTES), (1, 4 * PIECE_BYTES + 100, 6 * PIECE_BYTES + 1)]
+    assert uses.fresh(spans) == [(1, 3, 7), (0, 0, 16), (0, 16, 20)]
     assert uses.fresh(spans) == []
 
 

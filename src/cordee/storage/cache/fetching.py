@@ -20,7 +20,7 @@ from cordee.storage.cache.pieces import GOOD, PIECE_BYTES, UNCHECKED, Evicted, P
 from cordee.storage.cache.pins import Pin
 from cordee.storage.cache.sources import PATIENCE_S, Source, open_source
 
-RUN_PIECES = 16  # of one request
+RUN_PIECES = 32  # of one request
 OPEN_MAX = 128  # objects; each takes two file descriptors
 _POLL_S, _POLL_S_MAX, _LOOKS = 0.002, 0.02, 16
 _STALLED_S = 30.0

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import xxhash
 
-PIECE_BYTES = 2**19
-"""Small enough that the first batch of a shuffled epoch, a piece for each sample, arrives in a second at 50 MB/s."""
+PIECE_BYTES = 2**18
+"""Small enough that the first batches of four shuffled epochs, a piece for each sample, arrive in 1.4 s at 50 MB/s."""
 DATA, STATE, ABOUT = "data", "state", "about.json"
 _HEAD = struct.Struct("<8sQII")  # magic, size of the object, size of a piece, whether the whole was checked
 _MAGIC = b"cordee\x00\x01"

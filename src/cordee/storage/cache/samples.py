@@ -22,7 +22,7 @@ from cordee.storage.cache.pieces import PIECE_BYTES
 from cordee.units import parse_bytes
 
 _AHEAD_SAMPLES, _AHEAD_SAMPLES_MAX = 256, 16_384
-_AHEAD_PIECES = 8  # of one request: a third of the CPU seconds of one for each piece
+_AHEAD_PIECES = 16  # of one request: a third of the CPU seconds of one for each piece
 _HINT_S = 5.0
 _RUNS = 64  # of a window at least, where it has as many samples
 

@@ -20,7 +20,7 @@ from cordee.storage.cache.pieces import PIECE_BYTES
 from cordee.storage.cache.samples import Located, Samples
 
 _TABLES, _THREADS = "tables", 8
-_READ_PIECES = 16
+_READ_PIECES = 32
 
 Member = list[Any]
 """The ending of a file's name, its first byte, and its size."""
