@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from cache_world import in_s3, minute_of_503, to_s3
 from soaking import Soak
 
 from cordee.control.engines.local import NodeConfig
+from cordee.errors import DataDamagedError
 from cordee.events import Outcome
+from cordee.storage.cache.fetching import Fetching
+from cordee.storage.cache.pins import Pin
 from s3_world import Proxy, empty
 
 READER = """
@@ -88,6 +92,54 @@ def test_minutes_of_503(soak: Soak, s3: Proxy, tmp_path: Path, monkeypatch: pyte
         return f"{met.refused} requests refused"
 
     soak.play(story, at_most=200)
+
+
+def test_damage_on_the_way_and_in_the_store(soak: Soak, s3: Proxy, tmp_path: Path) -> None:
+    """A byte of an object is another one, once or for ever: whoever reads it is told at the latest at its end."""
+    logging.getLogger("cordee.data").setLevel(logging.CRITICAL)
+
+    def story(seed: int) -> str:
+        rng = random.Random(seed)
+        contents = {f"{number}.bin": rng.randbytes(rng.randrange(1, 1_500_000)) for number in range(2)}
+        empty(s3)
+        url, cache = to_s3(s3.behind, contents), tmp_path / str(seed)
+        first = in_s3(url, cache)
+        assert first.data.open("0.bin").read() == contents["0.bin"]
+        first.data.check(settle=True)  # this store's tags are digests
+        damage = Damage(first.fetching, rng.randrange(len(contents["1.bin"])), rng.choice([1, 10**9]))
+        with pytest.raises(DataDamagedError):
+            first.data.open("1.bin").read()
+            first.data.check(settle=True)
+        again = in_s3(url, cache)
+        if damage.left:
+            Damage(again.fetching, damage.at, damage.left)
+            again.fetching._digests_hold = True  # as another object has shown
+            with pytest.raises(DataDamagedError):
+                again.data.open("1.bin").read()
+                again.data.check(settle=True)
+            return "in the store"
+        assert again.data.open("1.bin").read() == contents["1.bin"], f"seed {seed}: fetched again, and wrong"
+        again.data.check(settle=True)
+        return "on the way"
+
+    soak.play(story, at_most=200)
+
+
+class Damage:
+    """A store that gives another byte at a place of `1.bin`, a few times or for ever."""
+
+    def __init__(self, fetching: Fetching, at: int, times: int) -> None:
+        self.source, self.at, self.left = fetching.source, at, times
+        fetching.source = lambda url: self
+
+    def read(self, pin: Pin, start: int, stop: int, piece_bytes: int) -> Iterator[memoryview]:
+        """Yield what the store gives, and the damage."""
+        for data in self.source(pin.url).read(pin, start, stop, piece_bytes):
+            if pin.name == "1.bin" and start <= self.at < start + len(data) and self.left:
+                self.left -= 1
+                data[self.at - start] ^= 1
+            start += len(data)
+            yield data
 
 
 def test_agents_that_are_killed_in_a_prefetch(soak: Soak, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

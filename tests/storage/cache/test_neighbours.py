@@ -91,7 +91,7 @@ def test_a_neighbour_that_does_not_answer_costs_a_bounded_wait(cluster, monkeypa
         tell(cluster, f"127.0.0.1:{silent.getsockname()[1]}/{'0' * 64}")
         assert whole(cluster.second.data) == cluster.contents
     assert cluster.second.source.read_bytes == sum(SIZES.values())
-    assert caplog.text.count("is not asked for a while: it took longer than 0.05 s") <= 3
+    assert 1 <= caplog.text.count("is not asked for a while") <= 3, "each of the first requests at most"
 
 
 def test_a_neighbour_that_dies_in_the_middle_of_an_answer(cluster, monkeypatch) -> None:

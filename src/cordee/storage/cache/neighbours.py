@@ -2,7 +2,7 @@
 
 The agent writes which nodes have read a dataset into `neighbours.json` of the cache, with the key of the cluster. Bytes
 count as arrived when they have the digest that was named before them. A node that is dead, slow or gives other bytes
-costs a second at most, and is not asked again for a while.
+costs a bounded wait, and is not asked again for a while.
 """
 
 import json
@@ -26,10 +26,10 @@ from cordee.storage.cache.pins import Pin
 from cordee.tls import client_context
 
 FILE = "neighbours.json"
-PATIENCE_S = 1.0
-"""For the pieces of one request, from all neighbours together; what has arrived by then is kept."""
-AWAY_S = 30.0
-"""A neighbour that failed is asked again after this time."""
+PATIENCE_S, REQUEST_S = 1.0, 5.0
+"""How long nothing may come from a neighbour, and how long all of them may take for one request; what came is kept."""
+AWAY_S, AWAY_S_MAX = 2.0, 60.0
+"""A neighbour that failed is asked again after this time, and after twice as long each further time."""
 _LACKS_S = 2.0  # one that has not a piece of an object may be fetching it
 _ASKED = 3  # neighbours, for one request
 _LOOK_S = 1.0
@@ -84,6 +84,7 @@ class Neighbours:
         self._lock, self._local = threading.Lock(), threading.local()
         self._not_before: dict[tuple[str, str], float] = {}  # by node, and by object or "" for all
         self._distrusted: set[str] = set()
+        self._failures: dict[str, int] = {}  # in a row
         self.given_bytes = 0
 
     def distrust(self, object_id: str) -> None:
@@ -110,16 +111,17 @@ class Neighbours:
         """
         if pin.object_id in self._distrusted:
             return
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + REQUEST_S
         for node in self._candidates(pin):
             try:
                 for data in self._asked(node, pin, pieces, first, stop, until_s):
                     first += 1
                     yield data
+                self._failures.pop(node, None)
             except (OSError, CertificateError, ValueError, KeyError, TypeError) as error:
                 where = node.partition("/")[0]
                 log.warning("%s: the cache of node %s is not asked for a while: %s", pin.where, where, error)
-                self._put_off(node, "", AWAY_S)
+                self._put_off(node, "", self._away_s(node))
             if first >= stop or time.monotonic() > until_s:
                 return
             self._put_off(node, pin.object_id, _LACKS_S)
@@ -157,6 +159,13 @@ class Neighbours:
             if put_off_s <= now_s:
                 found.append(node)
         return sorted(found, key=lambda node: _turn(pin.object_id, node), reverse=True)[:_ASKED]
+
+    def _away_s(self, node: str) -> float:
+        """Count a failure; return for how long the node is not asked."""
+        failures = self._failures.get(node, 0)
+        if self._not_before.get((node, ""), 0.0) <= time.monotonic():  # not one of several threads
+            self._failures[node] = failures + 1
+        return min(AWAY_S * 2 ** min(failures, 10), AWAY_S_MAX)
 
     def _put_off(self, node: str, object_id: str, for_s: float) -> None:
         now_s = time.monotonic()
@@ -257,15 +266,15 @@ def _fill(connection: ssl.SSLSocket, data: memoryview, until_s: float) -> None:
 
 
 def _left_s(until_s: float) -> float:
-    """Return how long may be waited.
+    """Return how long may be waited for the next bytes.
 
     Raises:
         TimeoutError: no longer.
     """
     left_s = until_s - time.monotonic()
     if left_s <= 0:
-        raise TimeoutError(f"it took longer than {PATIENCE_S:g} s")
-    return left_s
+        raise TimeoutError(f"it took longer than {REQUEST_S:g} s")
+    return min(left_s, PATIENCE_S)
 
 
 def _turn(object_id: str, node: str) -> bytes:
