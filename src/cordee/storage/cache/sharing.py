@@ -32,7 +32,7 @@ IDLE_S = 60.0
 _HANDSHAKE_S, _SEND_S = 5.0, 10.0
 _CONNECTIONS_MAX = 256
 _REQUEST_BYTES_MAX = 4096
-_NICE = 10  # the ranks of this node come first
+_NICE = 5  # the ranks of this node come first
 
 
 class Shared:
