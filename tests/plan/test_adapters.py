@@ -76,15 +76,21 @@ def test_zero_shards_adapters_and_the_base_as_its_stage_says() -> None:
 def test_a_layer_keeps_what_its_norms_attention_activation_and_adapters_read() -> None:
     """Tokens x (two fp32 norm inputs; q, k, v and output; gate, silu, up; fp32 log-sums; adapters' inputs; ranks)."""
 
-    def kept(targets: str) -> float:
-        timeline = _memory(Layout(recompute="none"), train="lora", targets=targets).worst_timeline
+    def kept(targets: str, train: str = "lora", zero: int = 0) -> float:
+        layout = Layout(recompute="none", dp=1 + (zero > 0), zero=zero)
+        timeline = _memory(layout, train=train, targets=targets).worst_timeline
         return float(next(moment for moment in timeline if moment.event == "forward").activations_bytes)
 
     h, kv, f = 4096, 1024, 14336
     plain = 2 * 4 * h + 2 * (2 * h + 2 * kv) + 2 * 3 * f + 4 * 32
-    assert kept("q,v") == 32 * 2048 * (plain + 2 * h + 2 * 16 * 2)
-    assert kept("o") == 32 * 2048 * (plain + 2 * 16)
-    assert kept("all") == 32 * 2048 * (plain + 2 * (h + h + f) + 2 * 16 * 7)
+    # Over quantised weights, and with FSDP2: one input for all that read it.
+    for shared in ({"train": "qlora"}, {"zero": 3}):
+        assert kept("q,v", **shared) == 32 * 2048 * (plain + 2 * h + 2 * 16 * 2)
+        assert kept("o", **shared) == 32 * 2048 * (plain + 2 * 16)
+        assert kept("all", **shared) == 32 * 2048 * (plain + 2 * (h + h + f) + 2 * 16 * 7)
+    # Under autocast: a copy for each.
+    assert kept("q,v") == 32 * 2048 * (plain + 2 * 2 * h + 2 * 16 * 2)
+    assert kept("all") == 32 * 2048 * (plain + 2 * (6 * h + f) + 2 * 16 * 7)
     full = _memory(Layout(recompute="full"), train="lora").worst_timeline
     assert next(moment for moment in full if moment.event == "forward").activations_bytes == 32 * 2048 * 2 * h
 
@@ -160,7 +166,8 @@ def test_a_joined_product_stays_whole_with_the_outputs_of_its_adapter() -> None:
     training, plain = _training(train="lora"), Adapters(8, ("q", "v"))
 
     def kept(adapters: Adapters) -> float:
-        return float(layer_activation_bytes(LLAMA, Layout(), replace(training, adapters=adapters)))
+        # FSDP2: adapters are gathered in 16 bits.
+        return float(layer_activation_bytes(LLAMA, Layout(dp=2, zero=3), replace(training, adapters=adapters)))
 
     joined = replace(plain, joined=True)
     # Queries and keys before their rotation, and what the adapter adds to queries and values: 16 bits, 2,048 tokens.
@@ -194,7 +201,7 @@ def test_flat_parameters_have_a_whole_gradient_while_micro_batches_add_up() -> N
     )
 
 
-def test_dora_adds_lengths_two_outputs_and_a_16_bit_matrix_of_a_quantised_base() -> None:
+def test_dora_adds_lengths_and_two_outputs_and_after_dropout_a_16_bit_matrix_of_a_quantised_base() -> None:
     outputs = 4096 + 1024 + 1024 + 4096 + 14336 + 14336 + 4096
     assert adapter_parameters(LLAMA, Adapters(16, magnitudes=True)) * 32 == ADAPTERS + 32 * outputs
 
@@ -204,7 +211,13 @@ def test_dora_adds_lengths_two_outputs_and_a_16_bit_matrix_of_a_quantised_base()
 
     more = 32 * 2048 * 2 * 2 * outputs
     assert kept(train="dora") - kept(train="lora") == more
-    assert kept(train="dora", base_bits=4) - kept(train="qlora") == more + 2 * MATRICES
+    assert kept(train="dora", base_bits=4) - kept(train="qlora") == more
+    training = _training(train="dora", base_bits=4)
+    assert training.adapters is not None
+    dropped = replace(training, adapters=replace(training.adapters, dropout=True))
+    plain = replace(dropped, adapters=replace(training.adapters, dropout=True, magnitudes=False))
+    dora, lora = (layer_activation_bytes(LLAMA, Layout(), each) for each in (dropped, plain))
+    assert 32 * (dora - lora) == more + 2 * MATRICES
     gpu = load_catalogue().find_gpu("H100")
     lora, dora = (step_time(LLAMA, gpu, Layout(), _training(train=train)).compute_s for train in ("lora", "dora"))
     assert 1.4 < float(dora / lora) < 2

@@ -103,8 +103,9 @@ def _adapted_layer_bytes(
     """Return what a layer with frozen matrices keeps: a frozen product needs its weight only, an adapter its input.
 
     Norms keep their input (an eager RMSNorm in fp32), the attention its queries, keys, values and output, an eager
-    gated activation gate, silu and up (fused: gate and up). An adapter's input is kept once for all that read it, and
-    what it makes of it, as wide as its rank; with dropout each target keeps a copy of its own and a mask of a byte.
+    gated activation gate, silu and up (fused: gate and up). An adapter's input is kept once for all that read it, but
+    for each target where it is cast, and what it makes of it, as wide as its rank; with dropout each target keeps a
+    copy of its own and a mask of a byte.
     A joined product stays whole, since the attention keeps its values as a view, and so do its adapter's outputs, since
     their copying keeps its source. Source: what autograd saves of each function in peft's `lora.Linear`, Hugging Face's
     Llama and LitGPT's.
@@ -113,7 +114,7 @@ def _adapted_layer_bytes(
     norm = 4 if eager and shape.norm == "rms" else item
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     inner = (3 if eager else 2) if shape.gated else 1
-    per_token = 2 * norm * shape.hidden + item * (attention + inner * shape.ffn) + 4 * shape.heads
+    per_token: Real = 2 * norm * shape.hidden + item * (attention + inner * shape.ffn) + 4 * shape.heads
     targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
     if adapters.joined:
         own = [linear for linear in targets if linear.name in ("q", "k", "v")]
@@ -125,15 +126,28 @@ def _adapted_layer_bytes(
         # The attention keeps its own output already.
         readers = layer_linears(shape) if adapters.base.keeps_inputs else targets
         distinct = {linear.reads: linear.inputs for linear in readers if linear.reads != "attention"}
-        per_token += item * sum(distinct.values())
+        once, cast = sum(distinct.values()), _casts_inputs(layout, training, adapters)
+        per_token = per_token + item * (once + cast * (sum(linear.inputs for linear in targets) - once))
     per_token += item * adapters.rank * len(targets)
-    weights = 0
+    weights: Real = 0
     if adapters.magnitudes:
-        # peft's `DoraLinearLayer`: the frozen product and the adapter's, and a matrix that is 16-bit for it alone.
+        # peft's `DoraLinearLayer`: the frozen product and the adapter's; after dropout the first of them is made anew,
+        # of a matrix that is 16-bit for it alone.
         per_token += 2 * item * sum(linear.outputs for linear in targets)
-        weights = (adapters.base_bits < 16) * item * sum(linear.inputs * linear.outputs for linear in targets)
+        made = adapters.dropout * np.maximum(adapters.base_bits < 16, _casts_inputs(layout, training, adapters))
+        weights = made * item * sum(linear.inputs * linear.outputs for linear in targets)
     total = rank_tokens(layout, training) * per_token + weights
     return total + score_bytes(shape, layout, training) if scores else total
+
+
+def _casts_inputs(layout: Layout, training: Training, adapters: Adapters) -> Real:
+    """Return 1 where each target makes a 16-bit copy of its input for itself.
+
+    peft's `lora.Linear` makes inputs as wide as fp32 adapters, and torch.autocast makes them 16-bit again. Its layers
+    over quantised weights leave inputs as they are, and FSDP2 gathers adapters in 16 bits.
+    """
+    widens = adapters.base_bits == 16 and not adapters.joined
+    return (widens and training.optimizer.weight_bytes > training.activation_bytes) * (layout.zero != 3)
 
 
 def dequantised_bytes(shape: ModelShape, training: Training) -> float:

@@ -193,6 +193,22 @@ def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
     return (training.optimizer.weight_bytes + reduced) * _largest_layer(shape, layout, held)
 
 
+def arriving_first_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
+    """Return the weight gradients beside a layer's activations where its backward pass is fullest.
+
+    That is at the MLP's activation: of a dense layer only the down matrix has its gradient then, and FSDP2 still
+    reduces what went before it in fp32, the layer above or the head.
+    """
+    whole = arriving_bytes(shape, layout, training, held)
+    is_plain = training.adapters is None and training.tuning.frozen is None and not held.expert_layers
+    if training.framework != "torch" or stays_whole(layout, training) or not is_plain:
+        return whole
+    above, head = _largest_layer(shape, layout, held), padded_vocab(shape, layout, training) * shape.hidden / layout.tp
+    above = above + (not shape.tied) * only_where(head > above, head - above)
+    first = training.optimizer.weight_bytes * shape.hidden * shape.ffn / layout.tp + 4 * above
+    return whole + (layout.zero == 3) * (first - whole)
+
+
 def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Return the embedding's whole gradient, which no framework adds up inside the product."""
     return training.activation_bytes * padded_vocab(shape, layout, training) * shape.hidden / layout.tp

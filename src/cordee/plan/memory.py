@@ -249,7 +249,8 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     gathered = buf.gathered_bytes(shape, layout, training, held)
     arriving = buf.arriving_bytes(shape, layout, training, held)
     gathered_or_whole = gathered + act.dequantised_bytes(shape, training)
-    backward = act.backward_moment_bytes(shape, layout, training, held) + gathered_or_whole + arriving
+    first_gradients = buf.arriving_first_bytes(shape, layout, training, held)
+    backward = act.backward_moment_bytes(shape, layout, training, held) + gathered_or_whole + first_gradients
     appear = buf.gradients_appear(layout, training)
     first = appear * (layout.micro_batches(training.global_batch) == 1)
 

@@ -57,8 +57,9 @@ TITAN = replace(ONE, code="torchtitan")
         pytest.param(replace(TITAN, zero=1, replicas=2), marks=pytest.mark.soak),
         pytest.param(replace(TITAN, zero=2, fsdp=2), marks=pytest.mark.soak),
         replace(ONE, weights="autocast", adapters=Adapters(4, base=BASES["nf4"])),
+        replace(ONE, weights="autocast", adapters=Adapters(4, magnitudes=True)),
     ],
-    ids=["llama", "qwen3", "gpt2", "tp", "tp-transformers", "ddp", "zero1", "zero2", "qlora"],
+    ids=["llama", "qwen3", "gpt2", "tp", "tp-transformers", "ddp", "zero1", "zero2", "qlora", "dora"],
 )
 def test_fake_tensors_allocate_what_real_ones_do(question: Question) -> None:
     _compare(question)

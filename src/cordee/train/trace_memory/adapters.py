@@ -1,4 +1,4 @@
-"""Low-rank adapters on a subject's linear layers, with the tensors that peft's `lora.Linear` makes.
+"""Low-rank adapters on a subject's linear layers, with the tensors that peft's `lora.Linear` and DoRA's make.
 
 The frozen base is 16-bit, or packed into fewer bits as bitsandbytes has it: then its product makes a 16-bit copy of the
 weight, forward and backward, and keeps the packed one alone. Embeddings, head and norms are frozen in 16 bits.
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cordee.errors import LayoutError, ShapeError
+from cordee.errors import ShapeError
 from cordee.plan.training import Adapters
 from cordee.train.trace_memory.question import Question
 from cordee.train.trace_memory.subject import Subject
@@ -27,13 +27,10 @@ def adapt(subject: Subject, question: Question) -> None:
 
     Raises:
         ShapeError: a model whose matrices have other names.
-        LayoutError: DoRA, which is not traced.
     """
     adapters = question.adapters
     if adapters is None:
         return
-    if adapters.magnitudes:
-        raise LayoutError("DoRA's magnitudes are not traced", hint="trace --train lora; the plan counts them")
     subject.module.requires_grad_(False)
     chosen = {name for target in adapters.targets for name in _NAMES[target]}
     put = 0
@@ -52,7 +49,7 @@ def adapt(subject: Subject, question: Question) -> None:
 
 
 class _Adapted(nn.Module):
-    """A frozen product, and beside it one of low rank in fp32 that is trained."""
+    """A frozen product, and beside it one of low rank in fp32 that is trained; with DoRA lengths of rows as well."""
 
     def __init__(self, linear: nn.Linear, base: nn.Module, adapters: Adapters) -> None:
         super().__init__()
@@ -60,13 +57,35 @@ class _Adapted(nn.Module):
         self.dropout = nn.Dropout(0.05) if adapters.dropout else nn.Identity()
         self.down = nn.Linear(linear.in_features, adapters.rank, bias=False, dtype=torch.float32)
         self.up = nn.Linear(adapters.rank, linear.out_features, bias=False, dtype=torch.float32)
+        lengths = nn.Parameter(torch.empty(linear.out_features, dtype=torch.float32)) if adapters.magnitudes else None
+        self.register_parameter("lengths", lengths)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return both products' sum, in the type of the frozen one."""
         frozen = self.base(x)
-        low = self.up(self.down(self.dropout(x.to(self.down.weight.dtype))))
-        found: torch.Tensor = (frozen + low * 2.0).to(frozen.dtype)
+        # Under autocast peft leaves the inputs of quantised layers as they are.
+        stays = isinstance(self.base, _Packed) and torch.is_autocast_enabled("cpu")
+        dropped = self.dropout(x if stays else x.to(self.down.weight.dtype))
+        added = self.up(self.down(dropped)) * 2.0 if self.lengths is None else self._scaled(dropped, frozen)
+        found: torch.Tensor = (frozen + added).to(frozen.dtype)
         return found
+
+    def _scaled(self, x: torch.Tensor, frozen: torch.Tensor) -> torch.Tensor:
+        """Return what DoRA adds: rows of the summed weight get their learned lengths (peft's `DoraLinearLayer`).
+
+        The low-rank weight is written out as a product with an identity matrix. After dropout the frozen product is
+        made anew, of the dropped input.
+        """
+        product = self.up(self.down(torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))).T
+        weight = (self.base.unpacked(x) if isinstance(self.base, _Packed) else self.base.weight).to(x.dtype)
+        norm = torch.linalg.norm(weight + 2.0 * product.detach(), dim=1).detach()
+        scale = (self.lengths / norm).view(1, -1)
+        low = self.up(self.down(x))
+        if not isinstance(self.dropout, nn.Identity):
+            frozen = F.linear(x, weight)
+        elif self.base.bias is not None:
+            frozen = frozen - self.base.bias
+        return (scale - 1) * frozen + scale * low * 2.0
 
 
 class _Packed(nn.Module):
@@ -81,9 +100,18 @@ class _Packed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the weight as it was before it was packed."""
-        to = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-        found: torch.Tensor = _PackedProduct.apply(x.to(to), self.weight, self.bias, self.shape, self.keeps_inputs)
+        found: torch.Tensor = _PackedProduct.apply(
+            x.to(_computes_in(x)), self.weight, self.bias, self.shape, self.keeps_inputs
+        )
         return found
+
+    def unpacked(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the weight as it was before it was packed, in the type of products of x."""
+        return x.new_empty(self.shape, dtype=_computes_in(x))
+
+
+def _computes_in(x: torch.Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
 
 
 class _PackedProduct(torch.autograd.Function):
