@@ -12,7 +12,7 @@ from verbs import run
 from cordee.agent import findings, probes
 from cordee.agent.findings import limit, room, write_speed
 from cordee.answers.nodes import NodeView
-from cordee.cli.doctor import node_findings
+from cordee.cli.doctor import calibration_findings, node_findings
 from cordee.hardware.load import load_catalogue
 from cordee.view.faults import NodeFault
 
@@ -31,6 +31,19 @@ def test_a_table_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[s
     code, out, _ = run(capsys, "doctor", "--slots", "1", "--quick", "--to", str(file))
     assert code == 1 and "cannot be written: File exists" in out
     assert f"checkpoints to {file}: give a folder that this user can write to: --to" in out
+
+
+def test_it_says_when_a_machine_was_calibrated_and_what_changed(tmp_path: Path) -> None:
+    (none,) = calibration_findings(tmp_path, "here")
+    assert none.state == "ok" and none.figure.startswith("none")
+    (tmp_path / "hardware").mkdir()
+    entry = '["{0}"]\nas_of = "2026-11-20"\n["{0}".fingerprint]\nhost = "{1}"\ndevice = "{0}"\ntorch = "1.0"\n'
+    for name, host in (("cpu", "here"), ("H100", "there")):
+        (tmp_path / "hardware" / f"{name}.toml").write_text(entry.format(name, host))
+    (found,) = calibration_findings(tmp_path, "here")
+    assert (found.check, found.state) == ("calibration of cpu", "warn")
+    assert found.figure.startswith("of 2026-11-20; changed since: ") and "torch" in found.figure
+    assert "cordee calibrate" in found.hint
 
 
 def test_limits_and_room_are_graded(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The verb `doctor`: examine this machine, or show what the agents say of theirs."""
 
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from cordee.agent.calibration import files
 from cordee.agent.findings import Finding, State, host_findings, write_speed
 from cordee.agent.gpus import discover
 from cordee.agent.probes import probe_findings
@@ -56,7 +58,7 @@ def doctor(
     if nodes or every:
         found = _reported(nodes or [], home, drain=drain)
     else:
-        found = tuple(_findings(Path(to).expanduser().absolute(), slots, quick=quick))
+        found = tuple(_findings(Path(to).expanduser().absolute(), slots, terminal.folder(home), quick=quick))
     worst = max((each.state for each in found), key=list(_STYLES).index)
     if as_json:
         terminal.print_json(Examination(state=worst, findings=found))
@@ -66,7 +68,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _findings(to: Path, slots: int | None, *, quick: bool) -> Iterator[Finding]:
+def _findings(to: Path, slots: int | None, home: Path, *, quick: bool) -> Iterator[Finding]:
     devices = discover(slots)
     yield from devices.findings()
     if not quick:
@@ -75,6 +77,18 @@ def _findings(to: Path, slots: int | None, *, quick: bool) -> Iterator[Finding]:
             yield from probe_findings(devices.gpu_name, gpus, load_catalogue(gpu_files=home_gpus()))
     yield write_speed(to)
     yield from host_findings(to)
+    yield from calibration_findings(home, socket.gethostname())
+
+
+def calibration_findings(home: Path, host: str) -> Iterator[Finding]:
+    """Yield when each of this host's devices was calibrated, and what of it has changed since then."""
+    found = files.kept(home, host)
+    if not found:
+        yield Finding("calibration", "ok", "none: plans take the catalogue's figures")
+    for each in found:
+        figure = f"of {each.as_of}" + (f"; changed since: {', '.join(each.changed)}" if each.changed else "")
+        hint = "run `cordee calibrate` again" if each.changed else ""
+        yield Finding(f"calibration of {each.name}", "warn" if each.changed else "ok", figure, hint=hint)
 
 
 def _reported(names: Sequence[str], home: Path | None, *, drain: bool) -> tuple[Finding, ...]:
