@@ -21,7 +21,8 @@ class VirtualCluster:
     """The first jobs of one virtual cluster.
 
     Attributes:
-        asked_gpus: GPUs that they would hold on average between the first and the last submission.
+        asked_gpus: GPUs that they would hold on average between the first and the last submission; a part of one
+            counts as a whole.
     """
 
     name: str
