@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
+from cordee import tracing
 from cordee.answers.cost import CostView
 from cordee.answers.files import FileDigests, FilesReceived
 from cordee.answers.jobs import JobDetailView, JobView, WhyView
@@ -181,8 +182,10 @@ class Client:
             InputError: a secret would be sent unencrypted.
         """
         job_id = job_id or new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
-        sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
-        return self._submit(Submitted, "/v1/jobs", sent, environ)
+        with tracing.span("cordee submit", job=job_id) as traceparent:
+            traced = {} if traceparent is None else {"env": {**spec.get("env", {}), tracing.VARIABLE: traceparent}}
+            sent = Submission(job_id=job_id, spec={**spec, **traced}, unprotected=unprotected)
+            return self._submit(Submitted, "/v1/jobs", sent, environ)
 
     def _submit(self, shape: type[T], path: str, sent: Submission | ServiceSubmission, environ: Mapping[str, str]) -> T:
         """Send a spec with its secrets: over TLS, or through the home on this machine."""
@@ -488,7 +491,7 @@ class Client:
     @property
     def money(self) -> Money:
         """Return the requests about budgets and chargeback."""
-        return Money(self._ask)
+        return Money(self._ask, lambda *way, **how: self.exchange(*way, **how).decode())
 
     def cost(self, by: str = "job") -> CostView:
         """Return GPU time and cost by `job`, `user`, `queue` or `epoch`."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cordee.answers.cost import ChargebackView
 from cordee.answers.queues import BudgetView
 
 
@@ -12,10 +13,12 @@ class Money:
     """The money of a server.
 
     Attributes:
-        ask: returns the server's answer to a request, as a client does.
+        ask: returns the server's answer to a request in a shape, as a client does.
+        read: returns it as text.
     """
 
     ask: Callable[..., Any]
+    read: Callable[..., str]
 
     def budgets(self) -> list[BudgetView]:
         """Return the budgets with what is spent of each."""
@@ -31,3 +34,22 @@ class Money:
         """Remove the budget of a `queue`, a `user`, or both, `per` month or total."""
         found: BudgetView = self.ask(BudgetView, "DELETE", "/v1/budgets", params=whose)
         return found
+
+    def chargeback(self, from_us: int = 0, to_us: int | None = None, idle: str = "apart") -> ChargebackView:
+        """Return the chargeback, of months that begin within a stretch of time.
+
+        Args:
+            from_us: its begin.
+            to_us: its end; None: now.
+            idle: `apart`: idle time is a line of its own; `by-use`: it is divided over the others.
+        """
+        found: ChargebackView = self.ask(ChargebackView, "GET", "/v1/chargeback", params=_stretch(from_us, to_us, idle))
+        return found
+
+    def chargeback_csv(self, from_us: int = 0, to_us: int | None = None, idle: str = "apart") -> str:
+        """Return the same as CSV."""
+        return self.read("GET", "/v1/chargeback.csv", params=_stretch(from_us, to_us, idle))
+
+
+def _stretch(from_us: int, to_us: int | None, idle: str) -> dict[str, str | int]:
+    return {"from_us": from_us, "idle": idle} | ({} if to_us is None else {"to_us": to_us})

@@ -8,6 +8,7 @@ from typing import Any
 
 from cordee.answers.jobs import JobDetailView
 from cordee.answers.metrics import CurveView, JobCostView, MetricsView
+from cordee.tracing import VARIABLE
 
 _LEFT_OUT = ("run", "files", "name", "cwd", "version")
 _LABEL_MAX = 24
@@ -44,6 +45,7 @@ def settings_of(job: JobDetailView) -> dict[str, str]:
     """Return the settings of a job by name: keys of its file, flags of its command, environment, commit."""
     found: dict[str, str] = {}
     _flatten("", {key: value for key, value in job.spec.items() if key not in _LEFT_OUT}, found)
+    found.pop(f"env.{VARIABLE}", None)  # of each submission its own
     found |= command_flags(job.spec.get("run") or ())
     if job.files is not None:
         changed = " with changes" if job.files.changed else ""

@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 
 import httpx
@@ -269,10 +270,17 @@ def test_a_month_adds_up_to_the_ledger(team: Team, ada: httpx.Client) -> None:
     for sums in costs.by.values():
         assert sum(each.paid for each in sums.values()) == costs.total.paid
     assert abs(sum(held for held, _ in costs.days) - costs.total.paid) <= len(costs.days)
-    rows = list(csv.DictReader(io.StringIO(ada.get("/cost.csv", params={"by": "queue", "month": "2026-11"}).text)))
-    by_queue = {row["queue"]: float(row["held_usd"]) for row in rows}
-    assert by_queue["(all held)"] == pytest.approx(totals.micro_usd.held / 1e6, abs=1e-5)
-    assert sum(usd for key, usd in by_queue.items() if not key.startswith("(")) == pytest.approx(by_queue["(all held)"])
+    rows = list(csv.DictReader(io.StringIO(ada.get("/cost.csv", params={"month": "2026-11"}).text)))
+    assert sum(Decimal(row["held_total_usd"]) for row in rows) * 10**6 == totals.micro_usd.held
+    assert sum(Decimal(row["lost_gpu_seconds"]) for row in rows) * 10**6 == totals.gpu_us.lost > 0
+    assert sum(Decimal(row["idle_usd"]) for row in rows) * 10**6 == totals.idle_micro_usd
+    assert {row["price_sources"] for row in rows if row["user"] != "(idle)"} == {"list price"}
+    for path in ("/v1/chargeback.csv", "/v1/chargeback.csv?idle=by-use"):
+        other = httpx.get(team.api.url + path, headers={"Authorization": f"Bearer {TOKEN}"}).text
+        billed = sum(Decimal(row["billed_usd"]) for row in csv.DictReader(io.StringIO(other)))
+        assert billed * 10**6 == totals.micro_usd.held + totals.idle_micro_usd
+    mine = httpx.get(f"{team.api.url}/v1/chargeback", headers={"Authorization": f"Bearer {OTHER}"}).json()["lines"]
+    assert [line["user"] for line in mine] == sorted(row["user"] for row in rows)  # a user sees all queues
     assert ada.get("/cost", params={"month": "2026-13"}).status_code == 422
     assert ada.get("/cost", params={"by": "planet"}).status_code == 422
 

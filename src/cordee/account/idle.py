@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from cordee.account.split import MILLI
 from cordee.events import GpusSampled, IdleGpusSampled, Lease, Node, NodeDown, NodeUp
-from cordee.units import US_PER_HOUR
+from cordee.units import US_PER_DAY, US_PER_HOUR, month_start_us
 
 
 class IdleGpus:
@@ -23,6 +23,7 @@ class IdleGpus:
     _rate: int
     _milli_us: int
     _cost: int
+    _months: dict[int, tuple[int, int]]  # by its start: thousandths of GPU-microseconds and cost until then
     energy_mj: int
     integrated_mj: int
 
@@ -31,10 +32,18 @@ class IdleGpus:
         self.nodes, self._up, self._leased, self._idle = {}, {}, {}, {}
         self._milli = self._rate = 0
         self._milli_us = self._cost = 0
+        self._months = {}
         self.energy_mj = self.integrated_mj = 0
 
     def advance(self, at_us: int) -> None:
         """Let time pass until `at_us`."""
+        while self.at_us < (month_us := month_start_us(month_start_us(self.at_us) + 32 * US_PER_DAY)) <= at_us:
+            self._pass(month_us)
+            if self.nodes:
+                self._months[month_us] = (self._milli_us, self._cost)
+        self._pass(at_us)
+
+    def _pass(self, at_us: int) -> None:
         # Time begins with the log's first event: nothing was idle before it, since no node was up.
         self._milli_us += self._milli * (at_us - self.at_us)
         self._cost += self._rate * (at_us - self.at_us)
@@ -45,6 +54,21 @@ class IdleGpus:
         ahead_us = now_us - self.at_us
         gpu_us = (self._milli_us + self._milli * ahead_us) // MILLI
         return gpu_us, (self._cost + self._rate * ahead_us) // (MILLI * US_PER_HOUR)
+
+    def months(self, now_us: int) -> dict[int, tuple[int, int]]:
+        """Return GPU-microseconds and micro-dollars of each month by its start; they sum to those of `until`."""
+        marks = {
+            start: (milli_us // MILLI, cost // (MILLI * US_PER_HOUR))
+            for start, (milli_us, cost) in self._months.items()
+        }
+        start_us = month_start_us(self.at_us)
+        while (start_us := month_start_us(start_us + 32 * US_PER_DAY)) <= now_us:
+            marks[start_us] = self.until(start_us)
+        found, before = dict[int, tuple[int, int]](), (0, 0)
+        for start, sums in [*sorted(marks.items()), (now_us + 1, self.until(now_us))]:
+            found[month_start_us(start - 1)] = (sums[0] - before[0], sums[1] - before[1])
+            before = sums
+        return found
 
     def draw(self, event: GpusSampled | IdleGpusSampled) -> None:
         """Count energy that no attempt's account takes."""

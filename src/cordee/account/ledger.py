@@ -238,6 +238,10 @@ class Ledger:
             integrated_mj=sum(row.integrated_mj for row in rows) + self._idle.integrated_mj,
         )
 
+    def idle_months(self, now_us: int) -> dict[int, tuple[int, int]]:
+        """Return idle GPU-microseconds and micro-dollars of each month of UTC by its start, until now."""
+        return self._idle.months(max(now_us, self.at_us))
+
     # -- jobs ------------------------------------------------------------------------------------------------
 
     def _submitted(self, event: JobSubmitted) -> None:

@@ -51,6 +51,45 @@ class CostRowView(View):
     energy_mj: SplitView
 
 
+class AmountView(View):
+    """GPU time and money."""
+
+    gpu_us: int
+    micro_usd: int
+
+
+class ChargeLineView(View):
+    """A line of the chargeback of a month: what the jobs of a user, queue, project and model held, by class.
+
+    `passed_on` is the part of what they lost that others pay, who gained by it (`passed_on_to`); `charged` is what
+    others lost for their sake; `idle` is what nobody held, as far as this line pays it. `billed` is held, less passed
+    on, plus charged and idle. The price is the mean of what was held.
+    """
+
+    month: str
+    user: str
+    queue: str
+    project: str
+    model: str
+    jobs: int
+    gpu_us: SplitView
+    micro_usd: SplitView
+    passed_on: AmountView
+    passed_on_to: list[str]
+    charged: AmountView
+    idle: AmountView
+    billed: AmountView
+    micro_usd_per_gpu_hour: int | None
+    price_sources: list[str]
+
+
+class ChargebackView(View):
+    """The chargeback until `at_us`, by month, user, queue, project and model; idle time is apart or divided."""
+
+    at_us: int
+    lines: list[ChargeLineView]
+
+
 class ElectricityView(View):
     """Factors that turn joules of GPUs into a building's kilowatt-hours and emissions, with their sources.
 

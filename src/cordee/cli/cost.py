@@ -70,8 +70,12 @@ def cost(
     ] = None,
     usage: Usage = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print --usage as CSV, with the column names of FOCUS; or --from.")
+        bool,
+        typer.Option(
+            "--csv", help="Print the chargeback of each month as CSV; or --usage (names of FOCUS), or --from."
+        ),
     ] = False,
+    idle: Annotated[str, typer.Option(metavar="apart|by-use", help="With --csv: divide idle time by use.")] = "apart",
     from_: From = None,
     cluster: ClusterOfExport = None,
     checkpoint_every: SavedEvery = None,
@@ -109,8 +113,11 @@ def cost(
         hint = "add --from sacct.txt"
         raise InputError("--what-if, --cluster, --checkpoint-every and --price-as need an export", hint=hint)
     by = by or "job"
-    _check_log(by, usage, as_csv or since or until)
+    _check_log(by, usage, as_csv, since or until)
     from_us, to_us = _day_us(since) or 0, _day_us(until)
+    if as_csv and not usage:
+        _print_chargeback(home, from_us, to_us, idle, as_json=as_json)
+        return
     with terminal.connect(home) as client:
         if chrome_trace is not None:
             _write_chrome_trace(client, chrome_trace)
@@ -127,11 +134,21 @@ def cost(
         _print_cost(found)
 
 
-def _check_log(by: str, usage: bool, of_lines: object) -> None:
+def _print_chargeback(home: Path | None, from_us: int, to_us: int | None, idle: str, *, as_json: bool) -> None:
+    if idle not in ("apart", "by-use"):
+        raise InputError(f"unknown --idle {idle!r}", hint="use apart or by-use")
+    with terminal.connect(home) as client:
+        if as_json:
+            terminal.print_json(client.money.chargeback(from_us, to_us, idle))
+        else:
+            sys.stdout.write(client.money.chargeback_csv(from_us, to_us, idle))
+
+
+def _check_log(by: str, usage: bool, as_csv: bool, of_lines: object) -> None:
     if by not in BY + OF_SERVICES:
         raise InputError(f"unknown --by {by!r}", hint=f"use one of: {', '.join(BY + OF_SERVICES)}")
-    if not usage and of_lines:
-        raise InputError("--csv, --since and --until are for usage lines", hint="add --usage")
+    if of_lines and not (usage or as_csv):
+        raise InputError("--since and --until are for usage lines and for chargeback", hint="add --usage or --csv")
 
 
 def _refuse_with_job(other: object) -> None:

@@ -33,7 +33,7 @@ from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_cluster
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
 from cordee.simulate.compare import simulate as simulate_one
 from cordee.simulate.frontier import FRONTIER, recommendation, resampled
-from cordee.simulate.observed import observe
+from cordee.simulate.observed import newest, observe
 from cordee.simulate.policies import POLICIES, NamedPolicy, named_policies
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally, open_trace
@@ -223,16 +223,19 @@ def replay(
     *,
     policy: Policies = "cordee,fifo",
     baseline: Annotated[str, typer.Option(help="Policy that the log ran under.")] = "cordee",
+    last: Annotated[
+        str | None, typer.Option(help="Only jobs that had not ended so long ago: 7d.", show_default="all")
+    ] = None,
     as_json: terminal.Json = False,
 ) -> None:
     """Replay a server's log under another policy, and compare."""
     policies, (base,) = named_policies(_names(policy)), named_policies([baseline])
     if not is_log(log):
         raise InputError(f"{log} is not a log of Cordee", hint="give a home, its cordee.db or JSON lines of its log")
-    observed = observe(read_log(log))
+    observed = observe(read_log(log) if last is None else newest(read_log(log), _us(last)))
     if not observed.jobs:
         raise InputError(f"{log} has no job", hint="run a job first, or give another log")
-    answer = replayed(str(log), observed, policies, base)
+    answer = replayed(str(log), observed, policies, base, whole=last is None)
     if as_json:
         terminal.print_json(answer)
     else:

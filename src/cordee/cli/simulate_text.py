@@ -51,10 +51,8 @@ def _slowdown(value: float) -> str:
 def print_replay(answer: Replay) -> None:
     """Print the audit, the tables, and the jobs whose start would have moved."""
     same = answer.moments - len(answer.differences)
-    _print(
-        f"{answer.log}: {plural(answer.jobs, 'job')}; {same:,} of {answer.moments:,} moments "
-        f"({answer.decisions:,} decisions) are the same as in the log"
-    )
+    checked = f"; {same:,} of {answer.moments:,} moments ({answer.decisions:,} decisions) are the same as in the log"
+    _print(f"{answer.log}: {plural(answer.jobs, 'job')}" + (checked if answer.moments else ""))
     if answer.differences:
         numbers = ", ".join(f"{number:,}" for number in answer.differences[:5])
         _print(f"different at records {numbers}: another version or policy made these decisions")

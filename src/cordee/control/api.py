@@ -25,7 +25,7 @@ from cordee.answers.nodes import Joined, JoinRequest, JoinTokenRequest, JoinToke
 from cordee.answers.queues import QueuesSubmission, QueuesView
 from cordee.answers.submissions import DryRunView, Submission, Submitted
 from cordee.answers.view import HealthView
-from cordee.control import audit_routes, budgets, chain_routes, job_metrics, logs, tenants_api, tunnels
+from cordee.control import audit_routes, budgets, chain_routes, chargeback, job_metrics, logs, tenants_api, tunnels
 from cordee.control.agents import transfers
 from cordee.control.agents.executor import AgentsExecutor
 from cordee.control.audited import Audited
@@ -395,9 +395,9 @@ def create_app(
     app.state.rehearsals = rehearsals or RehearsalOperations.over(operations)
     for above in (services_routes, sweeps_routes, rehearsals_routes):
         app.include_router(above.router)
-    for each in (router, audit_routes.router, budgets.router, job_metrics.router, chain_routes.router):
+    for each in (router, audit_routes.router, budgets.router, chargeback.router, job_metrics.router):
         app.include_router(each)
-    for each in (tenants_api.router, tenants_api.metrics_router):
+    for each in (chain_routes.router, tenants_api.router, tenants_api.metrics_router):
         app.include_router(each)
     _include_artifacts(app, operations)
     app.include_router(agents_router)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from cordee.account.attempt import AttemptRow
+from cordee.account.chargeback import About
 from cordee.control.operations import Operations
 from cordee.control.snapshot import decoded_jobs
 from cordee.control.store import tables
@@ -145,7 +146,7 @@ class Books:
     def __init__(self, operations: Operations) -> None:
         self._operations, self._lock = operations, threading.Lock()
         self._retired: dict[str, list[AttemptRow]] = {}
-        self._names: dict[str, tuple[str, str]] = {}
+        self._names: dict[str, tuple[str, str, str]] = {}
         self._nodes: list[tuple[int, Event]] = []
         self._read = 0
 
@@ -173,8 +174,8 @@ class Books:
                 rows = list(operations.control.ledger.rows(now_us))
             return [*rows, *(row for job_id, each in self._retired.items() if job_id not in live for row in each)]
 
-    def names(self) -> Mapping[str, tuple[str, str]]:
-        """Return the name and the model of each job."""
+    def names(self) -> Mapping[str, tuple[str, str, str]]:
+        """Return the name, the model and the project of each job."""
         jobs = tables.jobs
         with self._lock:
             store = self._operations.store
@@ -184,8 +185,17 @@ class Books:
             for begin in range(0, len(unknown), 500):
                 query = sa.select(jobs.c.job_id, jobs.c.name, jobs.c.spec)
                 for row in store.read(query.where(jobs.c.job_id.in_(unknown[begin : begin + 500]))):
-                    self._names[row["job_id"]] = (row["name"], _model(row["spec"]))
+                    self._names[row["job_id"]] = (row["name"], *_model_and_project(row["spec"]))
             return dict(self._names)
+
+    def about(self) -> dict[str, About]:
+        """Return the project and the model of each job."""
+        return {job_id: About(project, model) for job_id, (_, model, project) in self.names().items()}
+
+    def idle_months(self, now_us: int) -> dict[int, tuple[int, int]]:
+        """Return what nobody held in each month, by its start: GPU-microseconds and micro-dollars."""
+        with self._operations.control.changed:
+            return self._operations.control.ledger.idle_months(now_us)
 
     def held_by_queue(self, span: Span, now_us: int) -> dict[str, int]:
         """Return the GPU time that each queue's own jobs held in a stretch of time."""
@@ -202,7 +212,7 @@ class Books:
         """
         rows, names = self.rows(now_us), self.names()
         until_us = min(span.to_us, now_us)
-        by: dict[str, dict[str, Amounts]] = {"user": {}, "queue": {}, "job": {}, "model": {}}
+        by: dict[str, dict[str, Amounts]] = {"user": {}, "queue": {}, "project": {}, "job": {}, "model": {}}
         total, lost = Amounts(), dict[tuple[str, str, str], int]()
         for row in rows:
             part = span.part_of(row.placed_us, now_us if row.ended_us is None else row.ended_us)
@@ -211,10 +221,11 @@ class Books:
             total.add(row, part)
             if not sees(row):
                 continue
-            name, model = names.get(row.job_id, (row.job_id, ""))
+            name, model, project = names.get(row.job_id, (row.job_id, "", ""))
             keys = {
                 "user": row.owner,
                 "queue": row.queue,
+                "project": project or "no project named",
                 "job": row.service or name,
                 "model": model or "no model named",
             }
@@ -315,11 +326,12 @@ def _parts_by_day(from_us: int, to_us: int, first_us: int, day_us: int, count: i
         yield day, (min(to_us, begin + day_us) - max(from_us, begin)) / (to_us - from_us)
 
 
-def _model(spec: str) -> str:
+def _model_and_project(spec: str) -> tuple[str, str]:
     found: Any = json.loads(spec)
     model = found.get("model") or {}
     service = found.get("service") or {}
-    return str(model.get("name") or model.get("config") or service.get("model") or "")
+    named = str(model.get("name") or model.get("config") or service.get("model") or "")
+    return named, str(found.get("project") or "")
 
 
 def _us(time: datetime) -> int:

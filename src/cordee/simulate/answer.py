@@ -78,7 +78,7 @@ class Replay:
     """A log decided again.
 
     Attributes:
-        moments: times in the log with decisions; each was decided again from the log up to there.
+        moments: times in the log with decisions; each was decided again from the log up to there. 0: of a part of it.
         differences: numbers of the records at which the decision differs.
         logged: the log itself.
     """
@@ -108,9 +108,11 @@ def comparison(scenario: Scenario, tally: Tally, jobs: int, results: Sequence[Re
     )
 
 
-def replayed(name: str, log: ObservedLog, policies: Sequence[NamedPolicy], baseline: NamedPolicy) -> Replay:
-    """Audit the log against its own policy, and replay its world under others."""
-    checked, logged = audit(log.log, baseline.policy), measure_log(log)
+def replayed(
+    name: str, log: ObservedLog, policies: Sequence[NamedPolicy], baseline: NamedPolicy, *, whole: bool = True
+) -> Replay:
+    """Audit the log against its own policy if it is whole, and replay its world under others."""
+    checked, logged = audit(log.log if whole else (), baseline.policy), measure_log(log)
     itself = NamedPolicy(name="the log", description="as it was logged", policy=baseline.policy)
     return Replay(
         log=name,

@@ -90,6 +90,18 @@ class ObservedLog:
         ]
 
 
+def newest(events: Iterable[Event], lasts_us: int) -> list[Event]:
+    """Return the log without the jobs that had ended before its last stretch of this length.
+
+    What runs or waits when it begins is there from its submission on, beside fewer others than it had.
+    """
+    log = list(events)
+    from_us = max((event.at_us for event in log), default=0) - lasts_us
+    ended = {event.job_id: event.at_us for event in log if isinstance(event, JobEnded)}
+    gone = {job_id for job_id, at_us in ended.items() if at_us < from_us}
+    return [event for event in log if getattr(event, "job_id", None) not in gone]
+
+
 def observe(events: Iterable[Event]) -> ObservedLog:
     """Fold the log."""
     observer = _Observer()

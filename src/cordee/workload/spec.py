@@ -211,6 +211,7 @@ class JobSpec(_Section):
     tier: Tier = "standard"
     capacity: CapacityWanted = "any"
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")] = "default"
+    project: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")] | None = None  # in the chargeback
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     after: Annotated[tuple[AfterText, ...], BeforeValidator(_listed)] = ()  # jobs or sweeps: `prep`, `prep:any`
     not_before_us: Annotated[int, Field(ge=0)] | None = None
@@ -560,6 +561,7 @@ def _said(error: ValidationError, where: Where) -> SpecError:
 
 _HINTS = {
     "name": "use lower-case letters, digits and dashes, 40 at most",
+    "project": "use letters, digits, dots, dashes and slashes",
     "queue": "use letters, digits, dots, dashes and slashes",
     "run": "write a command (run: python train.py) or a list of words (run: [python, train.py])",
     "secrets": "write a list of names: secrets: [HF_TOKEN]",

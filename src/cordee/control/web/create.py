@@ -4,7 +4,7 @@ from fastapi import FastAPI
 
 from cordee.control.members import token_id
 from cordee.control.roles import Bearer
-from cordee.control.web import actions, routes
+from cordee.control.web import actions, lab, routes
 from cordee.control.web.pages import Pages
 from cordee.control.web.sessions import BrowserSession, Sessions
 
@@ -14,6 +14,7 @@ def add_pages(app: FastAPI) -> None:
     operations = app.state.operations
     app.include_router(routes.tickets_router)
     app.include_router(routes.router)
+    app.include_router(lab.router)
     app.include_router(actions.router)
     if operations is None:  # only the API's description is wanted
         return

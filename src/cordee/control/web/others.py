@@ -1,7 +1,5 @@
 """The pages of queues, nodes, sweeps and services, and that of the cost of a month."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +10,7 @@ from cordee.answers.services import ServiceView
 from cordee.control.access import Access
 from cordee.control.budgets import BudgetOperations
 from cordee.control.chains import ChainOperations
-from cordee.control.months import Amounts, Books, Costs, Span
+from cordee.control.months import Books, Costs, Span
 from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.services.routes import seen_services
@@ -34,7 +32,7 @@ NODES_SHOWN = 500
 HISTORY_SHOWN = 60
 ROWS_SHOWN = 40
 WEEKS = 8
-BY = ("user", "queue", "job", "model")
+BY = ("user", "queue", "project", "job", "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,26 +195,6 @@ def _days(costs: Costs) -> str:
         Axis("dollars a day", lambda usd: format_micro_usd(round(usd * MICRO_USD))),
     )
     return framed(lambda frame: chart_svg(lines, *axes, label="Dollars a day", frame=frame), _WIDE, _NARROW)
-
-
-def costs_csv(costs: Costs, by: str) -> str:
-    """Return costs as CSV: a row a key, in GPU-hours and dollars by class, and what was idle.
-
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
-    """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    fields = [f"{name}_{unit}" for unit in ("gpu_hours", "usd") for name in (*CLASSES, "held")]
-    writer.writerow(["month", by, "jobs", "tokens", *fields])
-    empty = Amounts()
-    idle = Amounts(gpu_us={"idle": costs.idle_gpu_us}, micro_usd={"idle": costs.idle_micro_usd})
-    for key, amounts in [*costs.by[by].items(), ("(idle)", idle), ("(all held)", costs.total or empty)]:
-        hours = [f"{amounts.gpu_us.get(name, 0) / US_PER_HOUR:.6f}" for name in CLASSES]
-        usd = [f"{amounts.micro_usd.get(name, 0) / MICRO_USD:.6f}" for name in CLASSES]
-        held = f"{amounts.held_us / US_PER_HOUR:.6f}", f"{amounts.paid / MICRO_USD:.6f}"
-        safe = f"'{key}" if key[:1] in "=+-@\t\r" else key
-        writer.writerow([costs.span.name, safe, len(amounts.jobs), amounts.tokens, *hours, held[0], *usd, held[1]])
-    return out.getvalue()
 
 
 def months_until(first_us: int, now_us: int) -> list[str]:

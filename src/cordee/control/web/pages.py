@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from cordee.control.access import Access
+from cordee.control.lab import Lab
 from cordee.control.months import Books, Span
 from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
@@ -30,6 +31,7 @@ NAV = (
     ("v", "Services", "/services"),
     ("a", "Artifacts", "/artifacts"),
     ("u", "Audit", "/audit"),
+    ("l", "Policy lab", "/lab"),
 )
 """The key, the name and the path of each page, as the bar has them."""
 
@@ -82,11 +84,12 @@ class Pages:
     forecasts: Forecasts = field(init=False)
     books: Books = field(init=False)
     drawings: Drawings = field(init=False)
+    lab: Lab = field(init=False)
     followers: int = 0
 
     def __post_init__(self) -> None:
         self.forecasts, self.books = Forecasts(self.operations), Books(self.operations)
-        self.drawings = Drawings()
+        self.drawings, self.lab = Drawings(), Lab(self.operations)
 
     def parts(self, wanted: Wanted, viewer: Access) -> Parts:
         """Return the parts of a page for a viewer.

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from cordee.answers.nodes import WebTicketView
 from cordee.control.access import Access
 from cordee.control.acts import note
+from cordee.control.chargeback import csv_of, lines_of
 from cordee.control.dependencies import Asked, Owner, Shown, bearer_of, body_of, user_router
 from cordee.control.members import token_id
 from cordee.control.web import others
@@ -285,15 +286,15 @@ def cost(request: Request, pages: AskedPages, visit: Visitor) -> Response:
 
 @router.get("/cost.csv")
 def cost_csv(request: Request, pages: AskedPages, visit: Visitor) -> Response:
-    """Return the costs of a month as CSV."""
+    """Return the chargeback of a month as CSV."""
     wanted = Wanted.of("cost", "", request.query_params)
     span, now_us = pages.month(wanted), pages.operations.clock.now_us()
 
     def draw() -> Parts:
-        return {"csv": others.costs_csv(pages.books.costs(span, now_us, visit.viewer.sees), wanted.by)}
+        return {"csv": csv_of(lines_of(pages.books, visit.viewer, now_us, from_us=span.from_us, to_us=span.to_us))}
 
     text = pages.drawings.get(("csv", wanted, visit.viewer.scope), draw, fresh_s=10.0)["csv"]
-    name = f"cordee-{span.name}-by-{wanted.by}.csv"
+    name = f"cordee-{span.name}.csv"
     headers = HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}
     return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
 

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from cordee.control.store.archive import checked_lines
 from cordee.errors import TraceError
 from cordee.event_json import decode
 from cordee.events import Event
@@ -56,9 +57,15 @@ def _bodies(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
         return
     # Read only: the server that owns it may be running.
+    after = 0
     connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
     try:
-        yield from connection.execute("SELECT number, body FROM log ORDER BY number")
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'segments'").fetchone():
+            for first, last, found, body in connection.execute("SELECT * FROM segments ORDER BY first"):
+                yield from enumerate(checked_lines(first, last, found, body), start=first)
+                after = last
+        query = "SELECT number, body FROM log WHERE number > ? ORDER BY number"
+        yield from connection.execute(query, (after,))
     finally:
         connection.close()
 
