@@ -47,10 +47,10 @@ def note(name: str, traceparent: str, from_us: int, to_us: int, **attributes: st
         made.end(max(from_us, to_us) * 1000)
 
 
-def trace_id(traceparent: str) -> str:
+def id_of(traceparent: str) -> str:
     """Return the id of a trace, as logs name it; "" if the text is no traceparent.
 
-    >>> trace_id("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    >>> id_of("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     '0af7651916cd43dd8448eb211c80319c'
     """
     parts = traceparent.split("-")

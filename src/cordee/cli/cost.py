@@ -50,32 +50,32 @@ Since = Annotated[
 ]
 Until = Annotated[str | None, typer.Option(metavar="DATE", help="With --usage or --from: before this day or month.")]
 Usage = Annotated[bool, typer.Option("--usage", help="Print the tokens and cost of each tenant, key and model by day.")]
+Job = Annotated[str | None, typer.Argument(help="Show this job: by epoch of its data, and of a million tokens.")]
+By = Annotated[
+    str | None,
+    typer.Option(
+        help="Group by job, user, queue or epoch (attempt); by service, tenant, key or model with tokens; "
+        "with --from by user, account, partition or job.",
+        show_default="job; user with --from",
+    ),
+]
+AsCsv = Annotated[
+    bool,
+    typer.Option("--csv", help="Print the chargeback of each month as CSV; or --usage (names of FOCUS), or --from."),
+]
+Idle = Annotated[str, typer.Option(metavar="apart|by-use", help="With --csv: whether idle time is divided by use.")]
 ChromeTrace = Annotated[
     Path | None, typer.Option(help="Write GPU time as a Chrome trace, for Perfetto and `cordee profile`.")
 ]
 
 
 def cost(
-    job: Annotated[
-        str | None, typer.Argument(help="Show this job: by epoch of its data, and of a million tokens.")
-    ] = None,
+    job: Job = None,
     *,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            help="Group by job, user, queue or epoch (attempt); by service, tenant, key or model with tokens; "
-            "with --from by user, account, partition or job.",
-            show_default="job; user with --from",
-        ),
-    ] = None,
+    by: By = None,
     usage: Usage = False,
-    as_csv: Annotated[
-        bool,
-        typer.Option(
-            "--csv", help="Print the chargeback of each month as CSV; or --usage (names of FOCUS), or --from."
-        ),
-    ] = False,
-    idle: Annotated[str, typer.Option(metavar="apart|by-use", help="With --csv: divide idle time by use.")] = "apart",
+    as_csv: AsCsv = False,
+    idle: Idle = "apart",
     from_: From = None,
     cluster: ClusterOfExport = None,
     checkpoint_every: SavedEvery = None,

@@ -53,7 +53,6 @@ from cordee.control.store.database import check_database, count_jobs
 from cordee.control.store.leader import Lead
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
-from cordee.control.traces import Traces
 from cordee.errors import (
     CordeeError,
     HomeUnsuitableError,
@@ -204,7 +203,7 @@ class Server:
             app = LeaderOnly(app, self._standby)
         http = WebServer(app, listener, self._public)
         jobs = jobs_of(self.control, self.operations.job, SystemClock())
-        notifier, traces = Notifier(self._home.path, self._store, jobs), Traces(self._store, jobs.number)
+        notifier = Notifier(self._home.path, self._store, jobs)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         facts = {"pid": os.getpid(), "agents": url}
         shut_down = False
@@ -239,14 +238,12 @@ class Server:
             # Clients come last: without a node, every job would be refused as too large.
             self._announce(facts | {"url": url})
             notifier.start()
-            traces.start()
             self._log.info("ready", url=url, log_number=self.control.number, audit=str(self._store.audit.head()))
             if not stand_by:
                 on_ready(url)
             shut_down = self._loop()
         finally:
             notifier.end()
-            traces.end()
             self._end(http, shut_down)
             listener.close()
 

@@ -27,6 +27,7 @@ from cordee.control.notify.messages import (
     reached_message,
 )
 from cordee.control.ports import Clock
+from cordee.control.spans import OtelSpans
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import CordeeError, InputError, StoreError
@@ -93,14 +94,17 @@ class Notifier:
         self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
         self._followers: dict[str, _Follower] = {}
         self._problem = ""
+        self._spans = OtelSpans(store, jobs.number)  # it follows the log as well
 
     def start(self) -> None:
-        """Begin to deliver, from the mark of each destination."""
+        """Begin to deliver, from the mark of each destination, and to trace submissions where somebody wants that."""
         self._thread.start()
+        self._spans.start()
 
     def end(self) -> None:
         """End, and do not wait for a destination that does not answer."""
         self._ended.set()
+        self._spans.end()
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
 

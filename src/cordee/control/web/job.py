@@ -13,9 +13,12 @@ from cordee.control.access import Access
 from cordee.control.job_metrics import job_cost, metrics
 from cordee.control.months import Books
 from cordee.control.operations import Operations
+from cordee.control.web.ahead import Forecasts
 from cordee.control.web.history import job_events
+from cordee.control.web.now import in_line
 from cordee.control.web.parts import Parts
 from cordee.events import CheckpointCommitted, Event, NodeUp
+from cordee.ids import JobId
 from cordee.units import format_count
 from cordee.view.chart import Axis, ChartLine, chart_svg
 from cordee.view.frame import Frame
@@ -57,7 +60,9 @@ class LogLines:
     cut: bool
 
 
-def job_parts(operations: Operations, books: Books, ref: str, viewer: Access, choice: LogChoice) -> Parts:
+def job_parts(
+    operations: Operations, books: Books, forecasts: Forecasts, ref: str, viewer: Access, choice: LogChoice
+) -> Parts:
     """Return the parts of the page.
 
     Raises:
@@ -68,8 +73,9 @@ def job_parts(operations: Operations, books: Books, ref: str, viewer: Access, ch
     events, whole = job_events(operations.store, job.job_id)
     costs = job_cost(operations, job.job_id)
     mine = viewer.changes(job)
+    ahead = forecasts.of(in_line(operations)).get(JobId(job.job_id)) if job.state == "queued" else None
     parts = {
-        "summary": _part("summary", job, why, costs, mine),
+        "summary": _part("summary", job, why, costs, mine, ahead),
         "timeline": _timeline(events, books.node_events(), job, whole, costs.at_us),
     }
     curves = _curves(metrics(operations, job.job_id).curves)

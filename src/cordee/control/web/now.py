@@ -95,7 +95,7 @@ def now_parts(operations: Operations, forecasts: Forecasts, viewer: Access) -> P
         records = [control.state.nodes.records[name] for name in sorted(control.state.nodes.records)]
         attempts = list(control.state.attempts.values())
         totals = control.ledger.totals(found.at_us)
-        queued = _in_line(operations)
+        queued = in_line(operations)
         jobs = {job_id: record.job for job_id, record in control.state.jobs.items() if not record.phase.ended}
         since = {job_id: control.state.jobs[job_id].submitted_us for job_id in queued}
     gone = operations.members.gone()
@@ -135,10 +135,11 @@ def _part(macro: str, *values: object) -> str:
     return part(macro, *values, template="web/now.html.j2")
 
 
-def _in_line(operations: Operations) -> list[JobId]:
+def in_line(operations: Operations) -> list[JobId]:
     """Return the waiting jobs in the order of their lines, the highest tier first."""
-    state = operations.control.state
-    found = [(-state.jobs[each].priority, state.waiting.place(each), each) for each in state.waiting.job_ids()]
+    with operations.control.changed:
+        state = operations.control.state
+        found = [(-state.jobs[each].priority, state.waiting.place(each), each) for each in state.waiting.job_ids()]
     return [job_id for *_, job_id in sorted(found)]
 
 

@@ -124,7 +124,7 @@ class Pages:
                 return lambda: now_parts(operations, self.forecasts, viewer), 0.5
             case "job":
                 choice = LogChoice(wanted.epoch, wanted.rank, wanted.words)
-                return lambda: job_parts(operations, self.books, wanted.ref, viewer, choice), 0.5
+                return lambda: job_parts(operations, self.books, self.forecasts, wanted.ref, viewer, choice), 0.5
             case "queues":
                 return lambda: others.queues_parts(operations, self.books, viewer), 2.0
             case "nodes":

@@ -39,7 +39,7 @@ class _Traced:
     steps: bool = False
 
 
-class Traces:
+class OtelSpans:
     """The traces of one server's jobs."""
 
     def __init__(self, store: SqlStore, number: Callable[[], int]) -> None:
@@ -47,7 +47,7 @@ class Traces:
         self._store, self._last = store, number
         self._jobs: dict[str, _Traced] = {}
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
 
     def start(self) -> None:
         """Follow the log from now on, if somebody wants traces."""
@@ -82,7 +82,7 @@ class Traces:
                 if parent is not None:
                     self._jobs[job.job_id] = _Traced(parent, event.at_us)
                     tracing.note("submitted", parent, event.at_us, event.at_us, job=job.job_id, owner=job.owner)
-                    said = {"job_id": job.job_id, "owner": job.owner, "trace_id": tracing.trace_id(parent)}
+                    said = {"job_id": job.job_id, "owner": job.owner, "trace_id": tracing.id_of(parent)}
                     structlog.get_logger().info("a job was submitted", **said)
             case AttemptPlaced() | RanksStarted() | Reported() | AttemptEnded() | JobEnded():
                 traced = self._jobs.get(event.job_id)
