@@ -52,4 +52,5 @@ class Money:
 
 
 def _stretch(from_us: int, to_us: int | None, idle: str) -> dict[str, str | int]:
-    return {"from_us": from_us, "idle": idle} | ({} if to_us is None else {"to_us": to_us})
+    found: dict[str, str | int] = {"from_us": from_us, "idle": idle}
+    return found if to_us is None else found | {"to_us": to_us}

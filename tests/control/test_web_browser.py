@@ -47,7 +47,7 @@ def page(browser: "playwright.Browser", team: Team) -> Iterator["playwright.Page
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    page.goto(httpx.post(f"{team.api.url}/v1/web-tickets", headers=headers).json()["url"])
+    page.goto(httpx.post(f"{team.api.url}/v1/web-tickets", headers=headers, timeout=WAIT_MS / 1000).json()["url"])
     yield page
     page.close()
     assert not problems

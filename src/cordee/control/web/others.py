@@ -149,8 +149,15 @@ def sweep_parts(sweeps: SweepOperations, ref: str, viewer: Access) -> Parts:
 
 def services_parts(services: ServiceOperations, viewer: Access) -> Parts:
     """Return the services with their load, their latencies and the cost of their tokens."""
-    found, prices = seen_services(services, viewer), services.tenants.prices()
-    rows = [(each, prices.get(each.name), _compared(each)) for each in found if each.state != "ended"]
+    found, prices, control = seen_services(services, viewer), services.tenants.prices(), viewer.operations.control
+    with control.changed:
+        lines = control.ledger.usage(viewer.operations.clock.now_us())
+    priced = {line.key.service for line in lines if line.tokens.output}  # of others there are weights only
+    rows = [
+        (each, prices.get(each.name) if each.name in priced else None, _compared(each))
+        for each in found
+        if each.state != "ended"
+    ]
     return {"services": part("services", rows, template="web/services.html.j2")}
 
 
