@@ -78,7 +78,7 @@ class Replay:
     """A log decided again.
 
     Attributes:
-        moments: times in the log with decisions; each was decided again from the log up to there. 0: of a part of it.
+        moments: times in the log with decisions; each was decided again from the log up to there.
         differences: numbers of the records at which the decision differs.
         logged: the log itself.
     """
