@@ -165,7 +165,7 @@ class Neighbours:
         failures = self._failures.get(node, 0)
         if self._not_before.get((node, ""), 0.0) <= time.monotonic():  # not one of several threads
             self._failures[node] = failures + 1
-        return min(AWAY_S * 2 ** min(failures, 10), AWAY_S_MAX)
+        return min(AWAY_S * 2.0 ** min(failures, 10), AWAY_S_MAX)
 
     def _put_off(self, node: str, object_id: str, for_s: float) -> None:
         now_s = time.monotonic()
