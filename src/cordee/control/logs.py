@@ -7,7 +7,6 @@ import asyncio
 import fcntl
 import os
 import re
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +17,9 @@ from cordee.units import GiB, MiB
 POLL_S = 0.1
 PART_BYTES_MAX = 4 * MiB
 LOG_BYTES_MAX = GiB + MiB  # an agent ends a log at 1 GiB, with a line that says so
-_CHUNK_BYTES = MiB  # read at once on the loop that also answers agents
+READ_BYTES = MiB
+"""Bytes of a log that a reader holds in memory, however large it is."""
+
 _LOG_NAME = re.compile(r"(rank\d{1,6}|node)\.log")
 
 
@@ -72,38 +73,12 @@ def log_files(home: Path, job_id: str, epoch: int, rank: int | None = None) -> l
 
 
 def lines(files: Sequence[Path], tail: int | None = None) -> Iterator[str]:
-    """Yield the lines of the files, one file after the other; with `tail`, only the last `tail` lines of each."""
+    """Yield the lines of the files, many at once, one file after the other; with `tail`, the last `tail` of each."""
     for path in files:
-        label = _label(path, several=len(files) > 1)
-        with path.open(errors="replace") as file:
-            for line in file if tail is None else deque(file, maxlen=tail):
-                yield label + line.rstrip("\n") + "\n"
-
-
-class Follower:
-    """Reader of growing files. It yields a line once it is complete, or when `finish` is called."""
-
-    def __init__(self) -> None:
-        self._read: dict[Path, int] = {}
-        self._rest: dict[Path, bytes] = {}
-
-    def fresh(self, files: Sequence[Path], *, several: bool) -> Iterator[str]:
-        """Yield the lines completed since the last call."""
-        for path in files:
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                while chunk := file.read(_CHUNK_BYTES):
-                    self._read[path] = self._read.get(path, 0) + len(chunk)
-                    *complete, self._rest[path] = (self._rest.get(path, b"") + chunk).split(b"\n")
-                    for line in complete:
-                        yield _label(path, several=several) + line.decode(errors="replace") + "\n"
-
-    def finish(self, *, several: bool) -> Iterator[str]:
-        """Yield the last lines, which have no newline."""
-        for path, rest in self._rest.items():
-            if rest:
-                yield _label(path, several=several) + rest.decode(errors="replace") + "\n"
-        self._rest.clear()
+        at = 0 if tail is None else _tail_start(path, tail)
+        while part := _part(path, at, last=True):
+            at += len(part)
+            yield _labelled(path, part, several=len(files) > 1)
 
 
 async def follow(
@@ -112,7 +87,7 @@ async def follow(
     epoch: int | None,
     several: bool,
 ) -> AsyncIterator[str]:
-    """Yield lines as they are written, through all later attempts, until the job ends.
+    """Yield lines as they are written, many at once, through all later attempts, until the job ends.
 
     Files are polled ten times a second: there is no portable way to wait for one.
 
@@ -122,22 +97,68 @@ async def follow(
         epoch: begin with this attempt; None: with the newest.
         several: whether lines are labelled with their rank.
     """
-    follower = Follower()
+    read: dict[Path, int] = {}
+
+    def fresh(of: int, last: bool) -> str:
+        for path in files(of):
+            part = _part(path, read.get(path, 0), last=last)
+            if part:
+                read[path] = read.get(path, 0) + len(part)
+                return _labelled(path, part, several=several)
+        return ""
+
     current = epoch
     while True:
         newest, ended, over = await asyncio.to_thread(progress)
         current = current or newest
-        for line in follower.fresh(files(current), several=several):
-            yield line
-        if over or current < newest or (current == newest and ended):
-            for line in follower.finish(several=several):
-                yield line
+        last = over or current < newest or ended
+        while found := await asyncio.to_thread(fresh, current, last):
+            yield found
         if current < newest:
             current += 1
         elif over:
             return
         else:
             await asyncio.sleep(POLL_S)
+
+
+def _part(path: Path, start: int, *, last: bool) -> bytes:
+    """Return whole lines from a byte on, as many as are read at once; a line that is longer comes in parts.
+
+    With `last` the last line may lack its newline.
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        part = file.read(READ_BYTES)
+    end = part.rfind(b"\n") + 1
+    return part[:end] if end else part if last or len(part) == READ_BYTES else b""
+
+
+def _tail_start(path: Path, tail: int) -> int:
+    """Return the byte at which the last `tail` lines of a file begin."""
+    with path.open("rb") as file:
+        at = size = file.seek(0, os.SEEK_END)
+        if not tail or not size:
+            return size
+        file.seek(size - 1)
+        wanted = tail + (file.read(1) == b"\n")  # the newline at the end begins no line
+        while at:
+            begin = max(0, at - READ_BYTES)
+            file.seek(begin)
+            block = file.read(at - begin)
+            found = block.count(b"\n")
+            if found >= wanted:
+                place = len(block)
+                for _ in range(wanted):
+                    place = block.rfind(b"\n", 0, place)
+                return begin + place + 1
+            wanted, at = wanted - found, begin
+    return 0
+
+
+def _labelled(path: Path, part: bytes, *, several: bool) -> str:
+    label = _label(path, several=several)
+    return "".join(f"{label}{line}\n" for line in part.removesuffix(b"\n").decode(errors="replace").split("\n"))
 
 
 def _label(path: Path, *, several: bool) -> str:
