@@ -198,7 +198,7 @@ class KnownFacts(Facts):
 
     def __init__(self, node: Node) -> None:
         self.devices = Devices(node.gpu_name, node.gpus, "of this world")
-        self.data = ()
+        self.data, self.gives_at = (), ""
         self.problem = ""
         self._drawn = node
         self._reported: Node | None = None
