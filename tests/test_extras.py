@@ -40,7 +40,13 @@ for verb in {verbs}:
     except SystemExit as end:
         print("left:", verb, end.code or 0)
 """
-NEEDS = {"artifact": ["artifacts"], "profile": ["profile"], "checkpoint": ["train", "server"], "admin": ["server"]}
+NEEDS = {
+    "artifact": ["artifacts"],
+    "profile": ["profile"],
+    "checkpoint": ["train", "server"],
+    "admin": ["server"],
+    "audit": ["server"],
+}
 """The verbs whose help needs one of some extras; without it they name the first."""
 
 Run = Callable[..., str]

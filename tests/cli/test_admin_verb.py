@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from verbs import run
 
+from cordee.control.store.sessions import SessionRows
 from cordee.control.store.sql import SqlStore
 from cordee.events import ServerUp
 
@@ -34,3 +35,16 @@ def test_a_home_is_backed_up_checked_and_restored(tmp_path: Path, capsys: pytest
     assert (code, json.loads(out)) == (1, {"number": 3, "faults": [fault]})
     code, out, _ = run(capsys, "admin", "check", "--home", str(new))
     assert code == 1 and out.startswith(fault + "\nhint: ")
+
+
+def test_all_sessions_of_a_person_are_ended_and_that_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = SqlStore(f"sqlite:///{tmp_path}/cordee.db")
+    for key, name in (("a", "ada"), ("b", "ada"), ("c", "bob")):
+        SessionRows(store).add(key, name, "token", [], now_us=1, over_us=0)
+    assert run(capsys, "admin", "logout", "ada", "--home", str(tmp_path)) == (0, "2 sessions of ada ended\n", "")
+    assert SessionRows(store).get("a") is None and SessionRows(store).get("c") is not None
+    [record] = store.audit.records()
+    assert (record.operation, record.object) == ("admin logout", "ada")
+    store.close()

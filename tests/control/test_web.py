@@ -187,7 +187,7 @@ def test_a_token_to_read_with_changes_nothing_by_any_way(tmp_path: Path) -> None
         before = team.api.operations.control.number
         headers = {"Authorization": f"Bearer {token}"}
         assert httpx.get(f"{team.api.url}/v1/jobs", headers=headers).status_code == 200
-        described = httpx.get(f"{team.api.url}/openapi.json").json()["paths"]
+        described = httpx.get(f"{team.api.url}/openapi.json", timeout=60).json()["paths"]
         asked = 0
         for path, methods in described.items():
             for method in methods:

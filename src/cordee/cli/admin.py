@@ -13,12 +13,15 @@ from cordee.errors import MissingExtraError
 from cordee.units import format_bytes, plural
 
 try:
+    from cordee.control.acts import Act, carried_out
     from cordee.control.backup import back_up, check_backup, database_of
     from cordee.control.backup import check as check_database
     from cordee.control.backup import restore as restore_backup
     from cordee.control.notify.channels import deliver
     from cordee.control.notify.destinations import FILE, read_destinations
     from cordee.control.notify.messages import Message
+    from cordee.control.store.sessions import SessionRows
+    from cordee.control.store.sql import SqlStore
 except ImportError as error:
     raise MissingExtraError(
         f"a server needs the library {error.name}, which is not installed", hint="pip install 'cordee[server]'"
@@ -111,3 +114,18 @@ def notify(
             console.print(f"{each}: {kind}", highlight=False, markup=False)
         if not rows:
             console.print(f"no destination: {folder / FILE} has none", highlight=False, markup=False)
+
+
+@admin.command()
+def logout(
+    name: Annotated[str, typer.Argument(help="The person.")], *, home: Home = None, database: Database = None
+) -> None:
+    """End all browser sessions of a person, within two seconds; tokens and the identity provider are elsewhere."""
+    store = SqlStore(database or database_of(terminal.folder(home)))
+    act = Act(time.time_ns() // 1000, named="admin logout", who=getpass.getuser(), object=name)
+    try:
+        with carried_out(act):
+            ended = SessionRows(store).end_all(name)
+    finally:
+        store.close()
+    print(f"{plural(ended, 'session')} of {name} ended")

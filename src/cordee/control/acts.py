@@ -49,7 +49,6 @@ class Act:
         queue: of the object; "" for what belongs to the whole cluster.
         detail: more in words, such as the roles that were given.
         event: the number that the log had after the act; None if the act wrote no event.
-        loud: whether it leaves a record although it only reads: a login by a link.
         recorded: whether its record is written.
     """
 
@@ -65,7 +64,6 @@ class Act:
     queue: str = ""
     detail: str = ""
     event: int | None = None
-    loud: bool = False
     recorded: bool = False
 
     @property
@@ -107,7 +105,7 @@ def carried_out(act: Act | None) -> Iterator[None]:
         _CURRENT.reset(before)
 
 
-def note(**facts: str | bool) -> None:
+def note(**facts: str) -> None:
     """Write into the current act who it is of, or what it is about; without one, do nothing."""
     act = acting()
     if act is not None:

@@ -60,8 +60,6 @@ def _outcome(act: Act, status: int) -> str | None:
     """Return how a request ended, as the log has it; None: it is not for the log."""
     if status in (401, 403):
         return REFUSED
-    if act.loud:
-        return DONE
     if act.scope.get("method", "GET") in _READS or "route" not in act.scope:
         return None
     if status >= 400:

@@ -11,7 +11,8 @@ from cordee.control.chains import ChainOperations
 from cordee.control.operations import Operations
 from cordee.control.roles import Action
 from cordee.control.web.frame import HEADERS, PageRoute, framed
-from cordee.control.web.routes import AskedPages, Form, Visitor
+from cordee.control.web.login import Form
+from cordee.control.web.routes import AskedPages, Visitor
 from cordee.errors import InputError, NotFoundError
 from cordee.ids import JobId
 from cordee.units import plural

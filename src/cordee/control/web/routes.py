@@ -1,39 +1,35 @@
-"""The HTTP face of the pages: reading them, following them, and logging in and out."""
+"""The HTTP face of the pages: reading and following them."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.requests import Request
 
-from cordee.answers.nodes import WebTicketView
 from cordee.control.access import Access
 from cordee.control.acts import note
 from cordee.control.chargeback import csv_of, lines_of
-from cordee.control.dependencies import Asked, Owner, Shown, bearer_of, body_of, user_router
-from cordee.control.members import token_id
+from cordee.control.dependencies import Asked
 from cordee.control.web import others
 from cordee.control.web.frame import HEADERS, PageRoute, asset_answer, framed
+from cordee.control.web.login import AskedSessions
 from cordee.control.web.pages import Pages, Wanted
 from cordee.control.web.parts import Parts
-from cordee.control.web.sessions import LASTS_S, Sessions, session_id
-from cordee.errors import BusyError, CordeeError, ForbiddenError, TokenError
+from cordee.control.web.sessions import Sessions, session_id
+from cordee.errors import BusyError, CordeeError, TokenError
 from cordee.view.page import part
 
 FOLLOWERS_MAX = 256
 """Pages that are followed at a time; each is a connection that stays open."""
 
-FORM_BYTES_MAX = 16_384
 _EVERY_S = 1.0  # between two updates of a page
 _QUIET_S = 5.0  # after which a page is drawn again, although the log has not changed
 _LOOK_S = 0.1
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-tickets_router = user_router("/v1")
 
 
 async def _pages(request: Request) -> Pages:
@@ -42,14 +38,7 @@ async def _pages(request: Request) -> Pages:
     return pages
 
 
-async def _sessions(request: Request) -> Sessions:
-    sessions = request.app.state.sessions
-    assert isinstance(sessions, Sessions), "create_app put it there"
-    return sessions
-
-
 AskedPages = Annotated[Pages, Depends(_pages)]
-AskedSessions = Annotated[Sessions, Depends(_sessions)]
 
 
 class Visit(NamedTuple):
@@ -62,7 +51,8 @@ class Visit(NamedTuple):
 
 async def _visit(request: Request, sessions: AskedSessions, operations: Asked) -> Visit:
     cookie = request.cookies.get(sessions.cookie, "")
-    session = sessions.of(cookie) if cookie else None
+    follows = request.url.path == "/live"
+    session = await asyncio.to_thread(sessions.of, cookie, follows=follows) if cookie else None
     if session is None:
         raise TokenError("nobody is logged in here, or the session is over", hint="cordee web")
     note(who=session.name, session=session_id(cookie))
@@ -70,116 +60,6 @@ async def _visit(request: Request, sessions: AskedSessions, operations: Asked) -
 
 
 Visitor = Annotated[Visit, Depends(_visit)]
-
-
-async def form_of(request: Request, sessions: AskedSessions) -> dict[str, str]:
-    """Return the fields of a form, which a page of this server must have sent.
-
-    Raises:
-        ForbiddenError: another site may have sent it.
-        InputError: it is too long.
-    """
-    _check_origin(request)
-    fields = await _fields(request)
-    cookie = request.cookies.get(sessions.cookie, "")
-    if not sessions.is_form_token(cookie, fields.pop("form", "")):
-        raise ForbiddenError("this form is not of your session", hint="go back, reload the page and send it again")
-    return fields
-
-
-Form = Annotated[dict[str, str], Depends(form_of)]
-
-
-async def _fields(request: Request) -> dict[str, str]:
-    body = await body_of(request, FORM_BYTES_MAX)
-    found = parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=50)
-    return {name: values[-1] for name, values in found.items()}
-
-
-def _check_origin(request: Request) -> None:
-    """Refuse what a page of another site sent.
-
-    Raises:
-        ForbiddenError: it did.
-    """
-    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
-    foreign = origin not in (None, "null") and urlsplit(origin or "").netloc != request.headers.get("host")
-    if foreign or site not in ("same-origin", "none"):
-        raise ForbiddenError("this request comes from a page of another site")
-
-
-# -- logging in and out ------------------------------------------------------------------------------------------------
-
-
-@tickets_router.post("/web-tickets", status_code=201)
-def ticket(request: Request, sessions: AskedSessions, owner: Owner, shown: Shown) -> WebTicketView:
-    """Return a ticket with which a browser logs in as this user, once and within two minutes."""
-    made = sessions.ticket(owner, token_id(shown))
-    return WebTicketView(url=f"{request.url.scheme}://{request.url.netloc}/login?ticket={made}")
-
-
-@router.get("/login")
-def login(request: Request, sessions: AskedSessions) -> Response:
-    """Show the form of the login, or take a ticket."""
-    to, shown = _local(request.query_params.get("next", "/")), request.query_params.get("ticket", "")
-    problem = ""
-    if shown:
-        _check_origin(request)
-        found = sessions.redeem(shown)
-        if found is not None:
-            return _begun(request, sessions, found.name, found.by, to)
-        problem = "The ticket is used or too old: `cordee web` makes another one."
-    return _login_page(to, problem)
-
-
-@router.post("/login")
-async def log_in(request: Request, sessions: AskedSessions, operations: Asked) -> Response:
-    """Take a token, and begin a session."""
-    _check_origin(request)
-    fields = await _fields(request)
-    to, token = _local(fields.get("next", "/")), fields.get("token", "").strip()
-    try:
-        owner = (await asyncio.to_thread(bearer_of, operations, token)).name
-    except CordeeError as error:
-        return _login_page(to, f"{error.message[0].upper()}{error.message[1:]}.", status=401)
-    return _begun(request, sessions, owner, token_id(token), to)
-
-
-@router.post("/logout")
-async def log_out(sessions: AskedSessions, visit: Visitor, _: Form) -> Response:
-    """End the session of this browser."""
-    answer = RedirectResponse("/login", status_code=303, headers=HEADERS)
-    answer.delete_cookie(sessions.cookie)
-    return answer
-
-
-def _begun(request: Request, sessions: Sessions, name: str, by: str, to: str) -> Response:
-    cookie = sessions.begin(name, by)
-    note(who=name, token=by, session=session_id(cookie), loud=True)
-    answer = RedirectResponse(to, status_code=303, headers=HEADERS)
-    answer.set_cookie(
-        sessions.cookie,
-        cookie,
-        max_age=LASTS_S,
-        httponly=True,
-        samesite="lax",
-        secure=request.url.scheme == "https",
-    )
-    return answer
-
-
-def _login_page(to: str, problem: str, status: int = 200) -> Response:
-    return framed("Log in", {"login": part("login", to, problem, (), template="web/login.html.j2")}, status=status)
-
-
-def _local(path: str) -> str:
-    """Return a path of this server; "/" for an address elsewhere.
-
-    >>> _local("/jobs/x?rank=1"), _local("//evil.example"), _local("https://evil.example")
-    ('/jobs/x?rank=1', '/', '/')
-    """
-    whole = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
-    return path if whole and "\\" not in path else "/"
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -318,7 +198,7 @@ async def _followed(pages: Pages, sessions: Sessions, wanted: Wanted, visit: Vis
     operations, sent = pages.operations, Parts()
     pages.followers += 1
     try:
-        while not operations.closing and sessions.of(visit.cookie) is not None:
+        while not operations.closing and await asyncio.to_thread(sessions.of, visit.cookie, follows=True) is not None:
             number = operations.control.number
             try:
                 parts = await asyncio.to_thread(pages.parts, wanted, visit.viewer)
