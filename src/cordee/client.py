@@ -6,15 +6,11 @@
 import json
 import os
 import secrets
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
-
-from pydantic import TypeAdapter
 
 from cordee import tracing
 from cordee.answers.cost import CostView
@@ -46,13 +42,9 @@ from cordee.answers.submissions import (
 )
 from cordee.answers.sweeps import SweepDetailView, SweepSubmission, SweepView
 from cordee.answers.view import HealthView
+from cordee.api_connection import ApiConnection
 from cordee.client_money import Money
-from cordee.errors import (
-    InputError,
-    NoServerError,
-    SpecError,
-    StandbyError,
-)
+from cordee.errors import InputError, SpecError
 from cordee.event_json import decode
 from cordee.events import Event, Queue
 from cordee.ids import JobId
@@ -60,23 +52,16 @@ from cordee.ids import job_id as new_job_id
 from cordee.servers import (
     ServerAddress,
     default_home,
-    error_of,
     find_server,
     fingerprint_of_environment,
     home_token,
     is_private,
     read_join_token,
     secrets_kept,
-    transport,
 )
-from cordee.tls import client_context
 from cordee.workload.rehearsal import rehearsal_name
 
 T = TypeVar("T")
-
-_TIMEOUT_S, _PAIR_TIMEOUT_S = 30.0, 6.0
-_TAKEOVER_S = 10.0  # a new leader answers well within this time after the old one is gone
-_RETRY_S = 0.1
 
 
 class Client:
@@ -110,22 +95,18 @@ class Client:
             NoServerError: no server runs for the home.
             TokenError: the home's token cannot be read.
         """
-        import httpx
-
         if url is None:
-            self.address = find_server(home)
+            address = find_server(home)
         else:
             token = token or os.environ.get("CORDEE_TOKEN") or home_token((home or default_home()).absolute())
             pinned = fingerprint or fingerprint_of_environment()
-            self.address = ServerAddress(url, token, pinned, home and home.absolute(), tuple(others))
-        headers = {"Authorization": f"Bearer {token or self.address.token}"}
-        # Without TLS no proxy from the environment is wanted, and loading the system's certificates would take longer
-        # than most requests.
-        tls = any(each.startswith("https:") for each in (self.url, *self.address.others))
-        verify = client_context(self.address.fingerprint) if tls else False
-        # A frozen server accepts connections and never answers: where there is another one, it is asked sooner.
-        timeout = _PAIR_TIMEOUT_S if self.address.others else _TIMEOUT_S
-        self._http = httpx.Client(headers=headers, timeout=timeout, trust_env=tls, verify=verify)
+            address = ServerAddress(url, token, pinned, home and home.absolute(), tuple(others))
+        self._line = ApiConnection(address, token or address.token)
+
+    @property
+    def address(self) -> ServerAddress:
+        """Return where the server is, and how it is known."""
+        return self._line.address
 
     @property
     def url(self) -> str:
@@ -135,7 +116,7 @@ class Client:
     @property
     def token(self) -> str:
         """Return the token by which the server knows the user."""
-        return str(self._http.headers["Authorization"]).removeprefix("Bearer ")
+        return self._line.token
 
     @property
     def home(self) -> Path | None:
@@ -150,11 +131,11 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
-        self._http.close()
+        self._line.close()
 
     def health(self) -> HealthView:
         """Describe the server itself, whether it leads or stands by."""
-        return self._ask_here(HealthView, "GET", "/v1/health")
+        return self._line.ask_here(HealthView, "GET", "/v1/health")
 
     def submit(
         self,
@@ -232,7 +213,7 @@ class Client:
 
     def rehearsals(self) -> list[RehearsalView]:
         """Return the newest result of each code and number of GPUs, the newest first."""
-        return self._ask(list[RehearsalView], "GET", "/v1/rehearsals")
+        return self._list(RehearsalView, "/v1/rehearsals")
 
     def missing_files(self, digests: Iterable[str]) -> list[str]:
         """Return the digests of submitted files whose content the server lacks, or this user has not sent."""
@@ -270,7 +251,7 @@ class Client:
 
     def jobs(self) -> list[JobView]:
         """Return every job, newest first."""
-        return self._ask(list[JobView], "GET", "/v1/jobs")
+        return self._list(JobView, "/v1/jobs")
 
     def job(self, job_id: str) -> JobDetailView:
         """Return one job, by its id or by a name that only one job has."""
@@ -316,7 +297,7 @@ class Client:
         """Yield the output of one attempt, by default the newest; with `follow`, from it to the job's end."""
         asked = {"epoch": epoch, "rank": rank, "tail": tail, "follow": follow}
         params = {name: value for name, value in asked.items() if value is not None}
-        with self._stream(f"/v1/jobs/{job_id}/logs", params) as lines:
+        with self._line.stream(f"/v1/jobs/{job_id}/logs", params) as lines:
             yield from lines
 
     def metrics(self, job_id: str) -> MetricsView:
@@ -342,7 +323,7 @@ class Client:
 
     def services(self) -> list[ServiceView]:
         """Return all services, those that have ended last."""
-        return self._ask(list[ServiceView], "GET", "/v1/services")
+        return self._list(ServiceView, "/v1/services")
 
     def service(self, name: str) -> ServiceView:
         """Return one service with its replicas."""
@@ -372,7 +353,7 @@ class Client:
 
     def sweeps(self) -> list[SweepView]:
         """Return all sweeps, the newest first."""
-        return self._ask(list[SweepView], "GET", "/v1/sweeps")
+        return self._list(SweepView, "/v1/sweeps")
 
     def sweep(self, ref: str) -> SweepDetailView:
         """Return one sweep with its trials, by its id, or the newest one of a name."""
@@ -401,7 +382,7 @@ class Client:
 
     def nodes(self) -> list[NodeView]:
         """Return every node that was ever up."""
-        return self._ask(list[NodeView], "GET", "/v1/nodes")
+        return self._list(NodeView, "/v1/nodes")
 
     def cordon(self, node: str, *, why: str = "") -> NodeView:
         """Place nothing new on a node; attempts that run there go on."""
@@ -422,7 +403,7 @@ class Client:
 
     def maintenance(self) -> list[MaintenanceView]:
         """Return every maintenance that is not over."""
-        return self._ask(list[MaintenanceView], "GET", "/v1/maintenance")
+        return self._list(MaintenanceView, "/v1/maintenance")
 
     def cancel_maintenance(self, booking: str) -> MaintenanceView:
         """Cancel a maintenance; one that has begun ends."""
@@ -434,7 +415,7 @@ class Client:
 
     def reservations(self) -> list[ReservationView]:
         """Return every reservation that is not over."""
-        return self._ask(list[ReservationView], "GET", "/v1/reservations")
+        return self._list(ReservationView, "/v1/reservations")
 
     def cancel_reservation(self, reservation: str) -> ReservationView:
         """Cancel a reservation; one that has begun ends."""
@@ -517,7 +498,7 @@ class Client:
 
     def keys(self) -> list[KeyView]:
         """Return all keys without their secrets, oldest first, revoked ones as well."""
-        return self._ask(list[KeyView], "GET", "/v1/keys")
+        return self._list(KeyView, "/v1/keys")
 
     def revoke_key(self, key: str) -> KeyView:
         """Make a key void, by its id or by a name that only one key has."""
@@ -525,7 +506,7 @@ class Client:
 
     def tenants(self) -> list[TenantView]:
         """Return all tenants by name, with what each has spent."""
-        return self._ask(list[TenantView], "GET", "/v1/tenants")
+        return self._list(TenantView, "/v1/tenants")
 
     def set_tenant(self, name: str, **rules: Any) -> TenantView:
         """Add a tenant, or replace its rules: the fields of `TenantRules`."""
@@ -533,7 +514,7 @@ class Client:
 
     def events(self, after: int = 0, *, follow: bool = False) -> Iterator[tuple[int, Event]]:
         """Yield the log after a number; with `follow`, as it grows."""
-        with self._stream("/v1/events", {"after": after, "follow": follow}) as lines:
+        with self._line.stream("/v1/events", {"after": after, "follow": follow}) as lines:
             number = 0
             for line in lines:
                 field, _, value = line.partition(": ")
@@ -550,48 +531,13 @@ class Client:
         """Return the leader's answer to a request of a part of the API that has a client of its own."""
         return self._ask(shape, method, path, **kwargs)
 
-    def _ask(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
-        """Return the leader's answer. Every request may be repeated: it has an id, or says what shall be."""
-        deadline = time.monotonic() + _TAKEOVER_S
-        while True:
-            try:
-                return self._ask_here(shape, method, path, **kwargs)
-            except (NoServerError, StandbyError) as error:
-                if not self._turn(error) or time.monotonic() > deadline:
-                    raise
-
-    def _turn(self, error: NoServerError | StandbyError) -> bool:
-        """Turn to the server that the error names as the leader, else to the next; return whether to ask again."""
-        now, leader = self.address, error.leader if isinstance(error, StandbyError) else None
-        if leader is not None and leader != now.url and (leader in now.others or now.url.startswith("https:")):
-            following = leader
-        elif now.others:
-            following = now.others[0]
-        else:
-            return isinstance(error, StandbyError) and leader is None
-        time.sleep(_RETRY_S)  # each may name another one until one of them has taken over
-        others = (*(url for url in now.others if url != following), now.url)
-        self.address = replace(now, url=following, others=others)
-        return True
-
-    def _ask_here(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
-        return TypeAdapter(shape).validate_json(self.exchange(method, path, **kwargs))
-
     def exchange(self, method: str, path: str, **kwargs: Any) -> bytes:
         """Return the body of this server's answer to a request of httpx."""
-        with transport(self.url):
-            answer = self._http.request(method, self.url + path, **kwargs)
-        if answer.is_error:
-            raise error_of(answer)
-        return answer.content
+        return self._line.exchange(method, path, **kwargs)
 
-    @contextmanager
-    def _stream(self, path: str, params: Mapping[str, Any]) -> Iterator[Iterator[str]]:
-        with (
-            transport(self.url),
-            self._http.stream("GET", self.url + path, params=dict(params), timeout=None) as answer,
-        ):
-            if answer.is_error:
-                answer.read()
-                raise error_of(answer)
-            yield answer.iter_lines()
+    def _ask(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
+        return self._line.ask(shape, method, path, **kwargs)
+
+    def _list(self, shape: type[T], path: str) -> list[T]:
+        """Return a whole list, which the server sends in pages."""
+        return [each for page in self._line.pages(list[shape], path) for each in page]  # type: ignore[valid-type]

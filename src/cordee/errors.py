@@ -10,7 +10,9 @@
     │   ├── ScriptError            16     the program to run is not there
     │   ├── QueuesError            17     a tree of queues that breaks a rule
     │   ├── TraceError             18     a trace of jobs, or a row of one under --strict
-    │   └── ProfileError           19     a profiler's file
+    │   ├── ProfileError           19     a profiler's file
+    │   ├── BodyTooLargeError      82     a request with more bytes than the server reads
+    │   └── KeyReusedError         83     an idempotency key that came with another request before
     ├── AdmissionError             20   a job that was refused; nothing was queued
     │   ├── DoesNotFitError        21     its model does not fit its GPUs
     │   ├── UnprotectedError       22     preemptible without a checkpoint
@@ -27,6 +29,7 @@
     │   ├── ForbiddenError         37     a token that is good for something else
     │   ├── NameTakenError         38     another machine joined as this node
     │   ├── BusyError              88     something else that goes on must end first
+    │   │   └── OverloadedError    84     more such questions wait than the server answers in a while
     │   └── StandbyError           39     the server stands by; another one leads, or none does yet
     ├── StoreError                 40   the database cannot be read or written
     │   └── ReplacedError          41     another server leads: this one may no longer write
@@ -129,6 +132,18 @@ class ProfileError(InputError):
     exit_code = 19
 
 
+class BodyTooLargeError(InputError):
+    """A request has more bytes than the server reads."""
+
+    exit_code = 82
+
+
+class KeyReusedError(InputError):
+    """An idempotency key came with another request before."""
+
+    exit_code = 83
+
+
 class AdmissionError(CordeeError):
     """A job was refused at submission; nothing was queued."""
 
@@ -217,6 +232,12 @@ class BusyError(ServerError):
     """Something else that goes on must end first; the same request will do later."""
 
     exit_code = 88
+
+
+class OverloadedError(BusyError):
+    """More questions of this kind wait than the server answers in a while."""
+
+    exit_code = 84
 
 
 class NameTakenError(ServerError):

@@ -105,7 +105,7 @@ class Pair:
         try:
             url = json.loads((home / "server.json").read_text())["url"]
             with Client(home, url=url) as client:
-                client._http.timeout = 1.0  # type: ignore[assignment]  # a frozen server does not answer
+                client._line._http.timeout = 1.0  # type: ignore[assignment]  # a frozen server does not answer
                 return client.health().model_dump()
         except (OSError, ValueError, KeyError, CordeeError):
             return {}

@@ -129,6 +129,11 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "put /artifacts/{kind}/{digest}": "a stream",
         "get /events": "a stream",
         "get /audit": "AuditView",
+        "get /budgets": "BudgetView",
+        "put /budgets": "BudgetView",
+        "delete /budgets": "BudgetView",
+        "get /chargeback": "ChargebackView",
+        "get /chargeback.csv": "a stream",
         "post /down": "HealthView",
     }
     for name in set(answers.values()) - {"a stream"}:

@@ -2,28 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from typing import cast
 
 import pytest
 import schemathesis
-from api_scene import members_of
+from described_app import OPERATIONS, TOKEN_HEADER, described_app
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from stage import Scene
 
-from cordee.control.api import create_app
-from cordee.control.members import PublicAddress
-from cordee.control.operations import Operations
-from cordee.control.roles import ADMIN, Bearer
-from cordee.control.secret_store import SecretStore
-from cordee.control.services.operations import ServiceOperations
-from cordee.control.store.credentials import Credentials
-from cordee.hardware.load import load_catalogue
-
-TOKEN = "the-token-of-this-home"
-TOKEN_HEADER = {"Authorization": f"Bearer {TOKEN}"}
 DOCUMENTS = (
     "/v1/jobs",
     "/v1/dry-run",
@@ -40,31 +27,10 @@ DOCUMENTS = (
 
 @pytest.fixture(scope="module")
 def app_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
-    folder = tmp_path_factory.mktemp("home")
-    scene = Scene(folder)
-    operations = Operations(
-        control=scene.control,
-        store=scene.store,
-        clock=scene.time,
-        home=folder,
-        catalogue=load_catalogue(),
-        wake=scene.control.tick,
-        owners={TOKEN: Bearer("ada", grants=ADMIN)},
-        members=members_of(scene, PublicAddress("https://head:8470", None)),
-        secrets=SecretStore(folder, Credentials(scene.store), TOKEN),
-    )
-    operations.closing = True  # followers are let go at once
-    yield schemathesis.openapi.from_asgi("/openapi.json", create_app(operations))
-    scene.store.close()
+    with described_app(tmp_path_factory.mktemp("home")) as found:
+        yield found
 
 
-OPERATIONS = [
-    (method.upper(), path)
-    for path, methods in create_app(cast(Operations, None), services=cast(ServiceOperations, object()))
-    .openapi()["paths"]
-    .items()
-    for method in methods
-]
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
 
 

@@ -55,7 +55,6 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.fixture
 def bob(world: World) -> Iterator[ArtifactClient]:
     with Client(url=world.api.url, token=OTHER) as client:
-        client.address = client.address.__class__(client.address.url, OTHER, None, None, ())
         assert client.home is None
         yield ArtifactClient(client)
 

@@ -105,8 +105,8 @@ def carried_out(act: Act | None) -> Iterator[None]:
         _CURRENT.reset(before)
 
 
-def note(**facts: str) -> None:
-    """Write into the current act who it is of, or what it is about; without one, do nothing."""
+def note(**facts: str | bool) -> None:
+    """Write facts of the current act, such as who it is of or what it is about; without one, do nothing."""
     act = acting()
     if act is not None:
         for name, value in facts.items():

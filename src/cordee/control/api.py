@@ -8,11 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
 import cordee
@@ -25,9 +27,21 @@ from cordee.answers.nodes import Joined, JoinRequest, JoinTokenRequest, JoinToke
 from cordee.answers.queues import QueuesSubmission, QueuesView
 from cordee.answers.submissions import DryRunView, Submission, Submitted
 from cordee.answers.view import HealthView
-from cordee.control import audit_routes, budgets, chain_routes, chargeback, job_metrics, logs, tenants_api, tunnels
+from cordee.control import (
+    audit_routes,
+    budgets,
+    chain_routes,
+    chargeback,
+    costs,
+    job_metrics,
+    logs,
+    tenants_api,
+    tunnels,
+)
 from cordee.control.agents import transfers
 from cordee.control.agents.executor import AgentsExecutor
+from cordee.control.api_description import describe
+from cordee.control.api_route import ApiRoute, Page, Paged, user_router
 from cordee.control.audited import Audited
 from cordee.control.budgets import AskedBudgets
 from cordee.control.dependencies import (
@@ -40,10 +54,10 @@ from cordee.control.dependencies import (
     body_of,
     known_query,
     refuse_exposed_secrets,
-    user_router,
 )
 from cordee.control.files import PACK_BYTES_MAX
 from cordee.control.operations import Operations
+from cordee.control.questions import Asking, Costly, Questions
 from cordee.control.rehearsals import routes as rehearsals_routes
 from cordee.control.rehearsals.operations import RehearsalOperations
 from cordee.control.roles import Action
@@ -58,9 +72,14 @@ from cordee.reports import COUNT_MAX
 
 EVENTS_AT_ONCE = 500
 DRAWS_MAX = 1_000
+_HEALTH_AT_ONCE = 4  # threads of its own: other requests may wait for the database
+_OVERLOADED_S = 10
 
 # The most specific class decides; an error that is not listed is the server's own failure.
 _STATUS: tuple[tuple[type[CordeeError], int], ...] = (
+    (errors.OverloadedError, 429),
+    (errors.BodyTooLargeError, 413),
+    (errors.KeyReusedError, 409),
     (errors.TokenError, 401),
     (errors.ForbiddenError, 403),
     (errors.NameTakenError, 409),
@@ -84,14 +103,17 @@ _agents_bearer = HTTPBearer(auto_error=False, scheme_name="Node", description="A
 
 router = user_router("/v1")
 agents_router = APIRouter(
-    prefix="/v1/agents", dependencies=[Security(_agents_bearer), Depends(known_query)], responses=REFUSALS
+    prefix="/v1/agents",
+    dependencies=[Security(_agents_bearer), Depends(known_query)],
+    responses=REFUSALS,
+    route_class=ApiRoute,
 )
 
 
 @router.get("/health")
-def health(operations: Asked) -> HealthView:
+async def health(request: Request, operations: Asked) -> HealthView:
     """Describe the server itself."""
-    return operations.health()
+    return await to_thread.run_sync(operations.health, limiter=request.app.state.first)
 
 
 @router.post("/jobs", status_code=201)
@@ -103,10 +125,16 @@ def submit(submission: Submission, operations: Asked, by: By, request: Request) 
 
 
 @router.post("/dry-run")
-def dry_run(submission: Submission, operations: Asked, by: By, draws: Draws = 0) -> DryRunView:
+async def dry_run(
+    request: Request, submission: Submission, operations: Asked, costly: Costly, by: By, draws: Draws = 0
+) -> DryRunView:
     """Try a submission: where and when the job starts, what it preempts, what it costs; nothing is queued."""
-    by.check_submits(submission.spec)
-    return by.dry_run(operations.dry_run(submission, by.name, draws))
+
+    def work(asks: Asking) -> DryRunView:
+        by.check_submits(submission.spec)
+        return by.dry_run(operations.dry_run(submission, by.name, draws, asks.cpu_s))
+
+    return await costly.answer(request, work)
 
 
 @router.post("/files/missing")
@@ -133,9 +161,17 @@ def job_files(job_id: str, files: FileDigests, operations: Asked, by: By) -> Res
 
 
 @router.get("/jobs")
-def jobs(operations: Asked, by: By) -> list[JobView]:
-    """Return every job that the token may see, newest first."""
-    return by.views(job for job in operations.jobs() if by.sees(job))
+def jobs(operations: Asked, by: By, page: Paged) -> list[JobView]:
+    """Return the jobs that the token may see, newest first."""
+    found: list[JobView] = []
+    after, rows_max = _after(page), page.limit + 1
+    while len(found) < rows_max:
+        rows = operations.jobs(after=after, limit=rows_max)
+        found += (job for job in rows if by.sees(job))
+        if len(rows) < rows_max:
+            break
+        after = (rows[-1].submitted_us, rows[-1].job_id)
+    return by.views(page.cut(found, lambda job: f"{job.submitted_us} {job.job_id}"))
 
 
 @router.get("/jobs/{ref}")
@@ -152,9 +188,13 @@ def stop(ref: str, operations: Asked, by: By, now: bool = False) -> JobView:
 
 
 @router.get("/jobs/{ref}/why")
-def why(ref: str, operations: Asked, by: By, draws: Draws = 0) -> WhyView:
+async def why(request: Request, ref: str, operations: Asked, costly: Costly, by: By, draws: Draws = 0) -> WhyView:
     """Explain the state of a job; with draws, also forecast when it starts and ends."""
-    return by.view(operations.why(by.job(ref), draws))
+
+    def work(asks: Asking) -> WhyView:
+        return by.view(operations.why(by.job(ref), draws, asks.cpu_s))
+
+    return await costly.answer(request, work) if draws else await asyncio.to_thread(work, Asking())
 
 
 @router.get(
@@ -194,9 +234,9 @@ def read_logs(
 
 
 @router.get("/nodes")
-def nodes(operations: Asked, by: By) -> list[NodeView]:
-    """Return every node that was ever up."""
-    return by.views(operations.nodes())
+def nodes(operations: Asked, by: By, page: Paged) -> list[NodeView]:
+    """Return every node that was ever up, by name."""
+    return by.views(page.of(operations.nodes(), lambda node: node.name))
 
 
 @router.post("/nodes/{name}/cordon")
@@ -265,9 +305,10 @@ def set_queues(submission: QueuesSubmission, operations: Asked, of_app: AskedBud
 
 
 @router.get("/cost")
-def cost(operations: Asked, asks: By, by: CostBy = "job") -> CostView:
+async def cost(request: Request, operations: Asked, costly: Costly, asks: By, by: CostBy = "job") -> CostView:
     """Return GPU time and cost until now: the rows of what the token may see, and the sums of all."""
-    return asks.view(operations.cost(by, None if asks.sees_all else asks.sees))
+    sees = None if asks.sees_all else asks.sees
+    return await costly.answer(request, lambda asking: asks.view(costs.cost(operations, by, sees, asking.check)))
 
 
 @router.get("/events", response_class=StreamingResponse)
@@ -281,6 +322,16 @@ def down(operations: Asked, by: By) -> HealthView:
     """Give every attempt notice, and end when all have left."""
     by.check(Action.ADMINISTER, "end the server")
     return operations.down()
+
+
+def _after(page: Page) -> tuple[int, str] | None:
+    """Return the job with which the page before ended: when it was submitted, and its id."""
+    if not page.cursor:
+        return None
+    submitted, _, job_id = page.after().partition(" ")
+    if not submitted.isdecimal() or len(submitted) > 18:
+        raise NotFoundError("the cursor is none of a list of jobs", hint="begin again, without cursor")
+    return int(submitted), job_id
 
 
 def _one_log(found: Sequence[Path], *, whole: bool) -> FileResponse:
@@ -325,7 +376,7 @@ def _page(operations: Operations, by: By, after: int) -> list[tuple[int, dict[st
 
 def _answer(error: CordeeError) -> JSONResponse:
     status = next((code for cls, code in _STATUS if isinstance(error, cls)), 500)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(_OVERLOADED_S)}}.get(status)
     return JSONResponse(as_body(error), status_code=status, headers=headers)
 
 
@@ -349,6 +400,10 @@ async def _unknown(request: Request, error: Exception) -> JSONResponse:
     body = as_body(errors.ServerError(f"{request.method} {request.url.path}: {error.detail}"))
     headers = {"Allow": _methods(request)} if error.status_code == 405 else error.headers
     return JSONResponse(body, status_code=error.status_code, headers=headers)
+
+
+async def _left(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
 
 
 def _methods(request: Request) -> str:
@@ -389,7 +444,8 @@ def create_app(
 ) -> FastAPI:
     """Create the application around the operations; tunnels need the links to the agents."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
-    app.state.operations = operations
+    app.state.operations, app.state.questions = operations, Questions()
+    app.state.first = CapacityLimiter(_HEALTH_AT_ONCE)
     app.state.services = services or ServiceOperations.over(operations)
     app.state.sweeps = sweeps or SweepOperations.over(operations)
     app.state.rehearsals = rehearsals or RehearsalOperations.over(operations)
@@ -410,4 +466,6 @@ def create_app(
     app.add_exception_handler(CordeeError, _cordee_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _unknown)
+    app.add_exception_handler(ClientDisconnect, _left)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app

@@ -6,7 +6,8 @@ from fastapi import Query
 
 from cordee.answers.audit import AuditRecordView, AuditView
 from cordee.control.access import Access
-from cordee.control.dependencies import Asked, By, user_router
+from cordee.control.api_route import user_router
+from cordee.control.dependencies import Asked, By
 from cordee.control.roles import Action
 from cordee.control.store.audit import PAGE, AuditFilter
 from cordee.reports import COUNT_MAX

@@ -9,7 +9,9 @@ from starlette.requests import Request
 
 from cordee.answers.queues import BudgetRules, BudgetView, Name
 from cordee.control.access import Access, path_to
-from cordee.control.dependencies import Asked, By, user_router
+from cordee.control.acts import note
+from cordee.control.api_route import user_router
+from cordee.control.dependencies import Asked, By
 from cordee.control.months import Books, Span
 from cordee.control.operations import Operations
 from cordee.control.roles import Action
@@ -44,6 +46,7 @@ class BudgetOperations:
             InputError: it limits nothing, or stops jobs and is not hard.
             NotFoundError: there is no such queue.
         """
+        note(object=Budget(queue=rules.queue, user=rules.user).whose, queue=rules.queue or "")
         [budget] = self.checked([rules], by)
         operations = self.operations
         operations.control.note(BudgetSet(at_us=operations.clock.now_us(), budget=budget, by=by.name))
@@ -57,8 +60,9 @@ class BudgetOperations:
             ForbiddenError: `by` does not administer the queue, or the cluster where it names none.
             NotFoundError: there is none of this queue, user and period.
         """
-        _check_admin(queue, by)
         operations, budget = self.operations, Budget(queue=queue, user=user, per=per)
+        note(object=budget.whose, queue=queue or "")
+        _check_admin(queue, by)
         found = next((each for each in self.budgets() if (each.queue, each.user, each.per) == budget.key), None)
         if found is None:
             raise NotFoundError(f"{budget.whose} has no budget per {per}", hint="`cordee budget ls` lists them")

@@ -6,8 +6,9 @@ from fastapi import Depends
 
 from cordee.answers.jobs import JobView
 from cordee.answers.nodes import MaintenanceOrder, MaintenanceView, ReservationOrder, ReservationView
+from cordee.control.api_route import Paged, user_router
 from cordee.control.chains import ChainOperations
-from cordee.control.dependencies import Asked, By, user_router
+from cordee.control.dependencies import Asked, By
 from cordee.control.reservations import ReservationOperations
 from cordee.control.roles import Action
 
@@ -61,9 +62,9 @@ def book(name: str, order: MaintenanceOrder, chains: Chains, by: By) -> Maintena
 
 
 @router.get("/maintenance")
-def bookings(chains: Chains) -> list[MaintenanceView]:
+def bookings(chains: Chains, page: Paged) -> list[MaintenanceView]:
     """Return every maintenance that is not over."""
-    return chains.bookings()
+    return page.of(chains.bookings(), lambda booking: booking.booking)
 
 
 @router.delete("/maintenance/{booking}")
@@ -80,9 +81,9 @@ def reserve(order: ReservationOrder, operations: Asked, by: By) -> ReservationVi
 
 
 @router.get("/reservations")
-def reservations(operations: Asked) -> list[ReservationView]:
+def reservations(operations: Asked, page: Paged) -> list[ReservationView]:
     """Return every reservation that is not over."""
-    return ReservationOperations(operations).reservations()
+    return page.of(ReservationOperations(operations).reservations(), lambda each: each.reservation)
 
 
 @router.delete("/reservations/{reservation}")

@@ -13,7 +13,8 @@ from cordee.account.chargeback import IDLE, ChargeLine, charge_lines
 from cordee.account.split import Class
 from cordee.answers.cost import AmountView, ChargebackView, ChargeLineView, SplitView
 from cordee.control.access import Access
-from cordee.control.dependencies import Asked, By, user_router
+from cordee.control.api_route import user_router
+from cordee.control.dependencies import Asked, By
 from cordee.control.months import Books
 from cordee.control.roles import Action
 from cordee.reports import COUNT_MAX

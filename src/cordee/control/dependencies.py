@@ -5,9 +5,9 @@ import hmac
 from collections.abc import Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Security
+from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPBearer
 
 from cordee.answers.view import ErrorView
 from cordee.control.access import Access
@@ -15,7 +15,7 @@ from cordee.control.acts import note
 from cordee.control.members import token_id
 from cordee.control.operations import Operations
 from cordee.control.roles import Bearer, writes
-from cordee.errors import ForbiddenError, InputError, TokenError
+from cordee.errors import BodyTooLargeError, ForbiddenError, InputError, TokenError
 from cordee.servers import is_loopback
 
 
@@ -115,8 +115,10 @@ REFUSALS: dict[int | str, dict[str, object]] = {
         (403, "The token is good for something else."),
         (404, "There is no such job, attempt, rank or node."),
         (405, "The path has no such method."),
-        (409, "The job was refused: nothing was queued."),
+        (409, "The job was refused: nothing was queued; or something else that goes on must end first."),
+        (413, "The body has more bytes than the server reads."),
         (422, "The request cannot be read, or asks for what cannot be."),
+        (429, "More such questions wait than the server answers."),
         (503, "The log cannot be read or written now, or another server leads."),
     )
 }
@@ -126,7 +128,7 @@ async def known_query(request: Request) -> None:
     """Refuse a query parameter that the operation does not have: a misspelt one would have no effect."""
     route = request.scope["route"]
     assert isinstance(route, APIRoute), "no other route has dependencies"
-    known = [parameter.alias for parameter in route.dependant.query_params]
+    known = _query_names(route.dependant)
     for name in request.query_params:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -134,18 +136,27 @@ async def known_query(request: Request) -> None:
             raise InputError(f"{request.url.path} has no parameter {name!r}", hint=hint)
 
 
+def _query_names(dependant: Dependant) -> list[str]:
+    """Return the query parameters of a route and of what it depends on."""
+    own = [parameter.alias for parameter in dependant.query_params]
+    return own + [name for each in dependant.dependencies for name in _query_names(each)]
+
+
 async def body_of(request: Request, bytes_max: int) -> bytes:
     """Return the body of a request.
 
     Raises:
-        InputError: it has more bytes.
+        BodyTooLargeError: it has more bytes.
     """
+    refusal = BodyTooLargeError(f"the body has more than {bytes_max:,} bytes", hint="send it in parts")
+    if int(request.headers.get("content-length") or 0) > bytes_max:
+        raise refusal
     parts, length = [], 0
     async for part in request.stream():
         parts.append(part)
         length += len(part)
         if length > bytes_max:
-            raise InputError(f"the body has more than {bytes_max:,} bytes", hint="send it in parts")
+            raise refusal
     return b"".join(parts)
 
 
@@ -161,12 +172,3 @@ def refuse_exposed_secrets(request: Request, secrets: Mapping[str, str]) -> None
             f"the secrets of this job came unencrypted from {peer}: anyone in between has them",
             hint="replace them, and use the server's https URL",
         )
-
-
-_bearer = HTTPBearer(auto_error=False, description="A token of the server's home.")
-
-
-def user_router(prefix: str) -> APIRouter:
-    """Return a router for requests of users, by their tokens."""
-    needs = [Security(_bearer), Depends(access_of), Depends(known_query)]
-    return APIRouter(prefix=prefix, dependencies=needs, responses=REFUSALS)

@@ -3,7 +3,7 @@
 The live state is not touched: the caller has made the copy and owns it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from cordee.account.measured import StepsLeft
 from cordee.answers.jobs import ForecastView
@@ -22,14 +22,19 @@ from cordee.units import US_PER_HOUR
 
 
 def dry_run(
-    state: State, now_us: int, admitted: Admitted, draws: int, steps_left: Mapping[JobId, StepsLeft]
+    state: State,
+    now_us: int,
+    admitted: Admitted,
+    draws: int,
+    steps_left: Mapping[JobId, StepsLeft],
+    cpu_s: Callable[[], float],
 ) -> DryRunView:
     """Submit the job to this copy of the state and return the consequences; with draws, also a forecast."""
     job = admitted.job
     apply(state, JobSubmitted(at_us=now_us, job=job, spec=""))
     events = decide(state, now_us).events
     explanation = explain(state, job.job_id, now_us)
-    ahead = forecast_of(state, now_us, job.job_id, draws, steps_left)
+    ahead = forecast_of(state, now_us, job.job_id, draws, steps_left, cpu_s)
     placed = next((each for each in events if isinstance(each, AttemptPlaced) and each.job_id == job.job_id), None)
     leases = placed.leases if placed is not None else ahead.leases if ahead is not None else ()
     rate = _rate(state, admitted.job, leases) if leases else admitted.micro_usd_per_hour
@@ -57,7 +62,12 @@ def dry_run(
 
 
 def forecast_of(
-    state: State, now_us: int, job_id: JobId, draws: int, steps_left: Mapping[JobId, StepsLeft]
+    state: State,
+    now_us: int,
+    job_id: JobId,
+    draws: int,
+    steps_left: Mapping[JobId, StepsLeft],
+    cpu_s: Callable[[], float],
 ) -> Forecast | None:
     """Forecast a job; None without draws, for a job that has ended or is paused, and while the server shuts down."""
     record = state.jobs.get(job_id)
@@ -65,7 +75,7 @@ def forecast_of(
         return None
     if record.phase in (Phase.PAUSED, Phase.HELD):  # for as long as a person or a sweep likes
         return None
-    return forecast(Snapshot(state), now_us, [job_id], steps_left, draws=draws)[job_id]
+    return forecast(Snapshot(state), now_us, [job_id], steps_left, draws=draws, clock=cpu_s)[job_id]
 
 
 def _rate(state: State, job: Job, leases: tuple[Lease, ...]) -> int:

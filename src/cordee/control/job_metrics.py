@@ -19,9 +19,11 @@ from cordee.answers.metrics import (
     MetricsView,
 )
 from cordee.control.access import Access
-from cordee.control.dependencies import Asked, By, user_router
+from cordee.control.api_route import user_router
+from cordee.control.dependencies import Asked, By
 from cordee.control.electricity import electricity_of
-from cordee.control.operations import Operations, cost_row_view
+from cordee.control.operations import Operations
+from cordee.control.row_views import cost_row_view
 from cordee.control.snapshot import decoded_curves, decoded_jobs
 from cordee.events import GpusSampled
 from cordee.ids import JobId
@@ -114,7 +116,7 @@ def _epoch_points(found: JobCurves) -> list[names.CurvePoint]:
 def live(operations: Operations, by: Access) -> LiveView:
     """Return what the GPUs do now, and the jobs that may be seen."""
     control, now_us = operations.control, operations.clock.now_us()
-    jobs = by.views(each for each in operations.jobs() if each.ended_us is None and by.sees(each))
+    jobs = by.views(each for each in operations.jobs(live=True) if by.sees(each))
     with control.changed:
         rates = _rates(control.state)
         spent = _spent(control.ledger, now_us)

@@ -4,24 +4,21 @@ import difflib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import cordee
-from cordee.account.attempt import AttemptRow
-from cordee.account.measured import Measurement, StepsLeft
-from cordee.account.sums import By, CostRow, summed
-from cordee.answers.cost import CostRowView, CostView, LostView
-from cordee.answers.jobs import AttemptView, ComparisonView, FailureView, ForecastView, JobDetailView, JobView, WhyView
+from cordee.account.measured import StepsLeft
+from cordee.answers.jobs import AttemptView, FailureView, ForecastView, JobDetailView, JobView, WhyView
 from cordee.answers.nodes import NodeView
 from cordee.answers.queues import QueuesSubmission, QueuesView, QueueView
 from cordee.answers.submissions import DryRunView, Submission, Submitted
 from cordee.answers.view import HealthView
 from cordee.control.admission import Admitted, admit, spec_for
 from cordee.control.dry_run import dry_run, forecast_of
-from cordee.control.electricity import electricity_of
 from cordee.control.files import JobFiles
 from cordee.control.fold import EndedJob
 from cordee.control.members import Members
@@ -29,6 +26,7 @@ from cordee.control.notify.destinations import read_destinations
 from cordee.control.ports import Clock
 from cordee.control.rehearsed.measured import as_rehearsed, code_here, rehearsal_view
 from cordee.control.roles import Bearer
+from cordee.control.row_views import compared
 from cordee.control.secret_store import SecretStore
 from cordee.control.snapshot import decoded_jobs
 from cordee.control.specs import spec_of
@@ -38,7 +36,7 @@ from cordee.control.tick import Control
 from cordee.errors import DependencyError, NotFoundError, SpecError, StoreError
 from cordee.events import After, AfterEnd, Lease, Node, Queue
 from cordee.hardware.catalog import Catalogue
-from cordee.ids import JobId, attempt_name
+from cordee.ids import JobId
 from cordee.schedule.explain import explain
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.quota.queues import DEFAULT
@@ -187,14 +185,16 @@ class Operations:
             if name not in spec.secrets:
                 raise SpecError(f"the secret {name} was sent, but the job does not name it", hint=f"secrets: [{name}]")
 
-    def dry_run(self, submission: Submission, owner: str, draws: int) -> DryRunView:
-        """Return the consequences of `submit`, or raise its error, and queue nothing."""
+    def dry_run(
+        self, submission: Submission, owner: str, draws: int, cpu_s: Callable[[], float] = time.thread_time
+    ) -> DryRunView:
+        """Return the consequences of `submit`, or raise its error, and queue nothing; `cpu_s` bounds the forecast."""
         state, now_us = self.copy()
         job_id, unprotected = JobId(submission.job_id), submission.unprotected
         admitted = self.admitted(spec_of(submission), job_id, owner, unprotected=unprotected, state=state)
         steps_left = self.steps_left(state) if draws else {}
         with self.forecasting:
-            return dry_run(state, now_us, admitted, draws, steps_left)
+            return dry_run(state, now_us, admitted, draws, steps_left, cpu_s)
 
     def copy(self) -> tuple[State, int]:
         """Return a copy of the state and its time, for requests that take longer than the lock may be held."""
@@ -296,9 +296,9 @@ class Operations:
         self.wake()
         return self.health()
 
-    def jobs(self) -> list[JobView]:
-        """Return every job, newest first."""
-        found, sweep_of = [_job_view(row) for row in self.store.jobs()], self.control.fold.sweeps.of
+    def jobs(self, **which: Any) -> list[JobView]:
+        """Return jobs, newest first: every one, or those that `SqlStore.jobs` chooses by these arguments."""
+        found, sweep_of = [_job_view(row) for row in self.store.jobs(**which)], self.control.fold.sweeps.of
         with self.control.changed:
             of_sweeps = {each.job_id: known[0].sweep_id for each in found if (known := sweep_of(JobId(each.job_id)))}
             ahead = {each.job_id: self._steps_ahead(each) for each in found if each.ended_us is None}
@@ -340,7 +340,7 @@ class Operations:
             spec=spec if names else {key: value for key, value in spec.items() if key != "files"},
             files=files,
             estimate=job.estimate_on(job.gpus) if newest is None else newest.estimate,
-            measured=_compared(newest),
+            measured=compared(newest),
             estimate_missed=found.missed,
         )
 
@@ -382,8 +382,8 @@ class Operations:
         [found] = decoded_jobs(self.store.archive.retired(job_id).values())
         return found
 
-    def why(self, ref: str, draws: int = 0) -> WhyView:
-        """Explain the state of a job; with draws, also forecast when it starts and ends."""
+    def why(self, ref: str, draws: int = 0, cpu_s: Callable[[], float] = time.thread_time) -> WhyView:
+        """Explain the state of a job; with draws, also forecast when it starts and ends, which `cpu_s` bounds."""
         job = self.job(ref)
         job_id = JobId(job.job_id)
         state, now_us = (self.control.state, self.clock.now_us()) if not draws else self.copy()
@@ -393,7 +393,7 @@ class Operations:
         steps_left = self.steps_left(state) if draws else {}
         with self.control.changed if not draws else self.forecasting:
             explained = explain(state, job_id, now_us)
-            ahead = forecast_of(state, now_us, job_id, draws, steps_left)
+            ahead = forecast_of(state, now_us, job_id, draws, steps_left, cpu_s)
         with self.control.changed:
             found = self.control.measurements.of(job_id)
             left_us = found.left_us if found is not None and job_id in self.control.state.attempts else None
@@ -494,30 +494,6 @@ class Operations:
         self.wake()
         return self.queues()
 
-    def cost(self, by: By, sees: Callable[[AttemptRow], bool] | None = None) -> CostView:
-        """Return GPU time and cost until now; rows are of the attempts for which `sees` is true, totals of all."""
-        of_attempts = sees is not None or by in ("job", "epoch")
-        now_us = self.clock.now_us()
-        with self.control.changed:
-            ledger, jobs = self.control.ledger, set(self.control.state.jobs)
-            rows, totals = ledger.cost(by, now_us), ledger.totals(now_us)
-            attempts = ledger.rows(now_us) if of_attempts else ()
-            measured = {job_id: self.control.measurements.attempts(job_id) for job_id in jobs if attempts}
-        if of_attempts:
-            # A job that is in the state may have been retired by an earlier version, in another form.
-            bodies = self.store.archive.retired()
-            ended = decoded_jobs(body for job_id, body in bodies.items() if job_id not in jobs)
-            every = (*attempts, *(row for job in ended for row in job.accounts))
-            rows = summed(by, every, sees=sees)
-            measured |= {job.record.job.job_id: job.measurements for job in ended}
-        compared = {
-            each.job_id if by == "job" else attempt_name(each.job_id, each.epoch): _compared(each)
-            for found in measured.values()
-            for each in found
-        }
-        views = [cost_row_view(row, compared.get(row.key, [])) for row in rows]
-        return CostView.of(totals, by=by, at_us=now_us, rows=views, electricity=electricity_of(self.home))
-
     def progress(self, job_id: str) -> tuple[int, bool, bool]:
         """Return a job's newest epoch, whether that attempt has ended, and whether the job has.
 
@@ -527,10 +503,6 @@ class Operations:
         over = self.closing or self.store.jobs(job_id)[0]["ended_us"] is not None
         newest = attempts[-1] if attempts else None
         return (newest["epoch"], newest["ended_us"] is not None, over) if newest else (0, True, over)
-
-
-def _compared(measurement: Measurement | None) -> list[ComparisonView]:
-    return [] if measurement is None else [ComparisonView.of(row) for row in measurement.comparisons()]
 
 
 def _job_view(row: Mapping[str, Any]) -> JobView:
@@ -578,9 +550,3 @@ def _queue_view(standing: Standing, running: int, waiting: list[int]) -> QueueVi
         waiting_jobs=len(waiting),
         waiting_gpu_milli=sum(waiting),
     )
-
-
-def cost_row_view(row: CostRow, measured: list[ComparisonView] | None = None) -> CostRowView:
-    """Return a row of the ledger as an answer."""
-    lost = [LostView.of(each) for each in row.lost_by_cause]
-    return CostRowView.of(row, lost_by_cause=lost, measured=measured or [])

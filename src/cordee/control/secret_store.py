@@ -31,8 +31,26 @@ class SecretStore:
 
     def keep(self, job_id: str, values: Mapping[str, str]) -> None:
         """Encrypt the secrets that came with a job; they are removed when it ends."""
-        sealed = {name: self._key.encrypt(value.encode()).decode() for name, value in values.items()}
+        sealed = {name: self.sealed(value) for name, value in values.items()}
         self._credentials.keep_secrets(job_id, sealed)
+
+    def sealed(self, text: str) -> str:
+        """Return a text that only the home's token opens."""
+        return self._key.encrypt(text.encode()).decode()
+
+    def opened(self, sealed: str) -> str:
+        """Return a sealed text.
+
+        Raises:
+            HomeUnsuitableError: this home's token does not open it.
+        """
+        try:
+            return self._key.decrypt(sealed.encode()).decode()
+        except InvalidToken:
+            raise HomeUnsuitableError(
+                f"{self._home / 'token'} does not open what was sealed here: that was under another token",
+                hint="put that token back",
+            ) from None
 
     def pass_on(self, source: str, job_id: str) -> None:
         """Give a job the encrypted secrets that are kept under another name, such as its service's."""

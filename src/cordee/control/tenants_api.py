@@ -16,9 +16,10 @@ from cordee.answers.services import (
     TenantView,
     UsageView,
 )
+from cordee.control.api_route import Paged, user_router
 from cordee.control.budgets import AskedBudgets
 from cordee.control.cluster_counts import cluster_counts
-from cordee.control.dependencies import Asked, By, user_router
+from cordee.control.dependencies import Asked, By
 from cordee.control.metrics import CONTENT_TYPE, Measures, metrics_text
 from cordee.control.roles import Action
 from cordee.control.services.routes import Services, seen_services
@@ -49,10 +50,10 @@ def create_key(request: KeyRequest, tenants: AskedTenants, by: By) -> NewKeyView
 
 
 @router.get("/keys")
-def keys(tenants: AskedTenants, by: By) -> list[KeyView]:
+def keys(tenants: AskedTenants, by: By, page: Paged) -> list[KeyView]:
     """Return all keys without their secrets, oldest first, revoked ones as well."""
     by.check(Action.SEE, "see the keys of all tenants")
-    return tenants.keys()
+    return page.of(tenants.keys(), lambda key: key.id)
 
 
 @router.delete("/keys/{key}")
@@ -63,10 +64,10 @@ def revoke_key(key: str, tenants: AskedTenants, by: By) -> KeyView:
 
 
 @router.get("/tenants")
-def all_tenants(tenants: AskedTenants, by: By) -> list[TenantView]:
+def all_tenants(tenants: AskedTenants, by: By, page: Paged) -> list[TenantView]:
     """Return all tenants by name, with what each has spent."""
     by.check(Action.SEE, "see all tenants")
-    return tenants.tenants()
+    return page.of(tenants.tenants(), lambda tenant: tenant.name)
 
 
 @router.put("/tenants/{name}")

@@ -24,8 +24,9 @@ from cordee.answers.artifacts import (
     VersionView,
 )
 from cordee.control.agents.transfers import spec_of
+from cordee.control.api_route import user_router
 from cordee.control.artifacts.operations import ArtifactOperations
-from cordee.control.dependencies import Asked, By, Itself, body_of, user_router
+from cordee.control.dependencies import Asked, By, Itself, body_of
 from cordee.errors import InputError, NotFoundError
 from cordee.storage.registry.manifest import MANIFEST_BYTES_MAX
 from cordee.storage.tree import digest_of

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from cordee.answers.artifacts import ChangeView, MakerView, RelativeView, VersionDetailView, VersionView
 from cordee.control.access import HIDDEN_ARTIFACT
+from cordee.control.costs import cost
 from cordee.control.directory import Directory, Service
 from cordee.control.operations import Operations
 from cordee.control.versions import Artifacts, Named, Version
@@ -61,7 +62,7 @@ def maker_view(operations: Operations, job_id: str) -> MakerView | None:
         job = operations.job(job_id)
     except NotFoundError:
         return None
-    row = next((each for each in operations.cost("job").rows if each.key == job_id), None)
+    row = next((each for each in cost(operations, "job").rows if each.key == job_id), None)
     return MakerView(
         job_id=job.job_id,
         name=job.name,

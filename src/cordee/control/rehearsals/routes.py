@@ -5,7 +5,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from cordee.answers.submissions import RehearsalStarted, RehearsalSubmission, RehearsalView
-from cordee.control.dependencies import By, refuse_exposed_secrets, user_router
+from cordee.control.api_route import Paged, user_router
+from cordee.control.dependencies import By, refuse_exposed_secrets
 from cordee.control.rehearsals.operations import RehearsalOperations
 
 router = user_router("/v1")
@@ -29,6 +30,7 @@ def start(submission: RehearsalSubmission, rehearsals: Rehearsals, by: By, reque
 
 
 @router.get("/rehearsals")
-def list_rehearsals(rehearsals: Rehearsals, by: By) -> list[RehearsalView]:
+def list_rehearsals(rehearsals: Rehearsals, by: By, page: Paged) -> list[RehearsalView]:
     """Return the newest result of each code and number of GPUs, the newest first."""
-    return [each for each in rehearsals.rehearsals() if by.sees_id(each.job_id)]
+    seen = [each for each in rehearsals.rehearsals() if by.sees_id(each.job_id)]
+    return page.of(seen, lambda rehearsal: rehearsal.job_id)

@@ -14,7 +14,8 @@ from cordee.answers.services import (
     ServiceView,
 )
 from cordee.control.access import Access, queue_of
-from cordee.control.dependencies import By, refuse_exposed_secrets, user_router
+from cordee.control.api_route import Paged, user_router
+from cordee.control.dependencies import By, refuse_exposed_secrets
 from cordee.control.roles import Action
 from cordee.control.services.operations import ServiceOperations
 from cordee.errors import ForbiddenError, NotFoundError
@@ -45,9 +46,9 @@ def declare(submission: ServiceSubmission, services: Services, by: By, request: 
 
 
 @router.get("/services")
-def list_services(services: Services, by: By) -> list[ServiceView]:
+def list_services(services: Services, by: By, page: Paged) -> list[ServiceView]:
     """Return all services that the token may see, those that have ended last."""
-    return by.views(seen_services(services, by))
+    return by.views(page.of(seen_services(services, by), lambda service: service.name))
 
 
 @router.get("/services/{name}")

@@ -55,3 +55,12 @@ keys = sa.Table(
     sa.Column("by", sa.String, nullable=False),
     sa.Column("revoked_us", sa.BigInteger),
 )
+answers = sa.Table(
+    "answers",
+    metadata,
+    sa.Column("key", sa.String, primary_key=True),
+    sa.Column("request", sa.String, nullable=False),
+    sa.Column("at_us", sa.BigInteger, nullable=False, index=True),
+    sa.Column("status", sa.Integer),
+    sa.Column("body", sa.Text),
+)

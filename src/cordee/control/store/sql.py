@@ -134,8 +134,24 @@ class SqlStore:
         except SQLAlchemyError as error:
             raise StoreError(f"{len(numbers)} commands were not marked as delivered: {reason(error)}") from error
 
-    def jobs(self, job_id: str | None = None, *, name: str | None = None) -> list[Mapping[str, Any]]:
-        """Return the rows of all jobs, newest first, or of one job or name, with the steps of its newest attempt."""
+    def jobs(
+        self,
+        job_id: str | None = None,
+        *,
+        name: str | None = None,
+        live: bool = False,
+        after: tuple[int, str] | None = None,
+        limit: int | None = None,
+    ) -> list[Mapping[str, Any]]:
+        """Return the rows of jobs, newest first, with the steps of their newest attempts.
+
+        Args:
+            job_id: of the only one.
+            name: of those that are wanted.
+            live: leave out those that have ended.
+            after: submission time and id of the job after which they begin.
+            limit: the most rows.
+        """
         attempts, jobs = tables.attempts, tables.jobs
         newest = (attempts.c.job_id == jobs.c.job_id) & (attempts.c.epoch == jobs.c.epoch)
         # The newest checkpoint may be of an earlier attempt; a new one has none.
@@ -147,7 +163,12 @@ class SqlStore:
             query = query.where(jobs.c.job_id == job_id)
         if name is not None:
             query = query.where(jobs.c.name == name)
-        return self.read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id))
+        if live:
+            query = query.where(jobs.c.ended_us.is_(None))
+        if after is not None:
+            same = (jobs.c.submitted_us == after[0]) & (jobs.c.job_id > after[1])
+            query = query.where((jobs.c.submitted_us < after[0]) | same)
+        return self.read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id).limit(limit))
 
     def unfinished(self) -> list[Mapping[str, Any]]:
         """Return the ids and specs of all jobs that have not ended."""

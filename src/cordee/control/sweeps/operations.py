@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 from cordee.answers.sweeps import SweepDetailView, SweepSubmission, SweepView
+from cordee.control.costs import cost
 from cordee.control.operations import Operations
 from cordee.control.specs import read_spec
 from cordee.control.sweeps.bayes import check_optuna
@@ -74,7 +75,7 @@ class SweepOperations:
         Raises:
             NotFoundError: there is none.
         """
-        rows = self.operations.cost("job").rows
+        rows = cost(self.operations, "job").rows
         spent = {JobId(row.key): Spent(row.gpu_us.held, row.micro_usd.held) for row in rows}
         with self.operations.control.changed:
             found = self._find(ref)

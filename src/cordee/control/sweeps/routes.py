@@ -6,7 +6,8 @@ from fastapi import Depends, Request
 
 from cordee.answers.sweeps import SweepDetailView, SweepSubmission, SweepView
 from cordee.control.access import Access
-from cordee.control.dependencies import By, refuse_exposed_secrets, user_router
+from cordee.control.api_route import Paged, user_router
+from cordee.control.dependencies import By, refuse_exposed_secrets
 from cordee.control.sweeps.operations import SweepOperations
 from cordee.errors import NotFoundError
 
@@ -34,9 +35,9 @@ def declare(submission: SweepSubmission, sweeps: Sweeps, by: By, request: Reques
 
 
 @router.get("/sweeps")
-def list_sweeps(sweeps: Sweeps, by: By) -> list[SweepView]:
+def list_sweeps(sweeps: Sweeps, by: By, page: Paged) -> list[SweepView]:
     """Return all sweeps that the token may see, the newest first."""
-    return by.views(seen_sweeps(sweeps, by))
+    return by.views(page.of(seen_sweeps(sweeps, by), lambda sweep: sweep.sweep_id))
 
 
 @router.get("/sweeps/{ref}")

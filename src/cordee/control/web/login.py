@@ -10,7 +10,8 @@ from starlette.requests import Request
 
 from cordee.answers.nodes import WebTicketView
 from cordee.control.acts import note
-from cordee.control.dependencies import Asked, Owner, Shown, bearer_of, body_of, user_router
+from cordee.control.api_route import user_router
+from cordee.control.dependencies import Asked, Owner, Shown, bearer_of, body_of
 from cordee.control.members import token_id
 from cordee.control.web.frame import HEADERS, PageRoute, framed
 from cordee.control.web.sessions import LASTS_S, BrowserSession, Sessions, new_cookie, session_id

@@ -1,0 +1,81 @@
+"""Questions that cost processor time: one at a time, in a thread of their own, and only while their clients wait.
+
+The threads of all other requests stay free, so that health, submissions and agents are answered meanwhile.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
+
+from cordee.errors import OverloadedError
+
+WAITING_MAX = 64
+"""Questions that may wait for their turn."""
+
+T = TypeVar("T")
+
+
+class Asking:
+    """A client that waits for an answer, as the thread that works for it sees it."""
+
+    def __init__(self) -> None:
+        self.left = False
+
+    def cpu_s(self) -> float:
+        """Return the processor time of this thread in seconds; infinity once the client has left.
+
+        Forecasts have a budget of processor time, so that this ends them.
+        """
+        return float("inf") if self.left else time.thread_time()
+
+    def check(self) -> None:
+        """Raise ClientDisconnect once the client has left."""
+        if self.left:
+            raise ClientDisconnect
+
+
+class Questions:
+    """The questions of one server."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self.waiting = 0
+
+    async def answer(self, request: Request, work: Callable[[Asking], T]) -> T:
+        """Return what `work` returns, once those that came before are done.
+
+        Raises:
+            OverloadedError: too many wait.
+            ClientDisconnect: the client has left; work that had begun has ended.
+        """
+        if self.waiting >= WAITING_MAX:
+            raise OverloadedError(f"{self.waiting} questions that cost wait already", hint="ask again in a minute")
+        asking = Asking()
+        self.waiting += 1
+        watch = asyncio.ensure_future(_leaves(request, asking))
+        try:
+            async with self._turn:
+                asking.check()
+                return await asyncio.to_thread(work, asking)
+        finally:
+            self.waiting -= 1
+            watch.cancel()
+
+
+async def _leaves(request: Request, asking: Asking) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    asking.left = True
+
+
+async def _questions(request: Request) -> Questions:
+    questions = request.app.state.questions
+    assert isinstance(questions, Questions), "create_app put it there"
+    return questions
+
+
+Costly = Annotated[Questions, Depends(_questions)]
