@@ -112,7 +112,6 @@ def test_usage_lines_as_a_table_and_as_csv(verb: Verb) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("cost", "--csv"), "add --usage"),
         (("cost", "--usage", "--since", "yesterday"), "write 2026-11-30 or 2026-11"),
         (("serve", "keys", "tenant", "acme", "--budget", "much"), "write a number, or none"),
         (("serve", "keys", "tenant", "acme", "--per", "year"), "'day' or 'month'"),

@@ -36,7 +36,7 @@ def seen_interval_bytes(stage: StageMemory, training: Training, gpu_memory_bytes
 
     >>> stage = StageMemory(10**10, 0, 0, 0, 0, 0, fragmentation_bytes=0, context_bytes=0)
     >>> seen_interval_bytes(stage, Training(2048, 8), 80 * 10**9)
-    (9800000000, 11290000000)
+    (9800000000, 11100000000)
     """
     if training.adapters is not None or stage.total_bytes > gpu_memory_bytes:
         return None
