@@ -7,7 +7,6 @@ writes these rows needs no lead: they follow from committed events, which never 
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cordee.control.snapshot import Snapshot
 from cordee.control.store import tables
+from cordee.control.store.segments import checked_lines, digest
 from cordee.errors import StoreError
 from cordee.ids import JobId
 
@@ -145,28 +145,6 @@ class Archive:
                 return [tuple(row) for row in connection.execute(query)]
         except SQLAlchemyError as error:
             raise _refused("the database cannot be read", error) from error
-
-
-def checked_lines(first: int, last: int, found: str, body: bytes) -> list[str]:
-    """Return the events of a segment as JSON.
-
-    Raises:
-        StoreError: it is damaged.
-    """
-    if digest(body) != found:
-        raise StoreError(
-            f"the segment of events {first} to {last} is damaged: its {len(body)} bytes do not have its hash",
-            hint="restore the newest backup: cordee admin restore",
-        )
-    lines = zlib.decompress(body).decode().split("\n")
-    if len(lines) != last - first + 1:
-        raise StoreError(f"the segment of events {first} to {last} holds {len(lines)} events")
-    return lines
-
-
-def digest(body: bytes) -> str:
-    """Return the hash of a body."""
-    return blake2b(body, digest_size=16).hexdigest()
 
 
 def _refused(what: str, error: SQLAlchemyError) -> StoreError:

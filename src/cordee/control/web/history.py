@@ -7,7 +7,7 @@ from itertools import islice
 import sqlalchemy as sa
 
 from cordee.control.store import tables
-from cordee.control.store.archive import checked_lines
+from cordee.control.store.segments import checked_lines
 from cordee.control.store.sql import SqlStore
 from cordee.event_json import decode
 from cordee.events import Event, JobSubmitted

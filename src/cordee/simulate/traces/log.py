@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from cordee.control.store.archive import checked_lines
+from cordee.control.store.segments import checked_lines
 from cordee.errors import TraceError
 from cordee.event_json import decode
 from cordee.events import Event
