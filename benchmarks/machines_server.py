@@ -41,12 +41,20 @@ def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 class RunningServer:
-    """A server with a home in a scratch folder; no node but those that dial it."""
+    """A server with a home in a scratch folder; no node but those that dial it.
 
-    def __init__(self) -> None:
+    Args:
+        fill: writes into the home what an earlier server left there.
+        options: further ones of `cordee up`.
+    """
+
+    def __init__(self, fill: Callable[[Path], None] | None = None, **options: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cordee-machines-"))
         self.home = self.folder / "home"
-        start_server(self.home, on="none", listen="127.0.0.1:0")
+        if fill is not None:
+            self.home.mkdir(mode=0o700)
+            fill(self.home)
+        start_server(self.home, on="none", listen="127.0.0.1:0", **options)
         facts = json.loads((self.home / "server.json").read_text())
         self.pid, self.url = int(facts["pid"]), str(facts["agents"])
         self.secret = Home(self.home).token()
