@@ -16,6 +16,7 @@ from cordee.control.access import Access
 from cordee.control.api_route import user_router
 from cordee.control.dependencies import Asked, By
 from cordee.control.months import Books
+from cordee.control.questions import Costly
 from cordee.control.roles import Action
 from cordee.reports import COUNT_MAX
 from cordee.units import MICRO_USD, US_PER_S, format_month
@@ -42,22 +43,34 @@ def lines_of(
 
 
 @router.get("/chargeback")
-def chargeback(
-    operations: Asked, request: Request, by: By, from_us: Moment = 0, to_us: Moment | None = None, idle: Idle = "apart"
+async def chargeback(
+    operations: Asked,
+    request: Request,
+    costly: Costly,
+    by: By,
+    from_us: Moment = 0,
+    to_us: Moment | None = None,
+    idle: Idle = "apart",
 ) -> ChargebackView:
     """Return the chargeback by month, user, queue, project and model: its lines sum to the ledger."""
     now_us, books = operations.clock.now_us(), request.app.state.pages.books
-    found = lines_of(books, by, now_us, from_us=from_us, to_us=to_us, idle=idle)
+    found = await costly.answer(request, lambda _: lines_of(books, by, now_us, from_us=from_us, to_us=to_us, idle=idle))
     return ChargebackView(at_us=now_us, lines=[_view(line) for line in found])
 
 
 @router.get("/chargeback.csv", response_class=Response)
-def chargeback_csv(
-    operations: Asked, request: Request, by: By, from_us: Moment = 0, to_us: Moment | None = None, idle: Idle = "apart"
+async def chargeback_csv(
+    operations: Asked,
+    request: Request,
+    costly: Costly,
+    by: By,
+    from_us: Moment = 0,
+    to_us: Moment | None = None,
+    idle: Idle = "apart",
 ) -> Response:
     """Return the same as CSV: seconds and dollars with all six digits."""
     now_us, books = operations.clock.now_us(), request.app.state.pages.books
-    found = lines_of(books, by, now_us, from_us=from_us, to_us=to_us, idle=idle)
+    found = await costly.answer(request, lambda _: lines_of(books, by, now_us, from_us=from_us, to_us=to_us, idle=idle))
     return Response(csv_of(found), media_type="text/csv; charset=utf-8")
 
 

@@ -27,6 +27,7 @@ NODE_EVENTS = (NodeUp, NodeDown, NodeCordoned, NodeUncordoned, NodeReclaimed)
 _KINDS = tuple(each.__name__ for each in NODE_EVENTS)
 _MARKERS = tuple(f'"kind": "{kind}"' for kind in _KINDS)
 _PAGE = 5_000
+_FEW = 100  # retired jobs that are read one by one
 
 
 class Span(NamedTuple):
@@ -166,9 +167,12 @@ class Books:
         operations, archive = self._operations, self._operations.store.archive
         with self._lock:
             known = {row["job_id"] for row in operations.store.read(sa.select(tables.retired.c.job_id))}
-            for job_id in known - self._retired.keys():
-                found = decoded_jobs(archive.retired(job_id).values())
-                self._retired[job_id] = [row for job in found for row in job.accounts]
+            new = known - self._retired.keys()
+            reads = [None] if len(new) > _FEW else sorted(new)
+            bodies = {job_id: body for each in reads for job_id, body in archive.retired(each).items()}
+            for job_id in new & bodies.keys():
+                [job] = decoded_jobs([bodies[job_id]])
+                self._retired[job_id] = list(job.accounts)
             with operations.control.changed:
                 live = set(operations.control.state.jobs)
                 rows = list(operations.control.ledger.rows(now_us))
