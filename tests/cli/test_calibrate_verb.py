@@ -14,13 +14,13 @@ from cordee.account.drift import WEEK_US, WeekOfSteps
 from cordee.agent.calibration import session
 from cordee.agent.calibration.probes import Number
 from cordee.cli import calibrate, terminal
-from cordee.hardware.measured import Sample
+from cordee.hardware.measured import Refused, Sample
 
 MONDAY_US = 1_793_577_600_000_000  # 2 November 2026
 SMALL = ("norm", "rotate", "gate", "loss", "embedding", "softmax")
 
 
-def _probed(work: str, *_: str) -> Iterator[Sample | Number]:
+def _probed(work: str, *_: str) -> Iterator[Sample | Number | Refused]:
     """What a CPU of 100 GFLOP/s measures whose small operations take a nanosecond an element."""
     sizes = (64.0, 512.0, 2048.0)
     for at in itertools.product(sizes, sizes, sizes):
@@ -35,6 +35,7 @@ def _probed(work: str, *_: str) -> Iterator[Sample | Number]:
     yield _sample("adamw-fused", (1e6,), 1e6, 5e8)
     yield Number("memory_bytes", 64e9)
     yield Number("context_bytes", 5e8)
+    yield Refused("dequantise nf4", "No module named 'bitsandbytes'")
 
 
 def _sample(table: str, at: tuple[float, ...], work: float, rate: float) -> Sample:
@@ -52,6 +53,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_calibrated_then_planned(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "calibrate", "--cpu", "--alone")
     assert code == 0, err
+    assert "not measured: dequantise nf4: No module named 'bitsandbytes'" in out
     assert "products" in out and "100.0 GFLOP/s" in out and "--gpus here --precision fp32" in out
     name = next((home / "hardware").glob("*.toml")).stem
     words = ("plan", "llama-3.2-1b", "--gpus", "here", "--precision", "fp32", "--seq", "512", "--batch", "1")

@@ -77,6 +77,25 @@ def test_noise_is_the_doubt_of_medians_not_the_spread_of_runs() -> None:
     assert loud.is_noisy and loud.doubt > DOUBT_MAX and loud.points == 81
 
 
+def test_narrow_formats_and_triton_kernels_become_fractions_and_numbers() -> None:
+    gpu = load_catalogue().find_gpu("H100")
+    large = (2.0**27,)
+    rates = {
+        "product bf16 forward": 7e14, "softmax bf16 forward": 4e11, "triton-norm bf16": 7e11, "triton-copy bf16": 8e11,
+    }  # fmt: skip
+    samples = [sample(name, large, large[0], large[0] / rate) for name, rate in rates.items()]
+    samples += [sample("triton-strided bf16", (2.0**25,), 2.0**25, 2.0**25 / 2e11)]
+    samples += [sample("product fp8 forward", (8192.0,) * 3, 1e12, 1e12 / 1.4e15)]
+    for rows, four, sixteen in ((1.0, 3e-5, 9e-5), (64.0, 8e-5, 9e-5), (256.0, 3e-4, 1e-4)):
+        samples += [sample("triton-int4 bf16", (rows,), rows, four)]
+        samples += [sample("triton-int4-beside bf16", (rows,), rows, sixteen)]
+    fractions, numbers, _ = entry(samples, "bf16", gpu, {})
+    assert fractions["product8_fraction"] == pytest.approx(1.4e15 / gpu.flop_per_s["fp8"], abs=1e-4)
+    # Rows in one kernel, not PyTorch's softmax: read once and written once, two bytes each.
+    assert fractions["memory_fraction"] == pytest.approx(4 * 7e11 / gpu.memory_bytes_per_s, abs=1e-4)
+    assert numbers["strided_fraction"] == 0.25 and numbers["int4_rows"] == 64
+
+
 def test_an_entry_has_fractions_of_the_nameplate() -> None:
     gpu = load_catalogue().find_gpu("L40S")
     samples = [

@@ -9,6 +9,7 @@ from cordee.hardware.catalog import Gpu
 from cordee.hardware.load import load_catalogue
 from cordee.hardware.measured import Measured, Table
 from cordee.plan.expect import DEFAULTS, node_storage_bytes_per_s
+from cordee.plan.kernels import product_s, tile_rate_fraction
 from cordee.plan.layer import head_passes, layer_passes
 from cordee.plan.layout import Layout
 from cordee.plan.measured import product_seconds
@@ -85,6 +86,42 @@ def test_rows_that_are_no_whole_lines_lose_what_was_measured() -> None:
     fast, lost = (layer_passes(odd, each, Layout(micro_batch=2), TRAINING) for each in (gpu, slow))
     mlp = 2 * 2048 * 3 * SHAPE.hidden * odd.ffn / 1e11
     assert lost.weight_s - fast.weight_s == pytest.approx(mlp, rel=0.01)
+
+
+def test_a_base_of_few_bits_becomes_16_bit_again_in_the_time_that_was_measured() -> None:
+    training = Settings(seq_tokens=1024, global_batch=2, train="qlora").training(SHAPE, 1)
+    plain, half = (
+        layer_passes(SHAPE, cpu(**{"dequantise nf4 bf16": table}), Layout(micro_batch=2), training)
+        for table in (flat(1e9), flat(0.5e9))
+    )
+    h, kv = SHAPE.hidden, SHAPE.kv_heads * SHAPE.head_dim
+    weights = 2 * h * h + 2 * h * kv + 3 * h * SHAPE.ffn
+    assert half.forward_s - plain.forward_s == pytest.approx(weights / 1e9)
+    assert half.inner_s - plain.inner_s == pytest.approx(weights / 1e9)
+
+
+def test_a_tile_has_the_part_of_the_best_ones_rate_that_a_kernel_reached() -> None:
+    tiles = Table(((64.0 * 64, 128.0 * 64, 128.0 * 128, 256.0 * 128),), (1e14, 2e14, 3e14, 4e14))
+    gpu = cpu(**{"triton-tile bf16": tiles})
+    found = [tile_rate_fraction(gpu, size, 0.9) for size in (64 * 64, 128 * 128, 256 * 128)]
+    assert found == pytest.approx([0.25, 0.75, 1.0])
+    assert tile_rate_fraction(cpu(), 64 * 64, 0.9) == 0.9
+    # A product of 64 x 64 results has no other tile that is not mostly empty.
+    slow, fast = (float(product_s(each, 64, 64, 1 << 20)) for each in (gpu, cpu()))
+    assert slow > fast
+
+
+def test_fp8_products_have_their_own_table_and_the_head_has_that_of_16_bits() -> None:
+    eight = {f"product fp8 {each}": flat(4e11, 3) for each in ("forward", "inner", "weight")}
+    wide = {f"product bf16 {each}": flat(1e11, 3) for each in ("forward", "inner", "weight")}
+    gpu = replace(cpu(**eight, **wide), flop_per_s={"bf16": 1e11, "fp8": 4e11})
+    training = Settings(seq_tokens=1024, global_batch=2, precision="fp8").training(SHAPE, 1)
+    tokens = 2048
+    head = head_passes(SHAPE, gpu, Layout(micro_batch=2), training)
+    assert head.weight_s == pytest.approx(2 * tokens * -(-SHAPE.vocab // 128) * 128 * SHAPE.hidden / 1e11)
+    h, kv = SHAPE.hidden, SHAPE.kv_heads * SHAPE.head_dim
+    layer = layer_passes(SHAPE, gpu, Layout(micro_batch=2), training)
+    assert layer.weight_s == pytest.approx(2 * tokens * (2 * h * h + 2 * h * kv + 3 * h * SHAPE.ffn) / 4e11)
 
 
 def test_a_cpu_waits_for_its_own_host() -> None:

@@ -11,7 +11,7 @@ import torch
 from cordee.hardware.measured import Sample, tables_of
 from cordee.train.calibration import cases as listed
 from cordee.train.calibration.__main__ import main
-from cordee.train.calibration.cases import EXTENTS, cases
+from cordee.train.calibration.cases import EXTENTS, Maker, cases
 from cordee.train.calibration.timing import SWEEPS_MIN, Case, CudaDevice, Device, measure
 
 TINY = replace(
@@ -57,7 +57,7 @@ def test_a_limit_ends_what_does_not_settle_and_its_doubt_says_so() -> None:
 
 
 def test_every_case_of_a_cpu_runs_and_its_tables_are_whole(tiny: Device) -> None:
-    every = cases(tiny, "fp32")
+    every = cases(Maker(tiny, "fp32"))
     assert len({(each.table, each.at) for each in every}) == len(every)
     samples = []
     for case in every:
@@ -70,7 +70,7 @@ def test_every_case_of_a_cpu_runs_and_its_tables_are_whole(tiny: Device) -> None
 
 
 def test_backward_cases_compute_the_gradients_of_their_forward_ones(tiny: Device) -> None:
-    by_table = {each.table: each for each in cases(tiny, "fp32")}
+    by_table = {each.table: each for each in cases(Maker(tiny, "fp32"))}
     for name in ("norm", "gate", "rotate", "attention", "loss"):
         gradients = by_table[f"{name} fp32 backward"].run()
         assert isinstance(gradients, tuple) and all(torch.isfinite(each).all() for each in gradients)
@@ -90,13 +90,14 @@ def test_the_process_prints_samples_and_numbers(tiny: Device, capsys: pytest.Cap
     numbers = {each["number"]: each["value"] for each in records if "number" in each}
     assert numbers["memory_bytes"] > numbers["context_bytes"] > 1e8
     samples = [Sample(**(each | {"at": tuple(each["at"])})) for each in records if "table" in each]
-    assert len(samples) == len(cases(tiny, "fp32")) and all(each.seconds > 0 for each in samples)
+    assert len(samples) == len(cases(Maker(tiny, "fp32"))) and all(each.seconds > 0 for each in samples)
 
 
 @pytest.mark.gpu
 def test_a_gpu_is_measured_by_events_and_its_rates_are_below_its_nameplate() -> None:
     device = CudaDevice(0)
-    some = [each for each in cases(device, "bf16") if each.table == "product bf16 forward" and each.at[0] == 4096]
+    every = cases(Maker(device, "bf16"))
+    some = [each for each in every if each.table == "product bf16 forward" and each.at[0] == 4096]
     found = list(measure(some, device, 20.0))
     assert found and all(1e11 < each.work / each.seconds < 5e15 for each in found)
 

@@ -39,6 +39,7 @@ class CalibrationView:
     worst: str
     load: float
     others: list[str]
+    refused: dict[str, str]
     efficiency: dict[str, float]
     numbers: dict[str, float]
 
@@ -173,7 +174,7 @@ def _view(found: Calibration) -> CalibrationView:
         name=found.name, path=str(found.path), precision=found.precision, fingerprint=found.fingerprint,
         doubt=how.doubt, spread=how.spread, points=how.points, poor=how.poor, worst=how.worst, load=found.load,
         others=[f"{each.name} ({each.pid}) {each.has}" for each in found.others],
-        efficiency=found.fractions, numbers=found.numbers,
+        refused=dict(found.refused), efficiency=found.fractions, numbers=found.numbers,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from cordee.units import US_PER_S, format_bytes, format_latency, plural
 _SHOWN = (
     ("products", "product {} forward", "flop"),
     ("their gradients", "product {} weight", "flop"),
+    ("products in fp8", "product fp8 forward", "flop"),
     ("experts side by side", "grouped {}", "flop"),
     ("attention", "attention {} forward", "flop"),
     ("its gradient", "attention {} backward", "flop"),
@@ -26,6 +27,15 @@ _SHOWN = (
     ("RMS norm, eager", "norm {} forward", "moved"),
     ("gate (SiLU), eager", "gate {} forward", "moved"),
     ("rotation, eager", "rotate {} forward", "moved"),
+    ("RMS norm, Triton", "triton-norm {}", "moved"),
+    ("softmax, Triton", "triton-softmax {}", "moved"),
+    ("scan, Triton", "triton-scan {}", "moved"),
+    ("copy, Triton", "triton-copy {}", "moved"),
+    ("strided copy, Triton", "triton-strided {}", "moved"),
+    ("tiles, Triton", "triton-tile {}", "tile"),
+    ("4-bit weights, Triton", "triton-int4 {}", "flop"),
+    ("int8 to 16 bits", "dequantise int8 {}", "written"),
+    ("NF4 to 16 bits", "dequantise nf4 {}", "written"),
     ("AdamW, fused", "adamw-fused", "each"),
     ("host, an operation", "issue recorded", "each"),
     ("all-reduce", "all-reduce", "sent"),
@@ -57,6 +67,8 @@ def print_calibration(found: Calibration) -> None:
     others = ", ".join(f"{each.name} {each.has}" for each in found.others)
     noise = f"{how.points} points, the middle one known to {how.doubt:.1%}; load {found.load:.1f}"
     out.print(noise + (f", beside {others}" if others else ""), style="dim", highlight=False)
+    for each in found.refused:
+        out.print(f"not measured: {each.what}: {each.why}", style="dim", highlight=False)
     for name, value in _numbers(found):
         out.print(f"{name} {value}", style="dim", highlight=False)
     out.print(f"written to {found.path}", highlight=False, soft_wrap=True)
@@ -77,23 +89,26 @@ def _rows(found: Calibration) -> Iterator[_Row]:
 
 def _figure(kind: str, sample: Sample, precision: str) -> str:
     rate = sample.work / sample.seconds
-    if kind == "flop":
+    if kind in ("flop", "tile"):
         return f"{rate / 1e12:.1f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GFLOP/s"
     if kind == "each":
         return f"{1e6 / rate:.2f} us" if rate < 1e7 else f"{1e9 / rate:.2f} ns"
-    moved = 2 * _ITEM[precision] * rate if kind == "moved" else rate
+    moved = {"moved": 2 * _ITEM[precision], "written": _ITEM[precision], "sent": 1}[kind] * rate
     return f"{format_bytes(moved)}/s"
 
 
 def _at(sample: Sample, kind: str) -> str:
     sizes = [f"{size:,.0f}" for size in sample.at]
-    unit = {"flop": "", "moved": " elements", "each": "", "sent": " bytes"}[kind]
+    units = {"moved": " elements", "written": " elements", "sent": " bytes", "tile": " results a tile"}
+    unit = units.get(kind, "")
     return " x ".join(sizes) + unit
 
 
 def _numbers(found: Calibration) -> Iterator[tuple[str, str]]:
     numbers = found.numbers
     yield "memory", f"{format_bytes(numbers['memory_bytes'])}, {format_bytes(numbers['context_bytes'])} of it libraries"
+    if "int4_rows" in numbers:
+        yield "4-bit weights", f"are faster than 16-bit ones up to {numbers['int4_rows']:.0f} rows (Triton's kernel)"
     if "write_bytes_per_s" in numbers:
         read, write = (f"{format_bytes(numbers[f'{way}_bytes_per_s'])}/s" for way in ("read", "write"))
         yield "storage", f"{write} written and synced, {read} read"

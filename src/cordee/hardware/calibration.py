@@ -22,6 +22,8 @@ _FRACTIONS = {
     "attention_fraction": ("attention {} forward",),
     "vendor_attention_fraction": ("attention-vendor {} forward", "attention {} forward"),
 }
+# Bytes that are read and written once: eager copies, and rows in one kernel, which fused frameworks have.
+_MOVED = {"stream_fraction": ("copy {}",), "memory_fraction": ("triton-norm {}", "softmax {} forward")}
 # What a plan still misses by where every table is measured: the order of kernels, caches, the allocator. Ours, by
 # benchmarks/calibration.py on a CPU.
 MODEL_SPREAD = 0.06
@@ -82,7 +84,7 @@ def entry(
         numbers: that are measured already (context, storage, links).
     """
     tables = tables_of(samples)
-    own = dict(numbers) | _edges(tables, precision) | _host(tables) | _copies(tables)
+    own = dict(numbers) | _edges(tables, precision) | _host(tables) | _copies(tables) | _kernels(tables, precision)
     fractions = _fractions(tables, precision, gpu) | _links(samples, gpu) | {"portable_fraction": 1.0}
     if (exposed := own.get("exposed_fraction")) is not None:
         fractions["exposed_fraction"] = exposed
@@ -103,9 +105,11 @@ def _fractions(tables: Mapping[str, Table], precision: str, gpu: Gpu | None) -> 
     if (grouped := tables.get(f"grouped {precision}")) is not None:
         plain = tables[f"product {precision} forward"].best
         found["grouped_fraction"] = round(min(1.0, grouped.best / plain), 4)
+    if gpu is not None and "fp8" in gpu.flop_per_s and (eight := tables.get("product fp8 forward")) is not None:
+        found["product8_fraction"] = round(eight.best / gpu.flop_per_s["fp8"], 4)
     rate = memory_bytes_per_s(tables, precision) if gpu is None else gpu.memory_bytes_per_s
-    for key, name in (("stream_fraction", "copy {}"), ("memory_fraction", "softmax {} forward")):
-        table = tables.get(name.format(precision))
+    for key, names in _MOVED.items():
+        table = next((tables[name.format(precision)] for name in names if name.format(precision) in tables), None)
         if table is not None and rate:
             found[key] = round(min(1.0, 2 * _item(precision) * table.rates[-1] / rate), 4)
     return found
@@ -141,6 +145,19 @@ def _edges(tables: Mapping[str, Table], precision: str) -> dict[str, float]:
         "unaligned_fraction": round(min(1.0, by_more[8] / by_more[0]), 4),
         "odd_fraction": round(min(1.0, by_more[1] / by_more[0]), 4),
     }
+
+
+def _kernels(tables: Mapping[str, Table], precision: str) -> dict[str, float]:
+    """Return what strided reads leave of a copy's rate, and the rows up to which products with 4-bit weights gain."""
+    found = {}
+    whole, strided = (tables.get(f"triton-{name} {precision}") for name in ("copy", "strided"))
+    if whole is not None and strided is not None:
+        found["strided_fraction"] = round(strided.rates[-1] / whole.rates[-1], 4)
+    narrow, wide = (tables.get(f"triton-int4{name} {precision}") for name in ("", "-beside"))
+    if narrow is not None and wide is not None:
+        each = zip(narrow.axes[0], narrow.rates, wide.rates, strict=True)
+        found["int4_rows"] = max((rows for rows, four, sixteen in each if four > sixteen), default=0.0)
+    return found
 
 
 def _host(tables: Mapping[str, Table]) -> dict[str, float]:

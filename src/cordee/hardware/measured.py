@@ -46,6 +46,13 @@ class Sample(NamedTuple):
         return float(1.25 / 1.68 * self.spread / self.runs**0.5)
 
 
+class Refused(NamedTuple):
+    """Work that a device or its software cannot do, and their reason; plans keep the catalogue's formula for it."""
+
+    what: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Table:
     """Work a second at the points of ascending axes, the last axis fastest.

@@ -11,7 +11,7 @@ from cordee.plan.training import Attention
 
 # Output tiles that one multiprocessor computes, and the part of its rate that each reaches: a smaller tile loads more
 # bytes for each product, 4/3, 2 and 8/3 times those of the largest (NVIDIA, Matrix Multiplication Background User's
-# Guide, section 4.1). The part of it that costs time is assumed.
+# Guide, section 4.1). The part of it that costs time is assumed where no calibration measured it.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.8), (128, 64, 0.55), (64, 64, 0.4))
 # Rows that are no multiple of 128 bytes lose part of the rate on chips since A100, rows that are no multiple of 16 take
 # the slow path (same guide, section 2). It does not say how much: the fractions are assumed, the first so that a hidden
@@ -47,7 +47,8 @@ def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: 
     per_unit = fraction * peak / gpu.efficiency.units * row_fraction(n, bits) * row_fraction(k, bits)
     depth = 2.0 * (k + FILL_ELEMENTS)
     fastest: Real = np.inf
-    for height, width, tile_fraction in TILES:
+    for height, width, assumed in TILES:
+        tile_fraction = tile_rate_fraction(gpu, height * width, assumed)
         tiles = groups * np.ceil(m / height) * np.ceil(n / width)
         wave = height * width * depth / (per_unit * tile_fraction)
         fastest = np.minimum(fastest, waves(tiles, gpu.efficiency.units) * wave)
@@ -55,6 +56,12 @@ def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: 
     return (
         np.maximum(fastest, moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)) + gpu.efficiency.launch_s
     )
+
+
+def tile_rate_fraction(gpu: Gpu, elements: int, assumed: float) -> float:
+    """Return a tile's rate over the fastest one's, as a calibration measured it with a Triton kernel."""
+    table = None if gpu.measured is None else gpu.measured.find("triton-tile", "bf16")
+    return assumed if table is None else float(table.rate(elements)) / table.best
 
 
 def waves(tiles: Real, units: int) -> Real:

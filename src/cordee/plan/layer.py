@@ -11,7 +11,13 @@ from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.plan.kernels import fused_attention_s, move_s, product_s, stream_s, unfused_attention_s
 from cordee.plan.layout import Layout
-from cordee.plan.measured import attention_seconds, head_operations, layer_operations, product_seconds
+from cordee.plan.measured import (
+    attention_seconds,
+    dequantise_seconds,
+    head_operations,
+    layer_operations,
+    product_seconds,
+)
 from cordee.plan.states import Linear, layer_linears
 from cordee.plan.training import Adapters, Training
 from cordee.workload.model import LatentAttention, ModelShape
@@ -185,8 +191,11 @@ def _adapter_passes(shape: ModelShape, gpu: Gpu, training: Training, adapters: A
     total, item = Passes(0.0, 0.0, 0.0, 0.0), training.activation_bytes
     for linear in layer_linears(shape):
         if adapters.base_bits < 16:
-            moved = adapters.base.matrix_bytes(linear.inputs, linear.outputs) + item * linear.inputs * linear.outputs
-            total += Passes(move_s(gpu, moved), move_s(gpu, moved), 0.0, 0.0)
+            elements = linear.inputs * linear.outputs
+            made = dequantise_seconds(gpu, adapters.base.name, training.precision, elements)
+            if made is None:
+                made = move_s(gpu, adapters.base.matrix_bytes(linear.inputs, linear.outputs) + item * elements)
+            total += Passes(made, made, 0.0, 0.0)
         if linear.name in adapters.targets:
             for size in ((adapters.rank, linear.inputs), (linear.outputs, adapters.rank)):
                 total += _product_passes(gpu, training, tokens, size, trained=True)
@@ -218,7 +227,8 @@ def _product_passes(
     n, k = size
     # A micro-batch's gradient is read and added to the sum that is kept, which is read and written.
     accumulated_bytes = 2 + 2 * training.optimizer.gradient_bytes
-    if isinstance(groups, int) and (found := product_seconds(gpu, training.precision, tokens, n, k)) is not None:
+    precision = "bf16" if training.precision == "fp8" and bits == 16 else training.precision  # the head's
+    if isinstance(groups, int) and (found := product_seconds(gpu, precision, tokens, n, k)) is not None:
         kept = found.weight if training.adapters is None or trained else 0.0
         return Passes(found.forward, found.inner, kept, 0.0)
     forward = product_s(gpu, tokens, n, k, bits=bits, fraction=fraction, groups=groups)

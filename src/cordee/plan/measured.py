@@ -61,6 +61,12 @@ def attention_seconds(gpu: Gpu, precision: str, flop: Real, head_dim: Real, toke
     return both[0].seconds(flop, head_dim, tokens), both[1].seconds(flop, head_dim, tokens)
 
 
+def dequantise_seconds(gpu: Gpu, base: str, precision: str, elements: Real) -> Real | None:
+    """Return the seconds in which a frozen matrix of this format becomes 16-bit again, if that was measured."""
+    table = None if gpu.measured is None else gpu.measured.find("dequantise", base, precision)
+    return None if table is None else table.seconds(elements, elements)
+
+
 def _wide(precision: str) -> str:
     """Return the precision of activations."""
     return "bf16" if precision == "fp8" else precision

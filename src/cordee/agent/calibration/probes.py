@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cordee.errors import InputError, MissingExtraError, ScriptError
-from cordee.hardware.measured import Sample
+from cordee.hardware.measured import Refused, Sample
 
 MODULE = "cordee.train.calibration"
 
@@ -23,8 +23,11 @@ class Number:
     value: float
 
 
-def probe(work: str, *options: str, python: str = sys.executable) -> Iterator[Sample | Number]:
-    """Yield what a probe measures, as soon as it prints it.
+Found = Sample | Number | Refused
+
+
+def probe(work: str, *options: str, python: str = sys.executable) -> Iterator[Found]:
+    """Yield what a probe measures, and what it cannot, as soon as it prints it.
 
     Raises:
         MissingExtraError: torch is not installed there.
@@ -35,6 +38,8 @@ def probe(work: str, *options: str, python: str = sys.executable) -> Iterator[Sa
             yield Number(found["number"], found["value"])
         elif "table" in found:
             yield Sample(**(found | {"at": tuple(found["at"])}))
+        elif "refused" in found:
+            yield Refused(found["refused"], found["why"])
 
 
 def records(work: str, *options: str, python: str = sys.executable) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from cordee.agent.calibration import files
 from cordee.agent.calibration.fingerprint import CPU, device_name, fingerprint
 from cordee.agent.calibration.neighbours import Neighbour, Neighbours, load, on_gpu
-from cordee.agent.calibration.probes import Number, probe
+from cordee.agent.calibration.probes import Found, Number, probe
 from cordee.agent.calibration.storage import storage_speed
 from cordee.errors import CatalogueError, NoisyError
 from cordee.hardware.calibration import (
@@ -24,7 +24,7 @@ from cordee.hardware.calibration import (
     quality,
 )
 from cordee.hardware.catalog import Catalogue, Gpu
-from cordee.hardware.measured import Sample, Table
+from cordee.hardware.measured import Refused, Sample, Table
 
 LIMIT_S, LIMIT_GPU_S = 40.0, 150.0
 
@@ -37,7 +37,7 @@ class Wanted:
         gpu: index; None: the CPU.
         gpus: GPUs of this machine, which have collectives among them.
         threads: of the CPU.
-        precision: of products, beside fp8 where the catalogue knows such units.
+        precision: of products, beside fp8 where the device has it.
         limit_s: seconds for the sweeps.
         storage: the folder whose speed is measured; None: none.
         collectives: among the ranks of this machine.
@@ -64,6 +64,7 @@ class Calibration:
         fingerprint: what the numbers hold for.
         samples: of the device's own work, then those of collectives.
         numbers: single ones.
+        refused: what the device or its software cannot do.
         fractions: of the nameplate.
         tables: what is planned with.
         quality: how still the device was.
@@ -77,6 +78,7 @@ class Calibration:
     fingerprint: dict[str, str]
     samples: list[Sample] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
     fractions: dict[str, float] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
     quality: Quality | None = None
@@ -106,6 +108,8 @@ def calibrate(home: Path, wanted: Wanted, catalogue: Catalogue, said: Callable[[
     for each in _measured(wanted, said):
         if isinstance(each, Number):
             found.numbers[each.name] = each.value
+        elif isinstance(each, Refused):
+            found.refused.append(each)
         else:
             found.samples.append(each)
     own = [each for each in found.samples if each.table not in _COLLECTIVES]
@@ -132,7 +136,7 @@ def _known(catalogue: Catalogue, marks: dict[str, str]) -> Gpu:
         raise CatalogueError(error.message, hint=hint) from None
 
 
-def _measured(wanted: Wanted, said: Callable[[str], None]) -> Iterator[Sample | Number]:
+def _measured(wanted: Wanted, said: Callable[[str], None]) -> Iterator[Found]:
     where = [] if wanted.gpu is None else ["--gpu", str(wanted.gpu)]
     said("products, attention, small operations, optimizer, host")
     options = ["--threads", str(wanted.threads), "--dtype", wanted.precision, "--limit", f"{wanted.limit_s:g}"]

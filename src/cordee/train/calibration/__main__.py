@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import InputError, MissingExtraError
-from cordee.train.calibration.cases import DTYPES, cases
+from cordee.train.calibration.beyond import beyond
+from cordee.train.calibration.cases import DTYPES, Maker, cases
 from cordee.train.calibration.collectives import measure_collectives
 from cordee.train.calibration.memory import measure_memory, measure_sustained
 from cordee.train.calibration.real_step import Steps, real_steps
@@ -58,7 +59,10 @@ def _device(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     device = _of(given)
     yield from measure_memory(device)
     yield from measure_sustained(device)
-    yield from (sample._asdict() for sample in measure(cases(device, given.dtype), device, given.limit))
+    make = Maker(device, given.dtype)
+    more, refused = beyond(make)
+    yield from ({"refused": each.what, "why": each.why} for each in refused)
+    yield from (sample._asdict() for sample in measure([*cases(make), *more], device, given.limit))
     if isinstance(device, CudaDevice):
         yield from (sample._asdict() for sample in measure_copies(device, COPIES_S))
 

@@ -66,9 +66,9 @@ EXTENTS = {
 }
 
 
-def cases(device: Device, dtype: str) -> list[Case]:
+def cases(make: "Maker") -> list[Case]:
     """Return all cases of a device in one precision, in their fixed order."""
-    extent, make = EXTENTS[device.kind], Maker(device, dtype)
+    extent = make.extent
     return [
         *_products(make, extent),
         *_edges(make, extent),
@@ -85,7 +85,7 @@ class Maker:
     """Makes tensors on a device, from one seed, and cases of one precision."""
 
     def __init__(self, device: Device, dtype: str) -> None:
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.extent = device, dtype, EXTENTS[device.kind]
         self._generator = torch.Generator(device.torch).manual_seed(0)
         self._kept: dict[tuple[int, ...], Tensor] = {}
 
@@ -104,9 +104,11 @@ class Maker:
         """Return random whole numbers."""
         return torch.randint(below, size, generator=self._generator, device=self.device.torch)
 
-    def case(self, words: str, at: Sequence[float], work: float, run: Callable[[], object]) -> Case:
+    def case(
+        self, words: str, at: Sequence[float], work: float, run: Callable[[], object], *, optional: bool = False
+    ) -> Case:
         """Return a case; `{}` in the words of its table stands for the precision."""
-        return Case(words.format(self.dtype), tuple(float(each) for each in at), float(work), run)
+        return Case(words.format(self.dtype), tuple(float(each) for each in at), float(work), run, optional=optional)
 
     def both(
         self, name: str, at: Sequence[float], work: float, forward: Callable[[], Tensor], leaves: Sequence[Tensor]

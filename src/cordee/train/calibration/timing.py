@@ -7,10 +7,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 
 import torch
 
-from cordee.hardware.measured import Point, Sample
+from cordee.hardware.measured import Point, Refused, Sample
 
 SWEEPS_MIN, SWEEPS_MAX = 7, 200
 DOUBT = 0.015  # of the median, at which a case is steady
@@ -83,7 +84,7 @@ class CudaDevice(Device):
 class Case:
     """One point of one table: the work of a run, and how to run it.
 
-    `before` is run ahead of each sample, outside of its time.
+    `before` is run ahead of each sample, outside of its time. A device need not be able to do what is `optional`.
     """
 
     table: str
@@ -92,6 +93,7 @@ class Case:
     run: Run
     before: Run | None = None
     times: int = 1
+    optional: bool = False
     found: list[float] = field(default_factory=list)
 
     @property
@@ -116,6 +118,25 @@ class Case:
         times = sorted(self.found)
         low, high = times[len(times) // 5], times[min(len(times) - 1, len(times) * 4 // 5)]
         return Sample(self.table, self.at, self.work, statistics.median(times), low, high, len(times))
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its name."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def able(cases: Sequence[Case]) -> tuple[list[Case], list[Refused]]:
+    """Return the cases that this device can run, and why it cannot run others, once for each table."""
+    kept, refused = [], {}
+    for case in cases:
+        try:
+            if case.optional:
+                case.run()
+        except Exception as error:
+            refused.setdefault(case.table, first_line(error))
+        else:
+            kept.append(case)
+    return [case for case in kept if case.table not in refused], list(starmap(Refused, refused.items()))
 
 
 def measure(cases: Sequence[Case], device: Device, limit_s: float) -> Iterator[Sample]:
