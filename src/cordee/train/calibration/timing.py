@@ -127,7 +127,8 @@ def first_line(error: Exception) -> str:
 
 def able(cases: Sequence[Case]) -> tuple[list[Case], list[Refused]]:
     """Return the cases that this device can run, and why it cannot run others, once for each table."""
-    kept, refused = [], {}
+    kept: list[Case] = []
+    refused: dict[str, str] = {}
     for case in cases:
         try:
             if case.optional:
