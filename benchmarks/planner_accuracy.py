@@ -75,13 +75,14 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
     unscored: dict[str, int] = defaultdict(int)
     ran: dict[str, list[bool]] = defaultdict(list)
     for run in runs:
-        known = run.zero_said and run.recompute_said and not ADAPTERS.search(run.note)
+        known = run.zero_said and run.recompute_said and run.optimizer_said and not ADAPTERS.search(run.note)
         if run.gpu is not None and known and SPEEDS & set(run.metrics):
             ran[run.source].append(
                 rank_memory(run.shape, run.layout, run.training).total_bytes <= usable_bytes(run.gpu)
             )
         wanted = [m for m in run.metrics if "mem" in m or m in ("oom", "peak_reserved_gib")]
         why = "" if run.zero_said else "the ZeRO stage is not said"
+        why = why if run.optimizer_said else "the optimizer is not said"
         why = "the row contradicts itself (trust 3)" if run.trust > 2 else why
         why = "adapters, which adapters.py scores, or of another kind" if ADAPTERS.search(run.note) else why
         if why:
@@ -156,7 +157,7 @@ def print_memory(report: dict[str, Any]) -> None:
         f"out of memory: {told['caught']} of {told['caught'] + told['missed']} runs that did are refused; "
         f"{told['falsely_refused']} of {told['fits_told'] + told['falsely_refused']} that ran are refused too"
     )
-    print("runs with a speed, whose recomputation and ZeRO stage are said, that the planner would refuse:")
+    print("runs with a speed, whose recomputation, ZeRO stage and optimizer are said, that the planner would refuse:")
     print("  " + "; ".join(f"{source} {row['refused']} of {row['n']}" for source, row in report["ran"].items()))
     print(f"not scored: {_unscored(report['unscored'])}")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Catalogue, Gpu
-from cordee.plan.layout import Layout, Recompute
-from cordee.plan.training import OPTIMIZERS, Attention, Framework, Loss, Optimizer, Precision, Training
+from cordee.plan.layout import Layout, Offload, Recompute
+from cordee.plan.training import OPTIMIZERS, Attention, Framework, Loss, Optimizer, Precision, Training, Tuning
 from cordee.units import GB
 from cordee.workload.model import Experts, LatentAttention, ModelShape
 
@@ -28,7 +28,8 @@ NUMBER = r"-?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?"
 class Published:
     """One configuration and what was measured of it, by metric; `primary` are the metrics to score time on.
 
-    `unstated` are the columns microbatch and vpp where the row leaves them open; `fp4` says that it trains in 4 bits.
+    `unstated` are the columns microbatch and vpp where the row leaves them open; `optimizer_said`: the row has its
+    optimizer; `fp4`: it trains in 4 bits.
     """
 
     config_id: str
@@ -46,6 +47,7 @@ class Published:
     recompute_said: bool
     primary: frozenset[str]
     unstated: frozenset[str] = frozenset()
+    optimizer_said: bool = True
     fp4: bool = False
 
     @property
@@ -78,6 +80,8 @@ def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
     row = rows[0]
     shape = read_shape(row)
     layout, training = _read_run(row, shape)
+    metrics = {r["metric"]: float(r["value"]) for r in rows if re.fullmatch(NUMBER, r["value"])}
+    layout = _with_repeated(layout, training, shape, metrics)
     if layout.pp > shape.layers or not layout.expert_data_ranks:
         raise _UnreadableError("more stages than layers, or more expert ranks than GPUs")
     try:
@@ -94,14 +98,27 @@ def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
         layout=layout,
         gpu=gpu,
         gpu_type=row["gpu_type"],
-        metrics={r["metric"]: float(r["value"]) for r in rows if re.fullmatch(NUMBER, r["value"])},
+        metrics=metrics,
         units={r["metric"]: r["unit"].lower() for r in rows},
         zero_said=bool(re.search(r"^\d(?!/)|FSDP", row["zero_stage"])),
         recompute_said=bool(re.match("none|full|selective", row["recompute"])),
         primary=frozenset(r["metric"] for r in rows if r["primary"] == "1"),
         unstated=_unstated(row),
+        # Where the host has all states it does not matter.
+        optimizer_said="per recipe" not in row["note"] or "AdamW" in row["note"] or layout.offload == "optimizer",
         fp4="fp4" in row["dtype"].lower(),
     )
+
+
+def _with_repeated(layout: Layout, training: Training, shape: ModelShape, metrics: Mapping[str, float]) -> Layout:
+    """The layout with the layers that its row's own FLOPs say are recomputed whole, where "selective" names no tensors.
+
+    Of four passes' work (one forward, two backward, one again) HFU counts all and MFU three: HFU / MFU = 1 + r / 3.
+    """
+    if layout.recompute != "selective" or training.framework != "torch" or not {"mfu", "hfu"} <= metrics.keys():
+        return layout
+    repeated = min(1.0, 3 * (metrics["hfu"] / metrics["mfu"] - 1))
+    return replace(layout, recompute="full", recompute_layers=round(repeated * shape.layers / layout.pp))
 
 
 def _unstated(row: Mapping[str, str]) -> frozenset[str]:
@@ -247,7 +264,7 @@ def _read_run(row: Mapping[str, str], shape: ModelShape) -> tuple[Layout, Traini
         # A row that does not say how the context is parallel is taken as the kind that keeps the most.
         cp_kind="ring" if "ring" in row["note"] or cp == 1 else "ulysses",
         split=_split(row, shape, pp),
-        offload="activations" if _rungs(row["note"].lower()) > 2 else "none",
+        offload=_offload(row["note"].lower()),
     )
     return layout, _training(row, shape, framework, global_batch)
 
@@ -272,6 +289,7 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
         loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else _compiled(note) or _chunked(note),
         attention=_attention(row["framework"]),
         fused=True if _is_fused(row["framework"], note) else None,
+        tuning=Tuning(regathers="nanotron" in row["framework"]),
     )
 
 
@@ -303,6 +321,13 @@ LADDER = ("chunked ce, ac", "+ optimizer in backward", "+ activation offload", "
 def _rungs(note: str) -> int:
     """How many rungs of the ladder a note stands above plain 16-bit training; 0: it names none."""
     return next((at + 1 for at, rung in reversed([*enumerate(LADDER)]) if rung in note), 0)
+
+
+def _offload(note: str) -> Offload:
+    """What a note says that the host keeps: all states, or activations."""
+    if "cpu offload" in note:
+        return "optimizer"
+    return "activations" if _rungs(note) > 2 else "none"
 
 
 def _fine_tuner(note: str) -> Optimizer | None:

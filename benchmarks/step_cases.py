@@ -159,7 +159,7 @@ class Stack:
 def _words(case: Case) -> Any:
     shape, layout, training = case.shape, case.layout, case.training
     same_shape = (shape.gated, shape.qkv_bias, shape.out_bias, shape.mlp_bias, shape.tied)
-    words = (layout.recompute, layout.schedule, layout.cp_kind, layout.offload)
+    words = (layout.recompute, layout.recompute_layers, layout.schedule, layout.cp_kind, layout.offload)
     how = (training.precision, training.flash, training.framework, training.overlap, training.attention, training.fused)
     # A schedule has one number of stages and chunks; uneven stages are counted one by one as well.
     stages = (layout.split, layout.pp, layout.vpp)

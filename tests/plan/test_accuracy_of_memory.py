@@ -51,6 +51,17 @@ def test_a_measured_peak_is_met(benchmark: ModuleType, tmp_path: Path) -> None:
     assert found["a lab: reserved"]["mape"] < 0.02
 
 
+def test_recomputation_is_read_from_flops_where_a_word_names_no_tensors(benchmark: ModuleType, tmp_path: Path) -> None:
+    fsdp = {"tp": "1", "dp": "8", "zero_stage": "3 (FSDP)", "recompute": "selective", "framework": "PyTorch FSDP"}
+    told = [LLAMA | fsdp | {"metric": name, "value": value} for name, value in (("mfu", "36"), ("hfu", "42"))]
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, restval="")
+        writer.writeheader()
+        writer.writerows(told)
+    [run], _ = benchmark.read_published(tmp_path / "rows.csv", load_catalogue())
+    assert (run.layout.recompute, run.layout.recompute_layers) == ("full", 6)
+
+
 def test_no_name_decides(benchmark: ModuleType, tmp_path: Path) -> None:
     renamed = LLAMA | {"config_id": "two", "source": "another", "model": "x", "source_ref": "y"}
     found = _report(benchmark, tmp_path / "rows.csv", LLAMA, renamed)["sources"]

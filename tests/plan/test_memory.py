@@ -13,7 +13,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.memory import rank_memory, state_bytes
 from cordee.plan.search import fewest_gpus_to_hold
 from cordee.plan.states import stage_parameters
-from cordee.plan.training import OPTIMIZERS, Training
+from cordee.plan.training import OPTIMIZERS, Training, Tuning
 from cordee.units import GB, GiB
 from cordee.workload.load import load_shape, model_names
 from cordee.workload.model import ModelShape
@@ -69,6 +69,8 @@ def test_a_llama_layer_keeps_what_the_closed_form_says() -> None:
     assert divided == closed / 8
     # DTensor keeps the results of the two norms whole, as it gathered them.
     assert layer_activation_bytes(L70, Layout(tp=8, sp=True), training) == divided + 2 * tokens * 2 * 8192 * 7 / 8
+    again = replace(training, tuning=Tuning(regathers=True))
+    assert layer_activation_bytes(L70, Layout(tp=8, sp=True), again) == divided
     assert layer_activation_bytes(L70, Layout(cp=4), training) == closed / 4
     whole_norms = layer_activation_bytes(L70, Layout(tp=8), training)
     assert whole_norms - divided == 2 * tokens * 4 * 8192 * 7 / 8

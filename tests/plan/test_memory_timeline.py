@@ -179,6 +179,18 @@ def test_what_is_offloaded_lies_on_the_host() -> None:
     assert fewer == pytest.approx(kept * 2 / 80)
 
 
+def test_fsdp_offloads_weights_and_gradients_with_the_optimizer() -> None:
+    torch = replace(TRAINING, framework="torch")
+    layout = Layout(dp=8, zero=3, recompute="full", offload="optimizer")
+    states, *_, step = timeline(L70, layout, torch, 0)
+    assert states.weights_bytes == states.gradients_bytes == states.optimizer_bytes == 0
+    assert step.allocated_bytes == states.buffers_bytes
+    # fp32 shards and moments, and the gradients.
+    assert host_optimizer_bytes(L70, layout, torch, 0) == pytest.approx(L70.parameters * (4 + 8 + 2) / 8)
+    deepspeed = timeline(L70, layout, replace(torch, framework="deepspeed"), 0)[0]
+    assert deepspeed.weights_bytes == pytest.approx(2 * L70.parameters / 8)
+
+
 def test_each_communicator_has_its_buffers() -> None:
     one, three = context_bytes(Layout()), context_bytes(Layout(tp=8, pp=2, dp=4))
     assert three - one == 3 * 300_000_000

@@ -87,7 +87,7 @@ def test_where_nothing_fits_each_remedy_fits_and_says_how() -> None:
     # 12 bytes a parameter of each GPU's eighth go to the host; 8-bit states are 6.03 bytes a parameter in all.
     more, host, less = (remedy.because for remedy in plan.remedies)
     assert more == "1.28 TB for 1.129 TB of state"
-    assert host == "105.8 GB a GPU on the host, 846.7 GB a node"
+    assert host == "105.8 GB a GPU on the host, 846.8 GB a node"
     assert less == "425.5 GB of state instead of 1.129 TB"
     for remedy in plan.remedies:
         asked = f"offload={remedy.candidate.layout.offload}"

@@ -14,7 +14,7 @@ from cordee.plan.kernels import fused_attention_s, product_s, row_fraction, unfu
 from cordee.plan.layer import head_passes, layer_passes
 from cordee.plan.layout import SCHEDULES, Layout
 from cordee.plan.pipeline.price import bubble_s
-from cordee.plan.step import SOFTWARE_SPREAD, doubt, hidden_s, step_interval_s, step_time
+from cordee.plan.step import HOST_BYTES_PER_S, SOFTWARE_SPREAD, doubt, hidden_s, step_interval_s, step_time
 from cordee.plan.training import Training
 from cordee.workload.families import shape_from_config
 from cordee.workload.load import load_shape
@@ -215,6 +215,14 @@ def test_offload_takes_time() -> None:
     ]
     assert times[0] == 0 < times[1]
     assert times[3] == pytest.approx(times[1] + times[2])
+
+
+def test_shards_on_the_host_travel_with_every_gathering() -> None:
+    layout = Layout(dp=8, zero=3, offload="optimizer")
+    few, many = (float(step_time(L70, H100, layout, Training(4096, size)).offload_s) for size in (8, 32))
+    assert many == pytest.approx(4 * few)
+    # Two gatherings of fp32 shards and a reduction of 16-bit gradients.
+    assert few == pytest.approx(L70.parameters / 8 * (2 * 4 + 2) / HOST_BYTES_PER_S, rel=0.01)
 
 
 def test_small_layers_wait_for_the_host() -> None:

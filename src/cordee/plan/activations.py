@@ -71,7 +71,7 @@ def layer_activation_bytes(
     if layout.cp_kind == "ulysses":
         heads_wide = heads_wide + (layout.cp > 1) * attention_out
     per_token: Real = (4 * shape.hidden + compressed) / split + heads_wide / tp
-    if training.framework == "torch":
+    if training.framework == "torch" and not training.tuning.regathers:
         # DTensor keeps what it gathers for the products, the results of the two norms; Megatron-LM gathers them anew.
         per_token = per_token + 2 * shape.hidden * (1 - 1 / split)
     moe = shape.experts

@@ -145,6 +145,15 @@ def keeps_fp32_shards(layout: Layout, training: Training) -> Real:
     return (mixed and plain) * (layout.zero == 3)
 
 
+def shards_on_host(layout: Layout, training: Training) -> Real:
+    """Return 1 where weights and gradients are on the host with the optimizer's states.
+
+    That is FSDP2's `CPUOffloadPolicy`, torch's one way to offload an optimizer of sharded parameters.
+    """
+    offloads = training.framework == "torch" and layout.offload in ("optimizer", "both")
+    return offloads * (layout.zero == 3)
+
+
 def stays_whole(layout: Layout, training: Training) -> bool:
     """Return whether FSDP keeps a stage whole for all its micro-batches.
 

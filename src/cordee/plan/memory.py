@@ -316,5 +316,6 @@ def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) ->
     )
     kept = kept + optimizer.outer_extra_bytes * parameters.outer / (1 + (zero >= 1) * (layout.shard_ranks - 1))
     if layout.offload in ("optimizer", "both"):
-        kept, moment = 0.0 * kept, 0.0 * moment
+        here = 1 - buf.shards_on_host(layout, training)
+        weights, gradients, kept, moment = here * weights, here * gradients, 0.0 * kept, 0.0 * moment
     return weights, gradients, kept, moment

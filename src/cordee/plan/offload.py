@@ -2,6 +2,7 @@
 
 from cordee.hardware.arrays import Real, only_where
 from cordee.plan.activations import in_flight, kept_bytes
+from cordee.plan.buffers import shards_on_host
 from cordee.plan.layout import Layout
 from cordee.plan.states import holding, trained_parameters
 from cordee.plan.training import Training
@@ -9,9 +10,13 @@ from cordee.workload.model import ModelShape
 
 
 def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
-    """Return what the offloaded optimizer of one GPU keeps on the host: master weights and moments."""
+    """Return what the offloaded optimizer of one GPU keeps on the host: master weights and moments.
+
+    Where its shards are there, their gradients as well, and weights that have no master.
+    """
     optimizer, parameters = training.optimizer, trained_parameters(shape, layout, training, rank)
-    each = optimizer.master_bytes + optimizer.moment_bytes
+    shards = optimizer.gradient_bytes + (0 if optimizer.master_bytes else optimizer.weight_bytes)
+    each = optimizer.master_bytes + optimizer.moment_bytes + shards_on_host(layout, training) * shards
     dense = parameters.dense * each + parameters.outer * optimizer.outer_extra_bytes
     if optimizer.paged and layout.offload not in ("optimizer", "both"):
         return paged_bytes(shape, layout, training, rank)

@@ -10,7 +10,7 @@ import numpy as np
 from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.collectives import near_gpus
-from cordee.plan.buffers import stays_whole
+from cordee.plan.buffers import shards_on_host, stays_whole
 from cordee.plan.comms import (
     context_layer_s,
     data_messages,
@@ -359,7 +359,11 @@ def _offload_s(
     if layout.offload in ("optimizer", "both"):
         shards = np.where(layout.zero > 0, layout.shard_ranks, 1)
         elements = (weights.shared + weights.experts) / shards
-        seconds = elements * (optimizer.gradient_bytes + optimizer.weight_bytes) / host_bytes_per_s(gpu)
+        once = optimizer.gradient_bytes + optimizer.weight_bytes
+        # Shards on the host are copied for each gathering, in their own type, and gradients for each reduction.
+        every = count * (2 * (optimizer.master_bytes or optimizer.weight_bytes) + optimizer.gradient_bytes)
+        moved = np.where(shards_on_host(layout, training), every, once)
+        seconds = elements * moved / host_bytes_per_s(gpu)
     if layout.offload in ("activations", "both"):
         tokens = training.seq_tokens * layout.micro_batch / layout.cp
         kept = 1 if layout.recompute == "full" else 17

@@ -254,7 +254,8 @@ class Tuning:
     by length): attention does not go beyond it. None: each sequence is one document. `composite_norms`: an RMS norm is
     several kernels, as Hugging Face's models have it, which keep its input in fp32 and what it is scaled to. `flat`:
     a layer's parameters are one sharded tensor, whose gradient has frozen ones too, and which is whole as micro-batches
-    add up (FSDP1 with `use_orig_params`, accumulating in `no_sync`).
+    add up (FSDP1 with `use_orig_params`, accumulating in `no_sync`). `regathers`: what sequence parallelism gathers for
+    a product is gathered anew in the backward pass, not kept (nanotron's `tp_recompute_allgather`; Megatron-LM always).
     """
 
     frozen: Frozen | None = None
@@ -262,6 +263,7 @@ class Tuning:
     stage: Stage | None = None
     composite_norms: bool = False
     flat: bool = False
+    regathers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
