@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from cordee.errors import NoServerError, StandbyError
-from cordee.servers import ServerAddress, error_of, transport
+from cordee.errors import NoServerError, ServerError, StandbyError
+from cordee.servers import ServerAddress, error_of, is_of_user, transport
 from cordee.tls import client_context
 
 T = TypeVar("T")
@@ -84,11 +84,32 @@ class ApiConnection:
     def stream(self, path: str, params: Mapping[str, Any]) -> Iterator[Iterator[str]]:
         """Open an answer that is read line by line."""
         url = self.address.url + path
-        with transport(self.address.url), self._http.stream("GET", url, params=dict(params), timeout=None) as answer:
+        asked = self._http.stream("GET", url, params=dict(params), timeout=None, extensions=self._extensions)
+        with transport(self.address.url), asked as answer:
             if answer.is_error:
                 answer.read()
                 raise error_of(answer)
             yield answer.iter_lines()
+
+    @property
+    def _extensions(self) -> dict[str, Any]:
+        """Return what httpx calls between a connection and the first byte that is sent over it."""
+        by_certificate = self.address.url.startswith("https:")
+        return {} if self.address.user is None or by_certificate else {"trace": self._check}
+
+    def _check(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Look who listens at the other end.
+
+        Raises:
+            NoServerError: it is another user, who took the port of a server that was killed, and would get the token.
+        """
+        user = self.address.user
+        if what == "connection.connect_tcp.complete" and user is not None:
+            line = facts["return_value"]
+            if not is_of_user(line.get_extra_info("socket"), user):
+                line.close()
+                why = f"a process of another user listens at {self.address.url}, where the server was; it got nothing"
+                raise NoServerError(why, hint="the server was killed: start it again with `cordee up`")
 
     def _asked(self, method: str, path: str, **kwargs: Any) -> _Answer:
         """Return the leader's answer; a request that changes something has one key however often it is sent."""
@@ -124,7 +145,7 @@ class ApiConnection:
         if tag:
             kwargs["headers"] = kwargs.get("headers", {}) | {"If-None-Match": tag}
         with transport(self.address.url):
-            answer = self._http.request(method, self.address.url + path, **kwargs)
+            answer = self._http.request(method, self.address.url + path, extensions=self._extensions, **kwargs)
         if answer.status_code == 304:
             self._keep(wanted, tag, kept)
             return kept
@@ -145,7 +166,15 @@ class ApiConnection:
 
 
 def _read(shape: type[T], body: bytes) -> T:
-    return TypeAdapter(shape).validate_json(body, extra="ignore")
+    try:
+        return TypeAdapter(shape).validate_json(body, extra="ignore")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the answer"
+        raise ServerError(
+            f"what answered does not speak as a server of Cordee: {where}: {first['msg']}",
+            hint="another program may listen at this address, or the server is of another version",
+        ) from error
 
 
 def _is_cut(error: Exception) -> bool:

@@ -100,7 +100,7 @@ class Client:
         else:
             token = token or os.environ.get("CORDEE_TOKEN") or home_token((home or default_home()).absolute())
             pinned = fingerprint or fingerprint_of_environment()
-            address = ServerAddress(url, token, pinned, home and home.absolute(), tuple(others))
+            address = ServerAddress(url, token, pinned, home and home.absolute(), others=tuple(others))
         self._line = ApiConnection(address, token or address.token)
 
     @property

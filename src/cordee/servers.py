@@ -45,6 +45,7 @@ class ServerAddress:
         home: its folder, if that is on this machine.
         others: URLs of the servers that stand by for it, or lead in its place.
         shared: whether other servers may share its database, which do not see its home.
+        user: the number of the user whose process the server is, where it has no TLS; None: it is not known.
     """
 
     url: str
@@ -53,6 +54,7 @@ class ServerAddress:
     home: Path | None = None
     others: tuple[str, ...] = ()
     shared: bool = False
+    user: int | None = None
 
     @property
     def secrets(self) -> Path | None:
@@ -94,6 +96,7 @@ def find_server(home: Path | None = None) -> ServerAddress:
         home,
         others=tuple(each for each in servers if each != url),
         shared="servers" in facts,
+        user=home.stat().st_uid,
     )
 
 
@@ -155,6 +158,20 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_of_user(sock: socket.socket, uid: int) -> bool:
+    """Return whether a process of this user listens at the other end of a loopback connection, as far as Linux says.
+
+    Another user may have taken the port of a server that was killed, and must get neither a token nor obedience.
+    """
+    host, port = sock.getpeername()[:2]
+    try:
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    except OSError:
+        return True
+    listens, here = "0A", f"{socket.inet_aton(host)[::-1].hex().upper()}:{port:04X}"
+    return uid in [int(row[7]) for row in rows if row[3] == listens and row[1] == here]
 
 
 def own_address() -> str:

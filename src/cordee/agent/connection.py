@@ -26,7 +26,7 @@ from cordee.agent.clock import monotonic_s
 from cordee.agent.messages import FromAgent, FromServer, Refused, Welcome, decode, encode
 from cordee.agent.settings import AgentSettings, AgentState
 from cordee.errors import CordeeError, InputError, from_body
-from cordee.servers import check_private
+from cordee.servers import check_private, is_of_user
 from cordee.tls import client_context
 
 LOCAL_DIAL_S, DIAL_S = 0.1, 0.5
@@ -232,7 +232,7 @@ async def websocket_to(
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     sock = await _connected(host, port)
-    if settings.home is not None and not _is_ours(sock):
+    if settings.home is not None and not is_of_user(sock, os.getuid()):
         sock.close()
         raise ConnectionRefusedError(f"{url} belongs to another user, so our server is gone")
     async with connect(
@@ -270,20 +270,6 @@ async def _connected(host: str, port: int) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
     raise next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
-
-
-def _is_ours(sock: socket.socket) -> bool:
-    """Return whether a process of this user listens at the other end of a loopback connection, as far as Linux says.
-
-    Another user may have taken the port of a server that was killed, and must get neither a token nor obedience.
-    """
-    host, port = sock.getpeername()[:2]
-    try:
-        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    except OSError:
-        return True
-    listens, here = "0A", f"{socket.inet_aton(host)[::-1].hex().upper()}:{port:04X}"
-    return os.getuid() in [int(row[7]) for row in rows if row[3] == listens and row[1] == here]
 
 
 def _reason(error: Exception) -> str:

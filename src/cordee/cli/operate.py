@@ -42,6 +42,10 @@ Gateway = Annotated[
         show_default="as before, else off",
     ),
 ]
+LogFormat = Annotated[
+    str | None,
+    typer.Option(metavar="json|text", help="Format of the server's log.", show_default="as before, else json"),
+]
 Partition = Annotated[str | None, typer.Option(help="With --on slurm: the partition.", show_default="Slurm's default")]
 NodesMax = Annotated[int, typer.Option(help="With --on slurm: the number of nodes, at most.", min=1)]
 Idle = Annotated[str, typer.Option(help="With --on slurm: give a node back that is idle for this long.")]
@@ -98,6 +102,7 @@ def up(
     on: Machines = None,
     lease: Lease = None,
     gateway: Gateway = None,
+    log_format: LogFormat = None,
     partition: Partition = None,
     nodes: NodesMax = 1,
     idle: Idle = "5m",
@@ -119,7 +124,7 @@ def up(
         check_not_connected(folder)
         from cordee.control.server import Options, serve
 
-        made = Options(slots, price_as, listen, certificate, key, database, standby, on, lease, gateway)
+        made = Options(slots, price_as, listen, certificate, key, database, standby, on, lease, gateway, log_format)
         serve(folder, made, on_ready=lambda url: print(f"the server runs at {url}", flush=True))
         return
     with terminal.waiting(f"starting a server on {folder}"):
@@ -135,6 +140,7 @@ def up(
             on=on,
             lease=lease,
             gateway=gateway,
+            log_format=log_format,
         )
     if as_json:
         terminal.print_json(health)

@@ -40,7 +40,7 @@ from cordee.control import (
 )
 from cordee.control.agents import transfers
 from cordee.control.agents.executor import AgentsExecutor
-from cordee.control.api_description import describe
+from cordee.control.api_description import Described, describe
 from cordee.control.api_route import ApiRoute, Page, Paged, user_router
 from cordee.control.audited import Audited
 from cordee.control.budgets import AskedBudgets
@@ -294,14 +294,10 @@ def queues(operations: Asked, by: By) -> QueuesView:
 
 
 @router.put("/queues")
-def set_queues(submission: QueuesSubmission, operations: Asked, of_app: AskedBudgets, by: By) -> QueuesView:
+def set_queues(submission: QueuesSubmission, of_app: AskedBudgets, by: By) -> QueuesView:
     """Replace the tree of queues, or refuse and change nothing."""
     by.check(Action.ADMINISTER, "change the queues")
-    wanted = of_app.checked(submission.budgets or (), by, {each.name for each in submission.queues})
-    found = operations.set_queues(submission)
-    if submission.budgets is not None:
-        of_app.replace(wanted, by=by)
-    return found
+    return of_app.set_queues(submission, by=by)
 
 
 @router.get("/cost")
@@ -443,7 +439,7 @@ def create_app(
     agents: AgentsExecutor | None = None,
 ) -> FastAPI:
     """Create the application around the operations; tunnels need the links to the agents."""
-    app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.operations, app.state.questions = operations, Questions()
     app.state.first = CapacityLimiter(_HEALTH_AT_ONCE)
     app.state.services = services or ServiceOperations.over(operations)
@@ -468,4 +464,5 @@ def create_app(
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(ClientDisconnect, _left)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    app.add_route("/openapi.json", Described(app).answer, include_in_schema=False)
     return app

@@ -3,12 +3,13 @@
 The examples are answers of a server, recorded by `tests/control/api_examples.py`.
 """
 
+import asyncio
 import json
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
 _ABOUT = """The API of a Cordee server.
@@ -67,6 +68,23 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 _complete(operation, method, examples().get(f"{method.upper()} {path}", {}))
         app.openapi_schema = found
     return app.openapi_schema
+
+
+class Described:
+    """The description as an answer: made beside the loop for the first who asks, for which all others wait."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._body: asyncio.Future[bytes] | None = None
+
+    async def answer(self, _: Request) -> Response:
+        """Return the description."""
+        if self._body is None:
+            self._body = asyncio.ensure_future(asyncio.to_thread(self._make))
+        return Response(await asyncio.shield(self._body), media_type="application/json")
+
+    def _make(self) -> bytes:
+        return json.dumps(describe(self._app), separators=(",", ":")).encode()
 
 
 def _complete(operation: dict[str, Any], method: str, example: dict[str, Any]) -> None:

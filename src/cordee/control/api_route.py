@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -14,13 +15,16 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from cordee.control.acts import note
-from cordee.control.dependencies import REFUSALS, access_of, bearer_of, body_of, known_query
-from cordee.control.operations import Operations
+from cordee.control.dependencies import REFUSALS, access_of, bearer_of, body_of, known_query, operations_of, shown_by
+from cordee.control.roles import Bearer
 from cordee.control.store.answered import AnsweredRequests
-from cordee.errors import BusyError, ForbiddenError, InputError, KeyReusedError, NotFoundError, TokenError
-from cordee.units import MiB
+from cordee.errors import BusyError, ForbiddenError, InputError, KeyReusedError, NotFoundError, StoreError, TokenError
+from cordee.units import KiB, MiB
 
 JSON_BYTES_MAX = 8 * MiB
+UNKNOWN_BYTES_MAX = 64 * KiB
+"""A longer body is read only of those whose token is known."""
+
 PAGE_MAX = 1_000
 """Rows of a list in one answer."""
 
@@ -54,9 +58,13 @@ async def _read(request: Request) -> Request:
     """Return the request with its JSON body read and checked.
 
     Raises:
+        TokenError: it has many bytes, and the token is unknown.
         BodyTooLargeError: it has too many bytes.
         InputError: its brackets are nested too deeply for the parsers behind.
     """
+    if int(request.headers.get("content-length") or JSON_BYTES_MAX) > UNKNOWN_BYTES_MAX:
+        with suppress(ForbiddenError):  # a node's
+            await _asks(request)
     body = await body_of(request, JSON_BYTES_MAX)
     if await asyncio.to_thread(_depth, body) > _NESTED_MAX:
         raise InputError(f"the brackets of the body are nested more than {_NESTED_MAX} deep", hint="/openapi.json")
@@ -112,11 +120,9 @@ async def _once(request: Request, key: str, handle: _Handler) -> Response:
     """
     if not 0 < len(key) <= _KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
         raise InputError(f"Idempotency-Key is a text of 1 to {_KEY_CHARS_MAX} printable ASCII characters")
-    operations = request.app.state.operations
-    assert isinstance(operations, Operations), "create_app put it there"
-    _, _, token = request.headers.get("authorization", "").partition(" ")
+    operations = operations_of(request)
     try:
-        asks = (await asyncio.to_thread(bearer_of, operations, token)).name
+        asks = (await _asks(request)).name
     except (TokenError, ForbiddenError):
         return await handle(request)  # which refuses it, or knows this token
     answers = AnsweredRequests(operations.store)
@@ -135,12 +141,21 @@ async def _once(request: Request, key: str, handle: _Handler) -> Response:
         return Response(body, status_code=row["status"], media_type="application/json", headers=again)
     try:
         answer = await handle(request)
+    except StoreError:
+        raise  # it may have been done all the same, and must not be done twice
     except Exception:
-        await asyncio.to_thread(answers.drop, row_key)  # refused: nothing was changed
+        with suppress(StoreError):
+            await asyncio.to_thread(answers.drop, row_key)  # refused: nothing was changed
         raise
     body = operations.secrets.sealed(bytes(answer.body).decode())
-    await asyncio.to_thread(answers.end, row_key, status=answer.status_code, body=body)
+    with suppress(StoreError):  # done, and the client is to know it; the same request again gets 409
+        await asyncio.to_thread(answers.end, row_key, status=answer.status_code, body=body)
     return answer
+
+
+async def _asks(request: Request) -> Bearer:
+    shown = await shown_by(request)
+    return await asyncio.to_thread(bearer_of, operations_of(request), shown)
 
 
 def _hash(*texts: str) -> str:

@@ -60,7 +60,8 @@ def _outcome(act: Act, status: int) -> str | None:
     """Return how a request ended, as the log has it; None: it is not for the log."""
     if status in (401, 403):
         return REFUSED
-    if act.scope.get("method", "GET") in _READS or "route" not in act.scope:
+    left = status == 499  # nothing was refused; a change that was made all the same has its record
+    if left or act.scope.get("method", "GET") in _READS or "route" not in act.scope:
         return None
     if status >= 400:
         return FAILED if status >= 500 else REFUSED

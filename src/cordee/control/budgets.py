@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Query
 from starlette.requests import Request
 
-from cordee.answers.queues import BudgetRules, BudgetView, Name
+from cordee.answers.queues import BudgetRules, BudgetView, Name, QueuesSubmission, QueuesView
 from cordee.control.access import Access, path_to
 from cordee.control.acts import note
 from cordee.control.api_route import user_router
@@ -71,19 +71,22 @@ class BudgetOperations:
         operations.wake()
         return found
 
-    def replace(self, budgets: Sequence[Budget], *, by: Access) -> None:
-        """Set these budgets, and remove all others; what does not change is not noted."""
-        new = {budget.key: budget for budget in budgets}
-        operations = self.operations
-        with operations.control.changed:
-            known = {key: kept.budget for key, kept in operations.control.state.quotas.budgets.kept.items()}
-            at_us = operations.clock.now_us()
-            for budget in new.values():
-                if known.get(budget.key) != budget:
-                    operations.control.note(BudgetSet(at_us=at_us, budget=budget, by=by.name))
+    def set_queues(self, submission: QueuesSubmission, *, by: Access) -> QueuesView:
+        """Replace the tree of queues; with budgets set these, and remove all others. All of it is done, or nothing."""
+        control = self.operations.control
+        wanted = self.checked(submission.budgets or (), by, {each.name for each in submission.queues})
+        with control.changed:
+            known = {key: kept.budget for key, kept in control.state.quotas.budgets.kept.items()}
+            new = known if submission.budgets is None else {budget.key: budget for budget in wanted}
+            at_us = self.operations.clock.now_us()
+            changes: list[BudgetSet | BudgetRemoved] = [
+                BudgetSet(at_us=at_us, budget=budget, by=by.name)
+                for budget in new.values()
+                if known.get(budget.key) != budget
+            ]
             for queue, user, per in known.keys() - new.keys():
-                operations.control.note(BudgetRemoved(at_us=at_us, queue=queue, user=user, per=per, by=by.name))
-        operations.wake()
+                changes.append(BudgetRemoved(at_us=at_us, queue=queue, user=user, per=per, by=by.name))
+            return self.operations.set_queues(submission, changes)
 
     def budgets(self, by: Access | None = None) -> list[BudgetView]:
         """Return the budgets that may be seen, by queue and user; without `by` all."""

@@ -67,7 +67,7 @@ def cluster_counts(operations: Operations) -> ClusterCounts:
         oldest_wait_us=max(0, now_us - oldest_us),
         held_micro_usd_per_hour=prices["held"],
         idle_micro_usd_per_hour=prices["idle"],
-        works=operations.problem is None,
+        works=operations.turns.problem is None,
         log_number=control.number,
     )
 

@@ -19,22 +19,27 @@ from cordee.errors import BodyTooLargeError, ForbiddenError, InputError, TokenEr
 from cordee.servers import is_loopback
 
 
-async def _operations(request: Request) -> Operations:
+def operations_of(request: Request) -> Operations:
+    """Return the operations of the application that serves a request."""
     operations = request.app.state.operations
     assert isinstance(operations, Operations), "create_app put it there"
     return operations
 
 
+async def _operations(request: Request) -> Operations:
+    return operations_of(request)
+
+
 Asked = Annotated[Operations, Depends(_operations)]
 
 
-async def _shown(request: Request) -> str:
+async def shown_by(request: Request) -> str:
     """Return the token of a request; "" if none was sent."""
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
     return shown if scheme.lower() == "bearer" else ""
 
 
-Shown = Annotated[str, Depends(_shown)]
+Shown = Annotated[str, Depends(shown_by)]
 
 
 def bearer_of(operations: Asked, shown: Shown) -> Bearer:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import uvicorn
 from starlette.types import ASGIApp
 
+from cordee.control.connections import connections
 from cordee.control.listen import Listener
 
 FRAME_BYTES_MAX = 64 * 2**20
@@ -36,6 +37,7 @@ class WebServer(uvicorn.Server):
             log_level=logging.WARNING,  # it has three lines for each agent that connects; `AgentsExecutor` has one
             access_log=False,  # clients that watch send many requests a second
             lifespan="off",
+            http=connections(),
             timeout_graceful_shutdown=_LET_GO_S,
             backlog=BACKLOG,
             ws="websockets-sansio",

@@ -6,12 +6,14 @@ Tokens only grow. Dollars by tenant and GPU time by class are gauges: those of a
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from cordee.account.sums import CostRow, Totals
 from cordee.account.usage import CostLine, TokenCost, Tokens
 from cordee.answers.queues import BudgetView
 from cordee.answers.services import ServiceView, TenantView
 from cordee.control.cluster_counts import ClusterCounts
+from cordee.control.turns import BOUNDS_S, Turns
 from cordee.units import MICRO_USD, US_PER_S
 from cordee.view.markup import CLASSES
 
@@ -31,6 +33,7 @@ class Measures:
         services: as the API answers them.
         tenants: as the API answers them.
         cluster: GPUs, nodes, jobs and queues.
+        turns: of the control loop.
         budgets: as the API answers them.
     """
 
@@ -40,6 +43,7 @@ class Measures:
     services: Sequence[ServiceView]
     tenants: Sequence[TenantView]
     cluster: ClusterCounts
+    turns: Turns
     budgets: Sequence[BudgetView] = ()
 
 
@@ -50,6 +54,7 @@ def metrics_text(measures: Measures) -> str:
         _services(measures.services),
         _money(measures),
         _cluster(measures.cluster),
+        _turns(measures.turns),
         _budgets(measures.budgets),
     )
     return "".join(line for part in parts for line in part)
@@ -158,6 +163,15 @@ def _cluster(cluster: ClusterCounts) -> Iterator[str]:
         yield from _family(name, about, kind, [({}, value)])
 
 
+def _turns(turns: Turns) -> Iterator[str]:
+    name, about = "control_loop_turn_seconds", "A turn of the control loop: reports, decision, commit, orders."
+    yield f"# HELP cordee_{name} {about}\n# TYPE cordee_{name} histogram\n"
+    bounds = [*(f"{each:g}" for each in BOUNDS_S), "+Inf"]
+    sums = list(accumulate(turns.counts))
+    yield from _lines(f"{name}_bucket", [({"le": each}, sums[at]) for at, each in enumerate(bounds)])
+    yield f"cordee_{name}_sum {turns.sum_s:.15g}\ncordee_{name}_count {sums[-1]}\n"
+
+
 def _budgets(budgets: Sequence[BudgetView]) -> Iterator[str]:
     for name, about, field, unit in (
         ("budget_dollars", "The budget of a queue or a user; an empty label stands for all.", "micro_usd", MICRO_USD),
@@ -179,6 +193,10 @@ def _family(name: str, about: str, kind: str, values: Sequence[tuple[Labels, flo
     """Yield the lines of one metric; none without values."""
     if values:
         yield f"# HELP cordee_{name} {about}\n# TYPE cordee_{name} {kind}\n"
+    yield from _lines(name, values)
+
+
+def _lines(name: str, values: Iterable[tuple[Labels, float]]) -> Iterator[str]:
     for labels, value in values:
         inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
         yield f"cordee_{name}{{{inner}}} {value:.15g}\n" if inner else f"cordee_{name} {value:.15g}\n"

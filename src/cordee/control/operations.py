@@ -33,8 +33,9 @@ from cordee.control.specs import spec_of
 from cordee.control.standby import Standby
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
+from cordee.control.turns import Turns
 from cordee.errors import DependencyError, NotFoundError, SpecError, StoreError
-from cordee.events import After, AfterEnd, Lease, Node, Queue
+from cordee.events import After, AfterEnd, BudgetRemoved, BudgetSet, Lease, Node, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import JobId
 from cordee.schedule.explain import explain
@@ -75,7 +76,7 @@ class Operations:
         secrets: the secrets of jobs.
         standby: this server's part in a pair of servers; None: it is the only one.
         machines: the nodes' links and engines; None: there are none.
-        problem: the error that keeps the control loop from working now; None: it works.
+        turns: what the control loop says of itself.
         closing: the server is about to exit, so streams that follow something end.
         files: the submitted files of jobs.
         forecasting: a lock; forecasts run one after the other, so that they use at most one processor.
@@ -92,7 +93,7 @@ class Operations:
     secrets: SecretStore
     standby: Standby | None = None
     machines: Machines | None = None
-    problem: str | None = None
+    turns: Turns = field(default_factory=Turns)
     closing: bool = field(default=False)
     files: JobFiles = field(init=False)
     forecasting: threading.Lock = field(default_factory=threading.Lock)
@@ -111,7 +112,7 @@ class Operations:
                 shutting_down=self.control.state.shutting_down,
                 live_attempts=len(self.control.state.attempts),
                 log_number=self.control.number,
-                problem=self.problem,
+                problem=self.turns.problem,
                 role="leader" if self.standby is None or self.standby.leads else "standby",
                 servers=[] if self.standby is None else self.standby.servers,
                 listens=None if public is None else public.url,
@@ -488,9 +489,9 @@ class Operations:
         ]
         return QueuesView(at_us=now_us, gpu_milli=quotas.offered.gpu_milli, queues=views)
 
-    def set_queues(self, submission: QueuesSubmission) -> QueuesView:
-        """Replace the tree of queues."""
-        self.control.set_queues([Queue(**rules.model_dump()) for rules in submission.queues])
+    def set_queues(self, submission: QueuesSubmission, budgets: Sequence[BudgetSet | BudgetRemoved] = ()) -> QueuesView:
+        """Replace the tree of queues, and change these budgets with it, or change nothing."""
+        self.control.set_queues([Queue(**rules.model_dump()) for rules in submission.queues], budgets)
         self.wake()
         return self.queues()
 

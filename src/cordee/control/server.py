@@ -6,7 +6,6 @@ A server that is killed or terminated leaves the ranks running, and the next one
 
 import argparse
 import json
-import logging
 import os
 import queue
 import resource
@@ -46,6 +45,7 @@ from cordee.control.notify.notifier import Notifier, jobs_of
 from cordee.control.operations import Operations
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
+from cordee.control.server_log import log_format, log_to
 from cordee.control.snapshots import Snapshots, newest_fold
 from cordee.control.standby import LOOPBACK, LeaderOnly, Standby
 from cordee.control.store.credentials import Credentials
@@ -309,7 +309,9 @@ class Server:
         """Run the control loop; return True when a shutdown is complete, False after a signal."""
         with collected_when_idle() as idle:
             while self._signal is None:
+                began_s = time.perf_counter()
                 wake_at_us = self._tick()
+                self.operations.turns.add(time.perf_counter() - began_s)
                 if self._standby is not None and self._standby.replaced is not None:
                     raise self._standby.replaced
                 self._snapshots.step(self.control)
@@ -333,11 +335,11 @@ class Server:
             self._standby.replaced = error
             return None
         except (StoreError, OSError) as error:
-            if self.operations.problem != str(error):
+            if self.operations.turns.problem != str(error):
                 self._log.error("a tick failed; nothing is lost, and it is tried again", error=str(error))
-            self.operations.problem = str(error)
+            self.operations.turns.problem = str(error)
             return SystemClock().now_us() + round(_RETRY_S * 1e6)
-        self.operations.problem = None
+        self.operations.turns.problem = None
         failures = {(str(job_id), repr(failure)): failure for job_id, failure in self.control.errors}
         for key, failure in failures.items():
             if key not in self._logged:
@@ -440,26 +442,6 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _log_to(path: Path) -> None:
-    """Write everything that this process logs, through structlog or not, as JSON lines to one file."""
-    common: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-    ]
-    structlog.configure(
-        processors=[*common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-    )
-    render: list[structlog.typing.Processor] = [
-        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-        structlog.processors.JSONRenderer(),
-    ]
-    handler = logging.FileHandler(path)
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=common, processors=render))
-    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of `cordee up`; None: as for the last one."""
@@ -474,6 +456,7 @@ class Options:
     on: str | None = None
     lease: str | None = None
     gateway: str | None = None
+    log_format: str | None = None
 
 
 def _database(home: Home, options: Options) -> str | None:
@@ -544,7 +527,7 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
     home = Home(path)
     home.lock()
     _raise_file_limit()
-    _log_to(home.path / "server.log")
+    log_to(home.path / "server.log", log_format(home, options.log_format))
     try:
         offer = Offer.of(home, options.slots, options.price_as, options.on)
         database, stand_by = _database(home, options), options.standby
@@ -584,6 +567,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--on")
     parser.add_argument("--lease")
     parser.add_argument("--gateway")
+    parser.add_argument("--log-format")
     given = vars(parser.parse_args(argv))
     if given["database"] == "-":
         given["database"] = sys.stdin.read().strip()

@@ -159,8 +159,8 @@ class Control:
         """Queue a paused job again."""
         self._append(JobResumed(at_us=self._clock.now_us(), job_id=job_id, by=by, why=why))
 
-    def set_queues(self, queues: Sequence[Queue]) -> None:
-        """Replace the tree of queues.
+    def set_queues(self, queues: Sequence[Queue], budgets: Sequence[BudgetSet | BudgetRemoved] = ()) -> None:
+        """Replace the tree of queues, and change these budgets with it.
 
         Raises:
             QueuesError: they break a rule, or do not fit this cluster; nothing has changed.
@@ -168,7 +168,7 @@ class Control:
         with self.changed:
             nodes = [record.node for record in self.state.nodes.records.values()]
             check(queues, sum(node.gpus for node in nodes) if nodes else None)
-            self._append(QueuesSet(at_us=self._clock.now_us(), queues=tuple(queues)))
+            self._append(QueuesSet(at_us=self._clock.now_us(), queues=tuple(queues)), *budgets)
 
     def declare(
         self, name: str, revision: int, *, by: str, spec: str, replicas: tuple[int, int], standby: int = 0
@@ -369,11 +369,11 @@ class Control:
             written = self._write([self._refused(report, error)] if is_rank else [], mark)
         self._apply_next(written)
 
-    def _append(self, event: Event) -> None:
+    def _append(self, *events: Event) -> None:
         with self.changed:
             if self._behind:
                 self.catch_up()
-            self._commit([event], {})
+            self._commit(events, {})
 
     def _commit(self, events: Sequence[Event], marks: dict[str, int]) -> None:
         self._apply_next(self._write(events, marks))

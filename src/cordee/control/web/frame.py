@@ -36,6 +36,10 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+HSTS = f"max-age={365 * 86_400}"
+"""To be reached over TLS only. It holds for all ports of a name; browsers ignore it for addresses and self-made
+certificates."""
+
 _TYPES = {"style.css": "text/css", "web.js": "text/javascript", "mark.svg": "image/svg+xml"}
 
 
@@ -128,6 +132,12 @@ class PageRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
+            found = await handled(request)
+            if request.url.scheme == "https":
+                found.headers["Strict-Transport-Security"] = HSTS
+            return found
+
+        async def handled(request: Request) -> Response:
             try:
                 return await handle(request)
             except TokenError as error:
