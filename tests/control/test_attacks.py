@@ -253,7 +253,7 @@ def test_a_dry_run_whose_client_leaves_is_not_recorded_as_refused(api: Api) -> N
 
     asyncio.run(ask())
     assert sent[0]["status"] == 499
-    assert api.scene.store.audit.records() == []
+    assert list(api.scene.store.audit.records()) == []
 
 
 def test_the_description_is_made_once_and_beside_the_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
