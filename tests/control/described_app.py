@@ -38,7 +38,9 @@ def described_app(folder: Path) -> Iterator[schemathesis.BaseSchema]:
         secrets=SecretStore(folder, Credentials(scene.store), TOKEN),
     )
     operations.closing = True  # followers are let go at once
-    yield schemathesis.openapi.from_asgi("/openapi.json", create_app(operations))
+    app = create_app(operations)
+    app.openapi()  # takes seconds, and schemathesis waits ten
+    yield schemathesis.openapi.from_asgi("/openapi.json", app)
     scene.store.close()
 
 

@@ -300,6 +300,7 @@ def test_what_may_have_been_done_is_not_done_again(api: Api, monkeypatch: pytest
         assert reserve(api).status_code == 503
     again = reserve(api)
     assert (again.status_code, again.json()["error"]["kind"]) == (409, BusyError.__name__)
+    api.scene.control.tick()  # finds in the log what was committed
     assert len(api.client.reservations()) == 1
 
 

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -118,30 +118,28 @@ def up(
 
     folder = terminal.folder(home)
     _keep(folder, max_grace, artifacts)
-    on = _machines(on, partition, nodes, idle, sbatch)
+    options: dict[str, Any] = {
+        "slots": slots,
+        "price_as": price_as,
+        "listen": listen,
+        "certificate": certificate,
+        "key": key,
+        "database": database,
+        "standby": standby,
+        "on": _machines(on, partition, nodes, idle, sbatch),
+        "lease": lease,
+        "gateway": gateway,
+        "log_format": log_format,
+    }
     if foreground:
         check_installed()
         check_not_connected(folder)
         from cordee.control.server import Options, serve
 
-        made = Options(slots, price_as, listen, certificate, key, database, standby, on, lease, gateway, log_format)
-        serve(folder, made, on_ready=lambda url: print(f"the server runs at {url}", flush=True))
+        serve(folder, Options(**options), on_ready=lambda url: print(f"the server runs at {url}", flush=True))
         return
     with terminal.waiting(f"starting a server on {folder}"):
-        health = start_server(
-            folder,
-            slots=slots,
-            price_as=price_as,
-            listen=listen,
-            certificate=certificate,
-            key=key,
-            database=database,
-            standby=standby,
-            on=on,
-            lease=lease,
-            gateway=gateway,
-            log_format=log_format,
-        )
+        health = start_server(folder, **options)
     if as_json:
         terminal.print_json(health)
     else:

@@ -76,7 +76,7 @@ class Operations:
         secrets: the secrets of jobs.
         standby: this server's part in a pair of servers; None: it is the only one.
         machines: the nodes' links and engines; None: there are none.
-        turns: what the control loop says of itself.
+        turns: figures of the control loop.
         closing: the server is about to exit, so streams that follow something end.
         files: the submitted files of jobs.
         forecasting: a lock; forecasts run one after the other, so that they use at most one processor.

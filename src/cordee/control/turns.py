@@ -9,7 +9,7 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 @dataclass(slots=True)
 class Turns:
-    """What the control loop says of itself; it alone writes here.
+    """Figures of the control loop, which alone writes here.
 
     Attributes:
         problem: the error that keeps the loop from working now; None: it works.
