@@ -34,7 +34,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
 
 
 def metrics_of(api: Api) -> str:
-    return httpx.get(f"{api.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
+    return httpx.get(f"{api.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60).text
 
 
 def value(text: str, series: str) -> float:
