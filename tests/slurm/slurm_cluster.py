@@ -116,12 +116,14 @@ class Cluster:
         words = self.ask("scontrol", "--oneliner", "show", "job", job_id).split()
         return dict(word.partition("=")[::2] for word in words)
 
-    def until(self, true: Callable[[], bool], what: str, limit_s: float = UP_S) -> None:
-        """Return when it is true."""
+    def until(
+        self, true: Callable[[], bool], what: str, limit_s: float = UP_S, said: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Return when it is true; where that takes too long, `said` is asked then."""
         end_s = time.monotonic() + limit_s
         while not true():
             assert all(daemon.poll() is None for daemon in self._daemons), f"a daemon has ended\n{self.told()}"
-            assert time.monotonic() < end_s, f"{what}: not within {limit_s:.0f} s\n{self.told()}"
+            assert time.monotonic() < end_s, f"{what}: not within {limit_s:.0f} s\n{said()}\n{self.told()}"
             self._tick.wait(0.05)
 
     def told(self) -> str:

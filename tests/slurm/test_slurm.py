@@ -242,7 +242,7 @@ def on_slurm(cluster: Cluster) -> Iterator[OnSlurm]:
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @needs_slurm
 def test_a_gang_moves_on_when_slurm_takes_a_node_and_idle_nodes_go_back(cluster: Cluster, on_slurm: OnSlurm) -> None:
     on_slurm.cordee("up", "--on", "slurm", "--partition", "low", "--nodes", "3", "--slots", "2", "--idle", "2s",
@@ -251,26 +251,24 @@ def test_a_gang_moves_on_when_slurm_takes_a_node_and_idle_nodes_go_back(cluster:
 
     moved = on_slurm.run("moved", pause_s=0.1)
     cluster.until(lambda: (moved / "steps3").exists() and len((moved / "steps3").read_text().split()) > 10,
-                  f"step 10 on two nodes\n{on_slurm.said()}", LIMIT_S)  # fmt: skip
+                  "step 10 on two nodes", LIMIT_S, on_slurm.said)  # fmt: skip
     taken = on_slurm.allocations()[-1]
     # Slurm's own preemption: SIGTERM to the agent's step, which reports it, and its ranks save.
     owner = cluster.submit("--partition=high", f"--nodelist={taken}", "--exclusive", "--time=30", "--wrap=sleep 600",
                            cwd=on_slurm.folder)  # fmt: skip
-    cluster.until(
-        lambda: cluster.job(owner).get("JobState") == "RUNNING", f"the owner runs\n{on_slurm.said()}", LIMIT_S
-    )
-    cluster.until(lambda: on_slurm.ended(moved), f"the job's end\n{on_slurm.said()}", LIMIT_S)
+    cluster.until(lambda: cluster.job(owner).get("JobState") == "RUNNING", "the owner runs", LIMIT_S, on_slurm.said)
+    cluster.until(lambda: on_slurm.ended(moved), "the job's end", LIMIT_S, on_slurm.said)
     cluster.ask("scancel", owner)
     whole = on_slurm.run("whole", pause_s=0.0)
-    cluster.until(lambda: on_slurm.ended(whole), f"the undisturbed job's end\n{on_slurm.said()}", LIMIT_S)
+    cluster.until(lambda: on_slurm.ended(whole), "the undisturbed job's end", LIMIT_S, on_slurm.said)
     for rank in range(4):
         assert [int(step) for step in (moved / f"steps{rank}").read_text().split()] == list(range(STEPS))
         ends = [json.loads((out / f"end{rank}.json").read_text()) for out in (moved, whole)]
         assert ends[0]["weights"] == ends[1]["weights"]
     assert any(taken == node["name"] for node in on_slurm.nodes())
 
-    cluster.until(lambda: not on_slurm.allocations(), f"idle nodes given back\n{on_slurm.said()}", LIMIT_S)
+    cluster.until(lambda: not on_slurm.allocations(), "idle nodes given back", LIMIT_S, on_slurm.said)
     again = on_slurm.run("again", pause_s=0.0)
-    cluster.until(lambda: on_slurm.ended(again), f"nodes asked for again\n{on_slurm.said()}", LIMIT_S)
+    cluster.until(lambda: on_slurm.ended(again), "nodes asked for again", LIMIT_S, on_slurm.said)
     on_slurm.cordee("down", "--yes")
-    cluster.until(lambda: not on_slurm.allocations(), f"nothing left in Slurm\n{on_slurm.said()}", LIMIT_S)
+    cluster.until(lambda: not on_slurm.allocations(), "nothing left in Slurm", LIMIT_S, on_slurm.said)
