@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCRIPT = ROOT / "examples" / "08_sbatch.sh"
 STEPS = 80
-LIMIT_S = 6 * UP_S
+LIMIT_S = 10 * UP_S
 # The script asks for 2 nodes of 8 GPUs; these options of sbatch make it a small job. Its own lines stay as they are.
 SMALL = ("--ntasks-per-node=1", "--gpus-per-node=1", "--mem=0", "--output=out.txt")
 
