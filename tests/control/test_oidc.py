@@ -96,7 +96,7 @@ def test_a_real_provider_logs_somebody_in_with_the_roles_of_the_groups(tmp_path:
         with serving(tmp_path, issuer, more) as api, browsing(api) as browser:
             assert "Log in with Example" in browser.get("/login").text
             sent = browser.get("/login/with", params={"next": "/queues"})
-            form = httpx.post(sent.headers["location"], data={"sub": "omar"})
+            form = httpx.post(sent.headers["location"], data={"sub": "omar"}, timeout=30)
             assert form.headers["location"].startswith(f"{api.url}/login/back?"), form.text
             back = browser.get(form.headers["location"])
             assert (back.status_code, back.headers["location"]) == (303, "/queues"), back.text
@@ -167,7 +167,7 @@ def test_a_cookie_that_this_server_did_not_sign_is_none(api: Api, forger: Forger
         body = json.loads(base64.urlsafe_b64decode(browser.cookies[name].partition(".")[0]))
         forged = base64.urlsafe_b64encode(json.dumps(body | {"to": "https://evil.example"}).encode()).decode()
         cookie = {"Cookie": f"{name}={forged}.{browser.cookies[name].rpartition('.')[2]}"}
-        answer = httpx.get(f"{api.url}/login/back", params=consented(forger, wanted), headers=cookie)
+        answer = httpx.get(f"{api.url}/login/back", params=consented(forger, wanted), headers=cookie, timeout=30)
         assert answer.status_code == 403
 
 
@@ -324,13 +324,13 @@ def test_a_session_is_void_after_its_logout_and_a_restart_keeps_the_others(tmp_p
         assert logged_in(one, forger).status_code == logged_in(two, forger).status_code == 303
         kept = {each.name: each.value or "" for each in one.cookies.jar}
         assert one.post("/logout", data={"form": _form(one.get("/queues").text)}).status_code == 303
-        stolen = httpx.get(f"{api.url}/queues", cookies=kept)
+        stolen = httpx.get(f"{api.url}/queues", cookies=kept, timeout=30)
         assert stolen.status_code == 303, "a copy of its cookie is void as well"
         assert two.get("/queues").status_code == 200
         still = {each.name: each.value or "" for each in two.cookies.jar}
     with serving(tmp_path, forger.issuer) as api:
-        assert httpx.get(f"{api.url}/queues", cookies=still).status_code == 200
-        assert httpx.get(f"{api.url}/queues", cookies=kept).status_code == 303
+        assert httpx.get(f"{api.url}/queues", cookies=still, timeout=30).status_code == 200
+        assert httpx.get(f"{api.url}/queues", cookies=kept, timeout=30).status_code == 303
 
 
 def test_a_session_has_the_roles_that_its_groups_have_now(tmp_path: Path, forger: Forger) -> None:
@@ -344,12 +344,12 @@ def test_a_session_has_the_roles_that_its_groups_have_now(tmp_path: Path, forger
         text = (tmp_path / FILE).read_text().replace('platform = "admin"', 'platform = "viewer"')
     (tmp_path / FILE).write_text(text)
     api = Api(tmp_path, scene=Scene(tmp_path, at_us=round(time.time() * S)))
-    page = httpx.get(f"{api.url}/audit", cookies=kept)
+    page = httpx.get(f"{api.url}/audit", cookies=kept, timeout=30)
     assert page.status_code == 200 and "cordee audit verify" not in page.text
     api.close()
     (tmp_path / FILE).write_text(text.replace('platform = "viewer"', ""))
     api = Api(tmp_path, scene=Scene(tmp_path, at_us=round(time.time() * S)))
-    assert httpx.get(f"{api.url}/audit", cookies=kept).status_code == 303, "the group has no role any more"
+    assert httpx.get(f"{api.url}/audit", cookies=kept, timeout=30).status_code == 303, "the group has no role any more"
     api.close()
 
 
