@@ -33,6 +33,8 @@ RECORDS = {
     "NodeView": "one answer of the API",
     "Settings": "the flags of `cordee plan` that a training has",
     "ServingGiven": "the flags of `cordee serve plan`",
+    "SettingsGiven": "the fields of Settings that a notebook gives",
+    "Question": "the JSON that a trace is asked with",
     "Policy": "one value for each question that schedulers answer differently",
     "DryRunView": "one answer of the API",
     "ServiceSpec": "the section `service` of a job file",
@@ -103,6 +105,8 @@ _CALLED_BY_OTHERS |= {"connection_made", "connection_lost", "data_received"}
 _CALLED_BY_OTHERS |= {"on_header", "on_headers_complete", "on_body", "on_message_complete"}
 # io, fsspec and the elastic sampler call a dataset.
 _CALLED_BY_OTHERS |= {"seekable", "readinto", "ls", "cat_file"}
+# torch asks a dispatch mode.
+_CALLED_BY_OTHERS |= {"is_infra_mode"}
 """Names that alembic or the user's own code looks up."""
 _FRAMEWORKS = ("Callback", "TrainerCallback", "Sampler", "BaseModel", "NodeVisitor", "HTMLParser")
 _PLAIN_DECORATORS = {"property", "cached_property", "staticmethod", "classmethod", "cache", "contextmanager"}

@@ -55,6 +55,12 @@ class SettingsGiven(TypedDict, total=False):
     rank: int
     targets: str
     base_bits: int | str
+    lora_dropout: float
+    fused_qkv: bool
+    quantize_head: bool
+    dequantized: int
+    fsdp_version: int
+    compiled: bool
 
 
 def plan(

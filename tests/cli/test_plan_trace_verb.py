@@ -32,7 +32,7 @@ def test_a_trace_stands_beside_the_plan(model: str, capsys: pytest.CaptureFixtur
     assert not _run(*words, "--batch", "8", "--trace", "--json")
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {
-        "model", "gpu", "gpus", "layout", "question", "traced", "planned", "needed_bytes", "fits"
+        "model", "gpu", "gpus", "layout", "question", "traced", "eager", "planned", "needed_bytes", "fits"
     }  # fmt: skip
     assert (found["layout"], found["question"]["fsdp"], found["question"]["code"]) == ("fsdp8", 8, "torchtitan")
     traced, planned = found["traced"], found["planned"]
@@ -40,6 +40,27 @@ def test_a_trace_stands_beside_the_plan(model: str, capsys: pytest.CaptureFixtur
     assert traced["allocated_bytes"] == max(sum(moment["parts"].values()) for moment in traced["moments"])
     assert found["fits"] and traced["allocated_bytes"] <= traced["reserve"]["needed_bytes"] < found["needed_bytes"]
     assert traced["parameters"] == 2 * (256 * 512 + 256 * 256 + 3 * 256 * 768 + 512) + 2 * 4096 * 256 + 256
+
+
+@pytest.mark.soak
+def test_compiled_layers_stand_beside_eager_ones(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", model, "--gpus", "8xH100", "--layout", "fsdp=8", "--recompute", "none", "--seq", "1024")
+    assert not _run(*words, "--batch", "8", "--trace", "--compile", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["question"]["compiled"] and found["planned"]["parts"]["loss"] == 4 * 1024 * 4096
+    kept = [
+        next(moment["parts"]["activations"] for moment in found[each]["moments"] if moment["phase"] == "loss")
+        for each in ("eager", "traced")
+    ]
+    assert kept[1] < kept[0]
+    assert not _run(*words, "--batch", "8", "--trace", "--compile")
+    assert "eager   compiled" in " ".join(capsys.readouterr().out.split("\n"))
+
+
+def test_compiled_layers_are_not_traced_with_tensor_parallelism(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", model, "--gpus", "8xH100", "--layout", "tp=2,fsdp=4", "--recompute", "none", "--seq", "256")
+    assert _run(*words, "--batch", "8", "--trace", "--compile") == 10
+    assert "compiled layers are not traced with tensor parallelism" in capsys.readouterr().err
 
 
 @pytest.mark.soak

@@ -142,11 +142,36 @@ def test_the_answer_fits_a_small_gpu_and_says_what_would_help() -> None:
         ("llama-3-8b", {"train": "lora", "framework": "megatron"}, "with torch in 16 bits"),
         ("llama-3-8b", {"train": "lora", "precision": "fp8"}, "with torch in 16 bits"),
         ("mixtral-8x7b", {"train": "lora"}, "mixture of experts"),
+        ("llama-3-8b", {"lora_dropout": 0.1}, "--lora-dropout is a setting of adapters"),
+        ("llama-3-8b", {"train": "lora", "lora_dropout": 1.5}, "no probability"),
+        ("llama-3-8b", {"train": "lora", "quantize_head": True}, "not quantised"),
+        ("llama-3-8b", {"train": "qlora", "dequantized": 3}, "3 dequantised matrices"),
+        ("llama-3-8b", {"train": "lora", "fsdp_version": 3}, "no FSDP 3"),
+        ("llama-3-8b", {"train": "dora", "fused_qkv": True}, "no DoRA"),
+        ("llama-3-8b", {"compiled": True, "framework": "megatron"}, "brings its own kernels"),
     ],
 )
 def test_what_is_not_planned_is_refused(model: str, settings: dict[str, object], says: str) -> None:
     with pytest.raises(LayoutError, match=says):
         Settings(**settings).training(load_shape(model), 1)  # type: ignore[arg-type]
+
+
+def test_what_implementations_do_differently_can_be_asked() -> None:
+    asked = _training(
+        train="qlora", lora_dropout=0.05, fused_qkv=True, quantize_head=True, dequantized=2, fsdp_version=1
+    )
+    plain = _training(train="qlora")
+    assert plain.adapters is not None and asked.adapters is not None
+    base = replace(BASES["nf4"], head=True, copies=2)
+    assert asked.adapters == replace(plain.adapters, dropout=True, joined=True, base=base)
+    assert asked.tuning == replace(plain.tuning, flat=True)
+
+
+def test_compiled_layers_are_fused_and_their_loss_has_no_fp32_logits() -> None:
+    compiled, hf = (Settings(compiled=True, model_code=code).training(LLAMA, 1) for code in (None, "hf"))
+    assert compiled.is_fused and compiled.loss_kind == "compiled" and not compiled.tuning.composite_norms
+    assert hf.is_fused and hf.loss_kind == "eager" and not hf.tuning.composite_norms
+    assert Settings(compiled=True, loss="chunked").training(LLAMA, 1).loss_kind == "chunked"
 
 
 def test_an_int8_base_has_a_constant_for_each_row_and_keeps_the_inputs_of_its_products() -> None:

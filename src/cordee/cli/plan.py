@@ -27,7 +27,7 @@ from cordee.plan.layout import RECOMPUTES
 from cordee.plan.page import curve_page
 from cordee.plan.rent_or_buy import Ownership, ownership_from
 from cordee.plan.rollouts import ask_stages
-from cordee.plan.settings import TRAINED, Settings
+from cordee.plan.settings import Settings
 from cordee.plan.training import FRAMEWORKS, LOSSES, PRECISIONS
 from cordee.plan.wanted import LayoutWanted, layout_wanted
 from cordee.planning import find_gpu, gpus_here, home_gpus, home_prices, parse_tokens, with_several_kinds
@@ -40,6 +40,8 @@ STORAGE_PER_NODE = f"{format_bytes(DEFAULTS.storage_bytes_per_s)}/s"
 SPOT_MTBI = format_duration(DEFAULTS.reclaim_mtbi_s)
 SPOT_NOTICE = format_duration(DEFAULTS.notice_s)
 T = TypeVar("T", bound=str)
+# The panels of --help.
+TUNE, ANSWER, MONEY, TRACE = "Fine-tuning", "Answer", "Prices, storage, interruptions", "Trace"
 
 Model = Annotated[str, typer.Argument(help="Name of a catalogued model, a config.json, or a folder with one.")]
 Gpus = Annotated[
@@ -57,12 +59,21 @@ OptimizerName = Annotated[
     str, typer.Option(help="Optimizer: adamw, adamw-bf16, adamw-8bit, adamw-8bit-paged, muon, ...")
 ]
 InBackward = Annotated[
-    bool, typer.Option("--optimizer-in-backward", help="Update each weight as soon as it has a gradient.")
+    bool,
+    typer.Option(
+        "--optimizer-in-backward", help="Update each weight as soon as it has a gradient.", rich_help_panel=TUNE
+    ),
 ]
-Freeze = Annotated[str | None, typer.Option(help="Parts that are not trained: embeddings,head,0..15 (layers).")]
+Freeze = Annotated[
+    str | None, typer.Option(help="Parts that are not trained: embeddings,head,0..15 (layers).", rich_help_panel=TUNE)
+]
 Packed = Annotated[
     int | None,
-    typer.Option(help="Tokens of a document that sequences are packed with.", show_default="a document a sequence"),
+    typer.Option(
+        help="Tokens of a document that sequences are packed with.",
+        show_default="a document a sequence",
+        rich_help_panel=TUNE,
+    ),
 ]
 PrecisionName = Annotated[str, typer.Option(help="Precision: bf16, fp16, fp32 or fp8.")]
 RecomputeName = Annotated[
@@ -78,65 +89,133 @@ ExpertLoads = Annotated[
                  show_default="equal loads"),
 ]  # fmt: skip
 Train = Annotated[
-    str, typer.Option(help="Train full, lora or qlora (adapters over 16-bit or 4-bit frozen weights), or dora.")
+    str,
+    typer.Option(
+        help="Train full, lora or qlora (adapters over 16-bit or 4-bit frozen weights), or dora.", rich_help_panel=TUNE
+    ),
 ]
 StageText = Annotated[
     str | None,
-    typer.Option(help="A stage with a reference: dpo, dpo,reference=computed, grpo,group=8,prompt=512,rollouts=apart."),
+    typer.Option(
+        help="A stage with a reference: dpo, dpo,reference=computed, grpo,group=8,prompt=512,rollouts=apart.",
+        rich_help_panel=TUNE,
+    ),
 ]
-Rank = Annotated[int, typer.Option(help="Rank of the adapters.")]
-Targets = Annotated[str, typer.Option(help="Matrices with an adapter: all, attention, or names: q,v.")]
+Rank = Annotated[int, typer.Option(help="Rank of the adapters.", rich_help_panel=TUNE)]
+Targets = Annotated[
+    str, typer.Option(help="Matrices with an adapter: all, attention, or names: q,v.", rich_help_panel=TUNE)
+]
 BaseBits = Annotated[
     str | None,
     typer.Option(
         help="Bits of the frozen matrices: 4, 8, 16, or nf4, nf4-double, int8, fp8.",
         show_default="16, with qlora 4",
+        rich_help_panel=TUNE,
     ),
 ]
-LayoutText = Annotated[str | None, typer.Option(help="Evaluate only layouts with these axes: tp=8,pp=2 (dp follows).")]
-WhyText = Annotated[str | None, typer.Option(help="Explain why this layout is not the answer: tp=8,pp=3.")]
+LoraDropout = Annotated[
+    float, typer.Option(help="Dropout before the adapters: each keeps its own input.", rich_help_panel=TUNE)
+]
+FusedQkv = Annotated[
+    bool, typer.Option("--fused-qkv", help="One adapter for queries, keys and values (LitGPT).", rich_help_panel=TUNE)
+]
+QuantizeHead = Annotated[
+    bool, typer.Option("--quantize-head", help="The output head is quantised as the base is.", rich_help_panel=TUNE)
+]
+Dequantized = Annotated[
+    int, typer.Option(help="16-bit copies of a quantised matrix while it is used: 1 or 2.", rich_help_panel=TUNE)
+]
+FsdpVersion = Annotated[
+    int, typer.Option(help="FSDP 2, or 1, whose flat gradients hold frozen ones too.", rich_help_panel=TUNE)
+]
+LayoutText = Annotated[
+    str | None,
+    typer.Option(help="Evaluate only layouts with these axes: tp=8,pp=2 (dp follows).", rich_help_panel=ANSWER),
+]
+WhyText = Annotated[
+    str | None, typer.Option(help="Explain why this layout is not the answer: tp=8,pp=3.", rich_help_panel=ANSWER)
+]
 Exhaustive = Annotated[
     bool,
-    typer.Option("--exhaustive", help="Search every schedule, context kind, sharding group, micro-batch and offload."),
+    typer.Option(
+        "--exhaustive",
+        help="Search every schedule, context kind, sharding group, micro-batch and offload.",
+        rich_help_panel=ANSWER,
+    ),
 ]
-MaxSeq = Annotated[bool, typer.Option("--max-seq", help="Show the longest context of each layout.")]
-Tokens = Annotated[str | None, typer.Option(help="Show time and cost of training on this many tokens: 1.4T, 300B.")]
-CapacityName = Annotated[str, typer.Option(help="Capacity to price: on-demand or spot.")]
+MaxSeq = Annotated[
+    bool, typer.Option("--max-seq", help="Show the longest context of each layout.", rich_help_panel=ANSWER)
+]
+Tokens = Annotated[
+    str | None,
+    typer.Option(help="Show time and cost of training on this many tokens: 1.4T, 300B.", rich_help_panel=ANSWER),
+]
+CapacityName = Annotated[str, typer.Option(help="Capacity to price: on-demand or spot.", rich_help_panel=MONEY)]
 Prices = Annotated[
     Path | None,
     typer.Option(
         help="TOML file of your prices; they replace the catalogue's.",
         show_default="prices.toml in CORDEE_HOME, ~/.cordee",
+        rich_help_panel=MONEY,
     ),
 ]
 Storage = Annotated[
     str | None,
     typer.Option(
-        help="Bandwidth from a node to checkpoint storage.", show_default=f"as calibrated, else {STORAGE_PER_NODE}"
+        help="Bandwidth from a node to checkpoint storage.",
+        show_default=f"as calibrated, else {STORAGE_PER_NODE}",
+        rich_help_panel=MONEY,
     ),
 ]
 Mtbi = Annotated[
-    str | None, typer.Option(help="Mean time between failures: 6h.", show_default="Llama 3's rate for so many GPUs")
+    str | None,
+    typer.Option(
+        help="Mean time between failures: 6h.", show_default="Llama 3's rate for so many GPUs", rich_help_panel=MONEY
+    ),
 ]
-Reclaims = Annotated[str, typer.Option(help="Mean time between reclaims of spot capacity.")]
-Notice = Annotated[str, typer.Option(help="Time from the notice of a reclaim to the reclaim.")]
+Reclaims = Annotated[str, typer.Option(help="Mean time between reclaims of spot capacity.", rich_help_panel=MONEY)]
+Notice = Annotated[str, typer.Option(help="Time from the notice of a reclaim to the reclaim.", rich_help_panel=MONEY)]
 Stall = Annotated[
     str | None,
-    typer.Option(help="Time for which an asynchronous save stops the ranks: 2s.", show_default="saves are synchronous"),
+    typer.Option(
+        help="Time for which an asynchronous save stops the ranks: 2s.",
+        show_default="saves are synchronous",
+        rich_help_panel=MONEY,
+    ),
 ]
-Buy = Annotated[Path | None, typer.Option(help="Compare renting with buying, by the assumptions in this TOML file.")]
+Buy = Annotated[
+    Path | None,
+    typer.Option(help="Compare renting with buying, by the assumptions in this TOML file.", rich_help_panel=MONEY),
+]
 LauncherName = Annotated[
-    str | None, typer.Option("--launch", help="Print the settings of a launcher: torchtitan, megatron, ...")
+    str | None,
+    typer.Option(
+        "--launch", help="Print the settings of a launcher: torchtitan, megatron, ...", rich_help_panel=ANSWER
+    ),
 ]
-All = Annotated[bool, typer.Option("--all", help="Show every layout.")]
+All = Annotated[bool, typer.Option("--all", help="Show every layout.", rich_help_panel=ANSWER)]
 Trace = Annotated[
-    bool, typer.Option("--trace", help="Run the model's own code on fake ranks, without a GPU, and compare its memory.")
+    bool,
+    typer.Option(
+        "--trace",
+        help="Run the model's own code on fake ranks, without a GPU, and compare its memory.",
+        rich_help_panel=TRACE,
+    ),
 ]
 ModelCodeName = Annotated[
     str | None,
-    typer.Option(help="Code to trace: hf (transformers) or torchtitan.", show_default="torchtitan for Llama"),
+    typer.Option(
+        help="Code to trace: hf (transformers) or torchtitan.",
+        show_default="torchtitan for Llama",
+        rich_help_panel=TRACE,
+    ),
 ]
-Autocast = Annotated[bool, typer.Option("--autocast", help="Trace fp32 weights under autocast, also with FSDP2.")]
+Compiled = Annotated[
+    bool, typer.Option("--compile", help="Layers and loss go through torch.compile, each layer by itself.")
+]
+Autocast = Annotated[
+    bool, typer.Option("--autocast", help="Trace fp32 weights under autocast, also with FSDP2.", rich_help_panel=TRACE)
+]
 
 
 def plan(
@@ -151,14 +230,20 @@ def plan(
     recompute: RecomputeName = "auto",
     framework: FrameworkName = "torch",
     loss: LossName = "auto",
+    compiled: Compiled = False,
     expert_loads: ExpertLoads = None,
-    optimizer_in_backward: InBackward = False,
-    freeze: Freeze = None,
-    packed: Packed = None,
     train: Train = "full",
     rank: Rank = 16,
     targets: Targets = "all",
     base_bits: BaseBits = None,
+    lora_dropout: LoraDropout = 0.0,
+    fused_qkv: FusedQkv = False,
+    quantize_head: QuantizeHead = False,
+    dequantized: Dequantized = 1,
+    fsdp_version: FsdpVersion = 2,
+    freeze: Freeze = None,
+    packed: Packed = None,
+    optimizer_in_backward: InBackward = False,
     stage: StageText = None,
     layout: LayoutText = None,
     why: WhyText = None,
@@ -184,36 +269,42 @@ def plan(
 ) -> None:
     """Plan a training run: the layouts that fit, their speed and price, and the cost of a preemption.
 
-    Without --gpus: which kinds of GPU hold it, the cheapest first, with the longest sequence and the largest batch.
-    Exits with 21 if no layout fits; the answer then shows by how many bytes, and what would fit.
+    Without --gpus: which kinds of GPU hold it, the cheapest first. Exits with 21 if none does, and shows what would.
     """
-    catalogue = load_catalogue(prices or home_prices(), home_gpus())
-    gpus, catalogue = (gpus, catalogue) if gpus is None else _kinds(gpus, catalogue)
-    first, last, kind = (None, 1, catalogue.gpus[0].name) if gpus is None else _gpus(gpus)
+    catalogue, gpu, first, last = _hardware(gpus, prices)
     settings = _settings(
         seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads, packed_tokens=packed,
-        freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=_one_of("way to train", train, TRAINED),
-        rank=rank, targets=targets, base_bits=base_bits, model_code=model_code,
+        freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=train, rank=rank, targets=targets,
+        base_bits=base_bits, lora_dropout=lora_dropout, fused_qkv=fused_qkv, quantize_head=quantize_head,
+        dequantized=dequantized, fsdp_version=fsdp_version, model_code=model_code, compiled=compiled,
     )  # fmt: skip
-    wanted, gpu = _layout(layout, recompute, micro_batch), warned(find_gpu(catalogue, gpus or "", last, kind))
-    tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json)
-    if trace and tracing.compared_alone():
-        return
-    assumed = _assumptions(gpu, storage, mtbi, reclaims, notice, stall, prices)
-    request = Request(
-        shape=load_shape(model), gpu=gpu, gpus=last, settings=settings, layout=wanted, assumed=assumed, stage=stage,
-        search="everything" if exhaustive else "meshes", prices=catalogue.prices, why=why, contexts=max_seq,
-        capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError), launcher=launcher,
-        tokens=None if tokens is None else parse_tokens(tokens),
-    )  # fmt: skip
-    kinds = catalogue.gpus if gpus is None else ()
-    followed = tracing if trace else None
-    _show(request, kinds, first, buy, html, followed, path=model_path(model), show_all=show_all, as_json=as_json)
+    wanted = _layout(layout, recompute, micro_batch)
+    tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json) if trace else None
+    if tracing is None or not tracing.compared_alone():
+        asked = Request(
+            shape=load_shape(model), gpu=gpu, layout=wanted, stage=stage, why=why, prices=catalogue.prices,
+            settings=settings, contexts=max_seq, capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError),
+            gpus=last, launcher=launcher, assumed=_assumptions(gpu, storage, mtbi, reclaims, notice, stall, prices),
+            search="everything" if exhaustive else "meshes", tokens=None if tokens is None else parse_tokens(tokens),
+        )  # fmt: skip
+        _show(
+            asked, () if gpus else catalogue.gpus, first, buy, html, tracing, model, show_all=show_all, as_json=as_json
+        )
+
+
+def _hardware(gpus: str | None, prices: Path | None) -> tuple[Catalogue, Gpu, int | None, int]:
+    """Return the catalogue, a kind of GPU, the first number of them where a range is asked for, and the last."""
+    catalogue = load_catalogue(prices or home_prices(), home_gpus())
+    if gpus is None:
+        return catalogue, warned(catalogue.gpus[0]), None, 1
+    gpus, catalogue = _kinds(gpus, catalogue)
+    first, last, kind = _gpus(gpus)
+    return catalogue, warned(find_gpu(catalogue, gpus, last, kind)), first, last
 
 
 def _show(
     request: Request, kinds: Sequence[Gpu], first: int | None, buy: Path | None, html: Path | None,
-    tracing: Tracing | None, *, path: str | None, show_all: bool, as_json: bool,
+    tracing: Tracing | None, model: str, *, show_all: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Answer for each kind of GPU, for a range of sizes from the first, or for the request's GPUs, traced or not."""
     if kinds:
@@ -226,7 +317,7 @@ def _show(
         tracing.compare(request)
     else:
         answer = ask_stages(_with_ownership(request, buy))
-        _print(answer, html, model_path=path, show_all=show_all, as_json=as_json)
+        _print(answer, html, model_path=model_path(model), show_all=show_all, as_json=as_json)
 
 
 def _layout(text: str | None, recompute: str, micro_batch: int | None) -> LayoutWanted:

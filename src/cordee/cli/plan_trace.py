@@ -42,7 +42,10 @@ _ERRORS = {each.exit_code: each for each in (InputError, ShapeError, LayoutError
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A traced rank, and the plan of the same layout where the planner knows the model."""
+    """A traced rank, and the plan of the same layout where the planner knows the model.
+
+    `eager` is the same rank without the compiler, where the question is of compiled layers.
+    """
 
     model: str
     gpu: Gpu
@@ -51,6 +54,7 @@ class Comparison:
     question: Question
     traced: Traced
     planned: RankMemory | None
+    eager: Traced | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -92,9 +96,11 @@ class Tracing:
         """
         code = _code(self.model, self.code)
         layout, training = _unplanned(self.wanted, self.settings, self.gpus) if request is None else _planned(request)
-        question = _question(self.model, code, layout, training, autocast=self.autocast)
+        compiled = self.settings.compiled
+        question = _question(self.model, code, layout, training, autocast=self.autocast, compiled=compiled)
         planned = None if request is None else _planned_memory(request.shape, layout, training)
-        found = Comparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), planned)
+        eager = _ask(replace(question, compiled=False)) if question.compiled else None
+        found = Comparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), planned, eager)
         if self.as_json:
             terminal.print_json(document(found))
         else:
@@ -123,6 +129,7 @@ def document(found: Comparison) -> dict[str, object]:
         "layout": str(found.layout),
         "question": found.question.document(),
         "traced": found.traced.document(),
+        "eager": None if found.eager is None else found.eager.document(),
         "planned": planned,
         "needed_bytes": found.needed_bytes,
         "fits": found.fits,
@@ -196,7 +203,9 @@ def _traceable(layout: Layout) -> bool:
     return plain and layout.recompute_layers is None and not divided_copies
 
 
-def _question(model: str, code: ModelCode, layout: Layout, training: Training, *, autocast: bool) -> Question:
+def _question(
+    model: str, code: ModelCode, layout: Layout, training: Training, *, autocast: bool, compiled: bool
+) -> Question:
     """Return the question of a layout.
 
     Raises:
@@ -205,14 +214,23 @@ def _question(model: str, code: ModelCode, layout: Layout, training: Training, *
     if training.precision not in ("bf16", "fp16", "fp32") or training.tuning.frozen:
         what = "frozen parts" if training.tuning.frozen else training.precision
         raise InputError(f"{what} cannot be traced", hint="trace the full training in bf16; the plan knows the rest")
-    if training.loss in ("fused", "chunked", "compiled"):
+    if training.loss in ("fused", "chunked") or (training.loss == "compiled" and not compiled):
         hint = "leave --loss out to trace the eager one, or write yours into a function: mymodels:model"
         raise InputError(f"a {training.loss} loss is none of the model's own code", hint=hint)
     if not training.optimizer.name.startswith("adamw") or training.optimizer.name not in ("adamw", PURE_BF16):
         hint = f"trace it with adamw or {PURE_BF16}"
         raise InputError(f"{training.optimizer.name} is no optimizer of torch's own", hint=hint)
+    adapters = training.adapters
+    if adapters is not None and (adapters.joined or adapters.base.head or adapters.base.copies > 1):
+        hint = "leave --fused-qkv, --quantize-head and --dequantized out; the plan knows them"
+        raise InputError("adapters are traced as peft writes them", hint=hint)
     recompute: Literal["none", "selective", "full"] = layout.recompute
     sharded = layout.zero >= 2 and layout.data_ranks > 1
+    if compiled and (layout.tp > 1 or adapters is not None or not (sharded or layout.data_ranks == 1)):
+        hint = "trace it with FSDP2 or on one GPU, or leave --compile out"
+        raise InputError(
+            f"compiled layers are not traced with tensor parallelism, DDP or adapters: {layout}", hint=hint
+        )
     return Question(
         config={} if ":" in model else load_config(model),
         function=model if ":" in model else None,
@@ -225,9 +243,10 @@ def _question(model: str, code: ModelCode, layout: Layout, training: Training, *
         zero=_ZERO[layout.zero],
         tp=layout.tp,
         sp=layout.sp and layout.tp > 1,
-        adapters=training.adapters,
+        adapters=adapters,
         weights=_weights(training, layout, autocast=autocast),
         recompute=recompute,
+        compiled=compiled,
     )
 
 

@@ -11,6 +11,7 @@ from cordee.units import format_bytes, format_gb, plural
 
 if TYPE_CHECKING:
     from cordee.cli.plan_trace import Comparison
+    from cordee.train.trace_memory.answer import Traced
 
 _CODES = {"hf": "transformers' model code", "torchtitan": "torchtitan's model code", "megatron": ""}
 _WEIGHTS = {
@@ -45,6 +46,7 @@ def print_comparison(found: "Comparison") -> None:
     weights = _WEIGHTS[question.weights]
     if question.adapters is not None:
         weights = f"frozen weights in {question.adapters.base.name}, adapters of rank {question.adapters.rank} in fp32"
+    code += ", each layer compiled" if question.compiled else ""
     out.print(f"{code}, {weights}, sequences of {question.seq_tokens:,} tokens{micro}", style="dim")
     ran = plural(traced.layers_recorded, "layer") + (f" of {traced.layers}" if traced.layers else "")
     repeated = ", one of them repeated" if traced.layers_recorded < traced.layers else ""
@@ -61,18 +63,25 @@ def _classes(out: Console, found: "Comparison") -> None:
     title(out, "Fullest moment", f"traced at {traced.peak.phase}" + _planned_at(found))
     table = _table(found, "")
     planned = None if found.planned is None else found.planned.worst.parts()
+    eager = found.eager
     for name, parts in _ROWS:
         of_plan = None if planned is None else sum(planned.get(part, 0) for part in parts)
-        _row(table, name, of_plan, sum(traced.peak.parts[part] for part in parts))
+        of_eager = None if eager is None else sum(eager.peak.parts[part] for part in parts)
+        _row(table, name, of_plan, sum(traced.peak.parts[part] for part in parts), eager=of_eager)
     table.add_section()
     sums: tuple[int, ...] | None = None
     if found.planned is not None:
         worst = found.planned.worst
         sums = (worst.allocated_bytes, worst.reserved_bytes, worst.held_bytes)
-    traced_sums = (traced.allocated_bytes, traced.reserve.needed_bytes, traced.reserve.reserved_bytes)
+    traced_sums, eager_sums = _sums(traced), None if eager is None else _sums(eager)
     for index, name in enumerate(("allocated", "reserved, at least", "reserved, with room")):
-        _row(table, name, None if sums is None else sums[index], traced_sums[index], style="" if index else "bold")
+        of_plan, of_eager = (None if each is None else each[index] for each in (sums, eager_sums))
+        _row(table, name, of_plan, traced_sums[index], eager=of_eager, style="" if index else "bold")
     out.print(table)
+
+
+def _sums(traced: "Traced") -> tuple[int, int, int]:
+    return traced.allocated_bytes, traced.reserve.needed_bytes, traced.reserve.reserved_bytes
 
 
 def _planned_at(found: "Comparison") -> str:
@@ -83,10 +92,11 @@ def _moments(out: Console, found: "Comparison") -> None:
     title(out, "Moments of the step", "allocated at the fullest of each")
     table = _table(found, "")
     planned = {} if found.planned is None else {each.event: each for each in found.planned.worst_timeline}
+    eager = {} if found.eager is None else {each.phase: each.allocated_bytes for each in found.eager.moments}
     for moment in found.traced.moments:
         of_plan = planned.get(moment.phase)
         size = None if of_plan is None else round(float(of_plan.allocated_bytes))
-        _row(table, moment.phase, size, moment.allocated_bytes)
+        _row(table, moment.phase, size, moment.allocated_bytes, eager=eager.get(moment.phase))
     out.print(table)
 
 
@@ -95,19 +105,27 @@ def _table(found: "Comparison", first: str) -> Table:
     table.add_column("  " + first, no_wrap=True, min_width=24)
     if found.planned is not None:
         table.add_column("plan", justify="right", no_wrap=True)
-    table.add_column("trace", justify="right", no_wrap=True)
+    if found.eager is not None:
+        table.add_column("eager", justify="right", no_wrap=True)
+    table.add_column("trace" if found.eager is None else "compiled", justify="right", no_wrap=True)
     if found.planned is not None:
         table.add_column("plan is off by", justify="right", no_wrap=True)
     return table
 
 
-def _row(table: Table, name: str, planned: float | None, traced: float, *, style: str = "") -> None:
+def _row(
+    table: Table, name: str, planned: float | None, traced: float, *, eager: float | None = None, style: str = ""
+) -> None:
+    headers = [column.header for column in table.columns]
     cells = ["  " + name]
-    if len(table.columns) == 2:
-        table.add_row(*cells, format_gb(traced), style=style)
-        return
-    off = "" if planned is None else _off(planned, traced)
-    table.add_row(*cells, "" if planned is None else format_gb(planned), format_gb(traced), off, style=style)
+    if "plan" in headers:
+        cells.append("" if planned is None else format_gb(planned))
+    if "eager" in headers:
+        cells.append("" if eager is None else format_gb(eager))
+    cells.append(format_gb(traced))
+    if "plan" in headers:
+        cells.append("" if planned is None else _off(planned, traced))
+    table.add_row(*cells, style=style)
 
 
 def _off(planned: float, traced: float) -> str:

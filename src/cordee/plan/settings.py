@@ -47,7 +47,11 @@ class Settings:
 
     `train` lora, qlora or dora trains adapters of this `rank` on `targets` (all, attention, or names: q,v) over frozen
     weights of `base_bits` or in a format of `BASES`: None is 16 bits, and 4 for qlora.
-    `model_code` hf has RMS norms of several kernels.
+    Implementations differ by `lora_dropout` before the adapters; by `fused_qkv`, one product with one adapter; by
+    `quantize_head`, an output head in the base's format; by the `dequantized` 16-bit matrices that are there at once
+    while a quantised product runs; by `fsdp_version` 1 with one flat gradient for a layer, frozen parameters included.
+    `model_code` hf has RMS norms of several kernels. `compiled`: layers go through torch.compile, each by itself, and,
+    but for hf, whose loss is in the model, the loss too.
     """
 
     seq_tokens: int | None = None
@@ -65,7 +69,13 @@ class Settings:
     rank: int = 16
     targets: str = "all"
     base_bits: int | str | None = None
+    lora_dropout: float = 0.0
+    fused_qkv: bool = False
+    quantize_head: bool = False
+    dequantized: int = 1
+    fsdp_version: int = 2
     model_code: str | None = None
+    compiled: bool = False
 
     def training(self, shape: ModelShape, gpus: int) -> Training:
         """Return the training of this model on so many GPUs, with every default filled in.
@@ -90,11 +100,26 @@ class Settings:
         pure = adapters is not None and self.optimizer != PURE_BF16
         optimizer = find_optimizer(self.optimizer, "fp32" if pure else self.precision)
         optimizer = replace(optimizer, in_backward=self.optimizer_in_backward)
+        eager_norms = self.model_code == "hf" and not self.compiled
         return Training(
-            seq, batch, optimizer, self.precision, self.flash, framework=framework, loss=self.loss,
-            imbalance_by_ep=self._imbalance_by_ep(shape), adapters=adapters,
-            tuning=Tuning(self._frozen(shape, seq), self._packed(seq), composite_norms=self.model_code == "hf"),
+            seq, batch, optimizer, self.precision, self.flash, framework=framework, loss=self._loss(framework),
+            imbalance_by_ep=self._imbalance_by_ep(shape), adapters=adapters, fused=True if self.compiled else None,
+            tuning=Tuning(
+                self._frozen(shape, seq), self._packed(seq), composite_norms=eager_norms, flat=self.fsdp_version == 1
+            ),
         )  # fmt: skip
+
+    def _loss(self, framework: Framework) -> Loss | None:
+        """Return the loss that is asked for; a compiled one where layers are compiled and nothing is asked.
+
+        Raises:
+            LayoutError: a framework that brings its own kernels.
+        """
+        if not self.compiled:
+            return self.loss
+        if framework != "torch":
+            raise LayoutError(f"{framework} brings its own kernels", hint="leave --compile out, or the framework")
+        return self.loss or ("eager" if self.model_code == "hf" else "compiled")
 
     def sequence(self, shape: ModelShape) -> int:
         """Return the tokens of a sequence: as asked, or the model's own."""
@@ -129,6 +154,7 @@ class Settings:
         Raises:
             LayoutError: settings that contradict each other, or a model whose adapters are not planned.
         """
+        self._refuse_unlike_any_adapter()
         if self.train == "full":
             if self.base_bits is not None and BASE_BITS.get(str(self.base_bits)) != "bf16":
                 raise LayoutError(f"a base of {self._base_text} cannot be trained in full", hint="use --train qlora")
@@ -149,7 +175,36 @@ class Settings:
             )
         if not 1 <= self.rank <= shape.hidden:
             raise LayoutError(f"rank {self.rank} is not that of an adapter", hint=f"use 1 to {shape.hidden}, say 16")
-        return Adapters(self.rank, _targets(self.targets, shape), base, magnitudes=self.train == "dora")
+        if base.bits == 16 and (self.quantize_head or self.dequantized != 1):
+            raise LayoutError("a base of 16 bits is not quantised", hint="give --base-bits 4 or 8, or --train qlora")
+        if self.fused_qkv and (self.train == "dora" or shape.latent is not None):
+            raise LayoutError("a fused product of queries, keys and values has no DoRA", hint="use --train lora")
+        base = replace(base, head=base.head or self.quantize_head, copies=max(base.copies, self.dequantized))
+        return Adapters(
+            self.rank, _targets(self.targets, shape), base, dropout=self.lora_dropout > 0,
+            magnitudes=self.train == "dora", joined=self.fused_qkv,
+        )  # fmt: skip
+
+    def _refuse_unlike_any_adapter(self) -> None:
+        """Refuse what no implementation of adapters does, and settings of adapters where everything is trained.
+
+        Raises:
+            LayoutError: with what to write instead.
+        """
+        if not 0 <= self.lora_dropout < 1:
+            raise LayoutError(f"a dropout of {self.lora_dropout:g} is no probability", hint="use 0 to below 1: 0.05")
+        if self.dequantized not in (1, 2):
+            raise LayoutError(f"{self.dequantized} dequantised matrices at once are not planned", hint="use 1 or 2")
+        if self.fsdp_version not in (1, 2):
+            raise LayoutError(f"there is no FSDP {self.fsdp_version}", hint="use 1 or 2")
+        given = {
+            "--lora-dropout": self.lora_dropout > 0, "--fused-qkv": self.fused_qkv,
+            "--quantize-head": self.quantize_head, "--dequantized": self.dequantized != 1,
+            "--fsdp-version": self.fsdp_version != 2,
+        }  # fmt: skip
+        wrong = next((flag for flag, is_given in given.items() if is_given and self.train == "full"), None)
+        if wrong is not None:
+            raise LayoutError(f"{wrong} is a setting of adapters", hint="add --train lora or qlora, or leave it out")
 
     @property
     def _base_text(self) -> str:

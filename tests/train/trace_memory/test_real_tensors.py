@@ -12,7 +12,7 @@ from cordee.train.trace_memory.events import Birth
 from cordee.train.trace_memory.question import Question, Weights
 from cordee.train.trace_memory.replicas import optimizer_of
 from cordee.train.trace_memory.step import record
-from cordee.train.trace_memory.trace import prepare
+from cordee.train.trace_memory.trace import compiler, prepare
 from cordee.train.trace_memory.world import fake_ranks, fake_world
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -58,8 +58,9 @@ TITAN = replace(ONE, code="torchtitan")
         pytest.param(replace(TITAN, zero=2, fsdp=2), marks=pytest.mark.soak),
         replace(ONE, weights="autocast", adapters=Adapters(4, base=BASES["nf4"])),
         replace(ONE, weights="autocast", adapters=Adapters(4, magnitudes=True)),
+        replace(TITAN, compiled=True, fsdp=2),
     ],
-    ids=["llama", "qwen3", "gpt2", "tp", "tp-transformers", "ddp", "zero1", "zero2", "qlora", "dora"],
+    ids=["llama", "qwen3", "gpt2", "tp", "tp-transformers", "ddp", "zero1", "zero2", "qlora", "dora", "compiled"],
 )
 def test_fake_tensors_allocate_what_real_ones_do(question: Question) -> None:
     _compare(question)
@@ -93,8 +94,8 @@ def _compare(question: Question) -> None:
             if born[event.number] > 64
         ]
 
-    with fake_world(question) as mesh:
+    with fake_world(question) as mesh, compiler(question):
         fake = lives(mesh)
-    with fake_ranks(question) as mesh:
+    with fake_ranks(question) as mesh, compiler(question):
         assert lives(mesh) == fake
     assert sum(is_birth for *_, is_birth in fake) > 50

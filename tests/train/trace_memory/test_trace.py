@@ -1,5 +1,7 @@
 """Traces of real models' steps: against published peaks, against real tensors, and few layers against all of them."""
 
+import shutil
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +9,9 @@ import torch
 
 from cordee.errors import InputError, ScriptError
 from cordee.plan.allocator import ROUND_BYTES
+from cordee.train.trace_memory import titan
 from cordee.train.trace_memory.answer import Traced
+from cordee.train.trace_memory.compiled import compiled, refusing
 from cordee.train.trace_memory.question import Question
 from cordee.train.trace_memory.trace import trace
 from cordee.units import GiB
@@ -112,6 +116,49 @@ def test_code_that_reads_a_value_is_refused_with_the_reason(monkeypatch: pytest.
     assert "no values" in str(refused.value.hint)
     with pytest.raises(ScriptError, match="cannot be loaded"):
         trace(Question(function="traced_models:nowhere"))
+
+
+def test_a_compiled_layer_keeps_three_inner_widths_and_its_loss_two_words_a_logit() -> None:
+    eager, narrow, wide = (
+        trace(_small(config=SMALL | {"intermediate_size": inner}, compiled=is_compiled, weights="bf16"))
+        for inner, is_compiled in ((768, False), (768, True), (1024, True))
+    )
+    # gate, up and their product: silu is computed again. An eager one keeps silu as well (4 widths).
+    more = _at(wide, "loss")["activations"] - _at(narrow, "loss")["activations"]
+    assert more == 2 * 3 * 256 * 512 * 2
+    # 16-bit logits and their gradient, where the eager loss has fp32 ones.
+    logit_bytes = [_at(each, "loss")["loss"] / (512 * 2048) for each in (eager, narrow)]
+    assert logit_bytes == [pytest.approx(12), pytest.approx(4)]
+    assert [moment.phase for moment in narrow.moments] == [moment.phase for moment in eager.moments]
+    assert _at(narrow, "states") == _at(eager, "states") and _at(narrow, "step") == _at(eager, "step")
+
+
+def test_code_that_does_not_compile_whole_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(__import__("pathlib").Path(__file__).parent))
+    with pytest.raises(InputError, match="does not compile whole") as refused:
+        trace(Question(function="traced_models:reads_a_value_in_a_layer", weights="fp32", compiled=True))
+    assert "--compile" in str(refused.value.hint)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles with g++ on a CPU")
+def test_what_is_kept_is_what_inductor_keeps() -> None:
+    """The real compiler, on real tensors, saves the same tensors for the backward pass as the traced graphs do."""
+    decoder = titan.build(SMALL, 512).bfloat16()
+    layer, x = decoder.layers[0], torch.randn(1, 512, 256, dtype=torch.bfloat16, requires_grad=True)
+
+    def saved(function: Callable[..., torch.Tensor]) -> list[str]:
+        found: dict[int, str] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            found[tensor.untyped_storage().data_ptr()] = f"{tensor.dtype} {tuple(tensor.shape)}"
+            return tensor
+
+        with refusing(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            function(x, decoder.rotations).sum().backward()
+        return sorted(found.values())
+
+    assert saved(compiled(layer.forward)) == saved(torch.compile(layer.forward, fullgraph=True, dynamic=False))
 
 
 def _at(found: Traced, phase: str) -> dict[str, int]:

@@ -27,6 +27,23 @@ def reads_a_value() -> Traced:
     return model, loss
 
 
+class _Doubtful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Choose by a value."""
+        return self.inner(x) if x.sum().item() > 0 else -self.inner(x)
+
+
+def reads_a_value_in_a_layer() -> Traced:
+    """Two layers that each decide by a number."""
+    model = nn.Sequential()
+    model.layers = nn.ModuleList(_Doubtful() for _ in range(2))
+    return model, lambda: model.layers[1](model.layers[0](torch.zeros(2, 4))).sum()
+
+
 class _DiffusionBlock(nn.Module):
     """A transformer's block whose norms the time step shifts and scales, as in DiT (arXiv:2212.09748, section 3.2)."""
 

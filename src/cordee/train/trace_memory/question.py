@@ -21,6 +21,7 @@ class Question:
     With `adapters` all other parameters are frozen.
     `weights`: fp32 ones that FSDP2 gathers in 16 bits (mixed; on one rank under autocast), fp32 ones under autocast,
     16-bit ones alone, fp32 alone.
+    `compiled`: each layer goes through torch.compile by itself, and torchtitan's loss as well.
     `micro_batches` is 1 or 2: with the second one there are gradients when the loss is.
     """
 
@@ -39,6 +40,7 @@ class Question:
     weights: Weights = "mixed"
     recompute: Literal["none", "selective", "full"] = "none"
     attention: Literal["sdpa", "eager"] = "sdpa"
+    compiled: bool = False
 
     @property
     def ranks(self) -> int:

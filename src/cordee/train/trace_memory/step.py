@@ -68,6 +68,9 @@ def record(subject: Subject, question: Question, optimizer: torch.optim.Optimize
 
     with one_document_a_sequence(), gpu_kernels() if gpu else contextlib.nullcontext():
         removers = [remove for index, layer in enumerate(subject.layers) for remove in marks.put(index, layer)]
+        if question.compiled:  # graphs are made in the first passes
+            pass_both_ways(0)
+            optimizer.zero_grad()
         with tracking(tracker):
             for micro_batch in range(question.micro_batches):
                 pass_both_ways(micro_batch)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from cordee.errors import MissingExtraError, ScriptError, ShapeError
@@ -91,8 +90,14 @@ def _titan(question: Question) -> Subject:
     size = (question.micro_batch, question.seq_tokens)
     tokens, labels = (torch.zeros(size, dtype=torch.long) for _ in range(2))
 
+    criterion = titan.cross_entropy
+    if question.compiled:
+        from cordee.train.trace_memory.compiled import compiled  # a second of imports
+
+        criterion = compiled(criterion)
+
     def loss() -> torch.Tensor:
-        return F.cross_entropy(model(tokens).flatten(0, 1).float(), labels.flatten(0, 1))
+        return criterion(model(tokens), labels)
 
     tail = (model.norm, model.output)
     return Subject(model, tuple(model.layers), model.tok_embeddings, tail, loss, question.config["vocab_size"])

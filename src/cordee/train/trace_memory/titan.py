@@ -106,6 +106,11 @@ class Decoder(nn.Module):
         return self.output(self.norm(h))
 
 
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss, from logits in fp32."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
 def build(config: Mapping[str, Any], seq_tokens: int) -> Decoder:
     """Return the decoder of a config.json.
 

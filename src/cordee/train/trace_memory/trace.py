@@ -1,6 +1,7 @@
 """From a question to its answer: build, shard and run the model on fake ranks, few layers deep where that is enough."""
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -52,6 +53,10 @@ def prepare(question: Question, mesh: DeviceMesh | None) -> Subject:
     adapt(subject, question)
     divide(subject, question, mesh)
     subject = recompute(subject, question)
+    if question.compiled:
+        from cordee.train.trace_memory.compiled import compile_layers
+
+        compile_layers(subject.layers)
     shard(subject, question, mesh)
     return subject
 
@@ -60,15 +65,25 @@ def _record(question: Question) -> tuple[Recorded, frozenset[int]]:
     """Return a recorded step, and its tensors of logits."""
     with fake_world(question) as mesh:
         try:
-            subject = prepare(question, mesh)
-            trained = [each for each in subject.module.parameters() if each.requires_grad]
-            found = record(subject, question, optimizer_of(trained, question))
+            with compiler(question):
+                subject = prepare(question, mesh)
+                trained = [each for each in subject.module.parameters() if each.requires_grad]
+                found = record(subject, question, optimizer_of(trained, question))
         except (RuntimeError, NotImplementedError) as error:
             first = str(error).strip().splitlines()[0]
             hint = "fake tensors have no values: code that reads one, or a kernel without a fake, cannot be traced"
             raise InputError(f"the model does not run on fake tensors: {first}", hint=hint) from error
     wide = subject.wide // question.tp if question.code == "torchtitan" else subject.wide
     return found, frozenset(number for number, count in found.elements.items() if _is_logits(count, wide, question))
+
+
+def compiler(question: Question) -> AbstractContextManager[None]:
+    """Return a torch.compile that remembers nothing, where it is asked for."""
+    if not question.compiled:
+        return nullcontext()
+    from cordee.train.trace_memory.compiled import refusing
+
+    return refusing()
 
 
 def _is_logits(elements: int, wide: int, question: Question) -> bool:

@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 
 from cordee.train.trace_memory.events import Birth, Death, Event, Segment
 
@@ -95,11 +99,17 @@ class StorageTracker:
 
 
 class TrackingMode(TorchDispatchMode):
-    """Hands each operator's results to a tracker."""
+    """Hands each operator's results to a tracker, but for those that are `hidden`."""
 
     def __init__(self, tracker: StorageTracker) -> None:
         super().__init__()
         self.tracker = tracker
+        self.hidden = False
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Tell torch.compile that compiled code may run under this mode."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; a DTensor first becomes the operators on its local part."""
@@ -108,7 +118,7 @@ class TrackingMode(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # a fake one is another tensor, where a real one is the same
-        for tensor in _tensors(result):
+        for tensor in _tensors(result) if not self.hidden else ():
             self.tracker.see(tensor)
         if func.namespace in _COMMUNICATION:
             self.tracker.seen_in_collective(_tensors((args, kwargs or {}, result)))
@@ -131,6 +141,19 @@ def tracking(tracker: StorageTracker) -> Iterator[None]:
             yield
     finally:
         torch.UntypedStorage.resize_ = resize
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Keep whatever tracks from seeing what is made inside."""
+    modes = [each for each in _get_current_dispatch_mode_stack() if isinstance(each, TrackingMode)]
+    for mode in modes:
+        mode.hidden = True
+    try:
+        yield
+    finally:
+        for mode in modes:
+            mode.hidden = False
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
