@@ -281,15 +281,13 @@ def plan(
     wanted = _layout(layout, recompute, micro_batch)
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json) if trace else None
     if tracing is None or not tracing.compared_alone():
-        asked = Request(
+        case = Request(
             shape=load_shape(model), gpu=gpu, layout=wanted, stage=stage, why=why, prices=catalogue.prices,
             settings=settings, contexts=max_seq, capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError),
             gpus=last, launcher=launcher, assumed=_assumptions(gpu, storage, mtbi, reclaims, notice, stall, prices),
             search="everything" if exhaustive else "meshes", tokens=None if tokens is None else parse_tokens(tokens),
         )  # fmt: skip
-        _show(
-            asked, () if gpus else catalogue.gpus, first, buy, html, tracing, model, show_all=show_all, as_json=as_json
-        )
+        _show(case, () if gpus else catalogue.gpus, first, buy, html, tracing, model, show_all, as_json)
 
 
 def _hardware(gpus: str | None, prices: Path | None) -> tuple[Catalogue, Gpu, int | None, int]:
@@ -304,7 +302,7 @@ def _hardware(gpus: str | None, prices: Path | None) -> tuple[Catalogue, Gpu, in
 
 def _show(
     request: Request, kinds: Sequence[Gpu], first: int | None, buy: Path | None, html: Path | None,
-    tracing: Tracing | None, model: str, *, show_all: bool, as_json: bool,
+    tracing: Tracing | None, model: str, show_all: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Answer for each kind of GPU, for a range of sizes from the first, or for the request's GPUs, traced or not."""
     if kinds:
