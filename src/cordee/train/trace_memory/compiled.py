@@ -28,7 +28,8 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function whose passes are two graphs, divided by the min-cut partitioner."""
-    return torch.compile(function, backend=_backend(), fullgraph=True, dynamic=False)
+    found: Callable[..., Any] = torch.compile(function, backend=_backend(), fullgraph=True, dynamic=False)
+    return found
 
 
 @contextmanager
