@@ -4,7 +4,7 @@ import os
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -131,3 +131,29 @@ def test_postgresql_is_restarted_under_load(tmp_path: Path, postgres: Postgres) 
     assert len(events) == count
     _check(scene)
     scene.store.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda log: log[:100] + b"\xa5" * (len(log) - 100), "(malformed|not a database)"),
+        (lambda log: b"\xa5" * len(log), "not a database"),
+        (lambda log: log.replace(b'"kind":"JobSubmitted"', b'"kind":"JobSubmittef"'), "event 3 of the log is damaged"),
+        (lambda log: log.replace(b'"kind":"JobSubmitted"', b'"kind";"JobSubmitted"'), "event 3 of the log is damaged"),
+    ],
+    ids=["pages", "file", "word", "json"],
+)
+def test_sqlite_that_is_damaged_is_named_and_left_as_it_is(
+    tmp_path: Path, damage: Callable[[bytes], bytes], says: str
+) -> None:
+    scene = Scene(tmp_path)
+    scene.control.submit(JOB, "{}")
+    scene.store.close()
+    path = tmp_path / "cordee.db"
+    damaged = damage(path.read_bytes())
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
+    with pytest.raises(StoreError, match=says):
+        scene.restart()
+    scene.store.close()
+    assert path.read_bytes() == damaged

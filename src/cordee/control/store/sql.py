@@ -87,7 +87,11 @@ class SqlStore:
             raise StoreError(f"{len(events)} events were not written: {reason(error)}") from error
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Yield the log after a number, in order."""
+        """Yield the log after a number, in order.
+
+        Raises:
+            StoreError: the database cannot be read, or an event is damaged.
+        """
         columns = (tables.log.c.number, tables.log.c.body)
         while True:
             page = self.read(
@@ -96,12 +100,12 @@ class SqlStore:
             if not page or page[0]["number"] != after + 1:
                 # They lie in a segment, or were moved into one just now.
                 for number, body in (rows := self.archive.rows_after(after)):
-                    yield number, decode(json.loads(body))
+                    yield number, _event(number, body)
                 if rows:
                     after = rows[-1][0]
                     continue
             for row in page:
-                yield row["number"], decode(json.loads(row["body"]))
+                yield row["number"], _event(row["number"], row["body"])
             if len(page) < _PAGE:
                 return
             after = page[-1]["number"]
@@ -217,9 +221,19 @@ class SqlStore:
 
 
 def _pending(row: Mapping[str, Any]) -> Pending:
-    command = decode(json.loads(row["body"]))
+    command = _event(row["number"], row["body"])
     assert isinstance(command, Command), "only decisions enter the outbox"
     return Pending(number=row["number"], command=command, spec=row["spec"])
+
+
+def _event(number: int, body: str) -> Event:
+    try:
+        return decode(json.loads(body))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"event {number} of the log is damaged: {error}",
+            hint="restore the newest backup: cordee admin restore; `cordee admin check` says what else is damaged",
+        ) from error
 
 
 def _move_marks(connection: sa.Connection, seen: Iterable[tuple[str, int]]) -> None:
