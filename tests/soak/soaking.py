@@ -26,13 +26,20 @@ class Soak:
     def say(self, what: str) -> None:
         print(f"{self.elapsed_s:7.1f} s  {what}", flush=True)
 
-    def play(self, story: Callable[[int], object], *, at_most: int | None = None, say_every: int = 1) -> None:
-        """Play stories until the time is up; each returns what there is to say of it."""
+    def play(
+        self,
+        story: Callable[[int], object],
+        *,
+        at_most: int | None = None,
+        until: Callable[[], bool] = lambda: False,
+        say_every: int = 1,
+    ) -> None:
+        """Play stories until the time is up, or enough is done; each returns what there is to say of it."""
         seed = int(self._only) if self._only else random.SystemRandom().randrange(10**9)
         at_most = 1 if self._only else at_most
-        played = 0
+        played, said = 0, None
         print(f"\n{self._nodeid}", flush=True)
-        while played != at_most and (played == 0 or self.elapsed_s < self.seconds):
+        while played != at_most and not until() and (played == 0 or self.elapsed_s < self.seconds):
             try:
                 said = story(seed + played)
             except BaseException:
@@ -44,4 +51,4 @@ class Soak:
             played += 1
             if played % say_every == 0:
                 self.say(f"seed {seed + played - 1}: {said}")
-        self.say(f"{played} seeds from {seed}")
+        self.say(f"{played} seeds from {seed}: {said}")

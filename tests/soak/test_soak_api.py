@@ -1,5 +1,11 @@
-"""Generated requests, valid and not, to every operation of the API: no answer is an error of the server's own."""
+"""Generated requests, valid and not, to every operation of the API: no answer is an error of the server's own.
 
+CORDEE_SOAK_REQUESTS   end after so many requests (0: when the time is up)
+"""
+
+import os
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import schemathesis
@@ -7,21 +13,25 @@ from described_app import OPERATIONS, TOKEN_HEADER, described_app
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import SearchStrategy
 from schemathesis.checks import not_a_server_error
 from soaking import Soak
 
-EXAMPLES = 20
+EXAMPLES = 50
+REQUESTS = int(os.environ.get("CORDEE_SOAK_REQUESTS", "0"))
+MODES = list(schemathesis.GenerationMode)
 
 
 def test_no_request_ends_in_an_error_of_the_server(soak: Soak, tmp_path: Path) -> None:
     """Each seed is a batch for one operation, with requests that its description allows, or forbids."""
-    sent = 0
+    answers = Counter[int]()
+
+    @cache
+    def cases(operation: int, mode: int) -> SearchStrategy[schemathesis.Case]:
+        method, path = OPERATIONS[operation]
+        return schema[path][method].as_strategy(generation_mode=MODES[mode])
 
     def batch(seed: int) -> str:
-        nonlocal sent
-        method, path = OPERATIONS[seed % len(OPERATIONS)]
-        mode = list(schemathesis.GenerationMode)[seed // len(OPERATIONS) % 2]
-
         @seeded(seed)
         @settings(
             max_examples=EXAMPLES,
@@ -30,17 +40,17 @@ def test_no_request_ends_in_an_error_of_the_server(soak: Soak, tmp_path: Path) -
             phases=[Phase.generate, Phase.shrink],
             suppress_health_check=list(HealthCheck),
         )
-        @given(case=schema[path][method].as_strategy(generation_mode=mode))
+        @given(case=cases(seed % len(OPERATIONS), seed // len(OPERATIONS) % 2))
         def check(case: schemathesis.Case) -> None:
-            nonlocal sent
-            sent += 1
-            case.validate_response(case.call(headers=TOKEN_HEADER), checks=[not_a_server_error])
+            answer = case.call(headers=TOKEN_HEADER)
+            answers[answer.status_code // 100 * 100] += 1
+            case.validate_response(answer, checks=[not_a_server_error])
 
         try:
             check()
         except Unsatisfiable:  # an operation without parameters has no wrong ones
             pass
-        return f"{sent:,} requests"
+        return f"{answers.total():,} requests, by class of answers {dict(sorted(answers.items()))}"
 
     with described_app(tmp_path) as schema:
-        soak.play(batch, say_every=len(OPERATIONS))
+        soak.play(batch, until=lambda: answers.total() >= REQUESTS > 0, say_every=len(OPERATIONS))
