@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from cordee.agent.energy import Drawn, EnergyMeter
 from cordee.agent.gpus import Devices, GpuSample
-from cordee.agent.samples import IDLE_REPORT_S, SAMPLE_S, Samples
+from cordee.agent.samples import IDLE_REPORT_S, LOOKS, SAMPLE_S, Samples
+from cordee.event_json import decode, encode
 from cordee.events import GpusSampled, IdleGpusSampled, Lease
 
 
@@ -20,9 +21,14 @@ class Counters(Devices):
         self.real = True
         self.energy_mj, self.power_mw = [10**6] * gpus, [0] * gpus
         self.lost: set[int] = set()
+        self.busy = [0.5] * gpus
 
     def sample(self, gpus):
-        return {gpu: GpuSample(0.5, 1, self.power_mw[gpu], self.energy_mj[gpu]) for gpu in gpus if gpu not in self.lost}
+        return {
+            gpu: GpuSample(self.busy[gpu], 2, self.power_mw[gpu], self.energy_mj[gpu])
+            for gpu in gpus
+            if gpu not in self.lost
+        }
 
 
 def order(tag, *gpus, milli=1000):
@@ -84,6 +90,22 @@ def test_a_gpu_that_is_sick_still_draws_for_the_job_that_holds_it():
     devices.energy_mj[0] += 1
     samples.end(a, 9.0)
     assert of(told, "a") == [10], "what a lost look has missed, the next one counts"
+
+
+def test_busy_time_and_memory_are_told_of_each_gpu_in_the_order_of_the_lease():
+    devices, told, samples = at_work(3)
+    devices.busy = [0.25, 0.5, 1.0]
+    a = order("a.1", 2, 0, 1)
+    samples.begin(a, 0.0)
+    devices.lost = {1}
+    samples.step(SAMPLE_S, [a])
+    devices.busy[2] = 0.5
+    for look in range(2, LOOKS + 2):
+        samples.step(look * SAMPLE_S, [a])
+    first, second = (event for event in told if isinstance(event, GpusSampled))
+    assert (first.busy_each, first.memory_bytes_each) == ((1.0, 0.25, None), (2, 2, None))
+    assert (second.busy_each, second.busy, second.gpus) == ((0.5, 0.25, None), 0.375, 2)
+    assert decode(encode(second)) == second
 
 
 @pytest.mark.parametrize(

@@ -196,10 +196,11 @@ samples.end(order, 11.0)
 """
     first, rest = in_driver(code)
     assert "epoch=1, node='local', gpus=2" in first
-    assert "busy=0.5, memory_bytes=32212254720, power_mw=500000, energy_mj=2500, integrated_mj=0)" in first, (
+    assert "busy=0.5, memory_bytes=32212254720, power_mw=500000, energy_mj=2500, integrated_mj=0, " in first, (
         "of both GPUs"
     )
-    assert "busy=0.5" in rest and "energy_mj=0, integrated_mj=0)" in rest, "what was left at the end"
+    assert "busy_each=(1.0, 0.0), memory_bytes_each=(32212254720, 0))" in first, "of each"
+    assert "busy=0.5" in rest and "energy_mj=0, integrated_mj=0, " in rest, "what was left at the end"
 
 
 def test_the_doctor_names_what_the_driver_and_the_kernel_say(stub, tmp_path, monkeypatch):

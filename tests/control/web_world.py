@@ -45,8 +45,8 @@ from cordee.storage.registry.store import ArtifactStore, files_below
 S, MINUTE, HOUR, DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
 START_US = 1_795_392_000 * S  # 2026-11-23, midnight UTC
 H100 = Node(
-    name="a1", epoch=1, gpu_name="H100-SXM-80GB", gpus=8, micro_usd_per_gpu_hour=2_990_000, price_source="list price",
-    domain=("block-1", "rack-a"), island_gpus=8,
+    name="a1", epoch=1, gpu_name="NVIDIA H100 80GB HBM3", gpus=8, micro_usd_per_gpu_hour=2_990_000,
+    price_source="list price", domain=("block-1", "rack-a"), island_gpus=8,
 )  # fmt: skip
 NODES = tuple(
     replace(H100, name=f"{rack}{number}", domain=("block-1", f"rack-{rack}"))
@@ -166,7 +166,10 @@ class Team:
         for lease in attempt.leases:
             busy = 0.95 - 0.3 * zero_to_one(job_id) + 0.02 * math.sin(step)
             power: dict[str, Any] = {"power_mw": 612_000 * len(lease.gpus), "energy_mj": 10**9}
-            here: dict[str, Any] = {"node": lease.node, "gpus": len(lease.gpus), "memory_bytes": 72_400_000_000}
+            busy_each = tuple(busy + 0.03 * math.cos(3 * gpu + step) for gpu in lease.gpus)
+            memory = tuple(72_400_000_000 - 400_000_000 * (gpu % 3) for gpu in lease.gpus)
+            each = {"busy_each": busy_each, "memory_bytes_each": memory}
+            here: dict[str, Any] = {"node": lease.node, "gpus": len(lease.gpus), "memory_bytes": max(memory), **each}
             self.say(GpusSampled(**about, from_us=from_us, busy=busy, **here, **power), f"node/{lease.node}/1")
 
     def leave(self, job_id: JobId, how: str, outcome: Outcome) -> None:

@@ -213,8 +213,7 @@ class Curves:
             handler(event)
 
     def _submitted(self, event: JobSubmitted) -> None:
-        if event.job.service is None:
-            self._jobs.setdefault(event.job.job_id, JobCurves())
+        self._jobs.setdefault(event.job.job_id, JobCurves())
 
     def _live(self, event: AttemptEvent) -> JobCurves | None:
         job = self._jobs.get(event.job_id)
@@ -257,7 +256,7 @@ class Curves:
         if (job := self._live(event)) is None:
             return
         job.energy_mj += event.energy_mj
-        job.nodes[event.node] = event
+        job.nodes = {name: each for name, each in job.nodes.items() if each.epoch == event.epoch} | {event.node: event}
         every = list(job.nodes.values())
         busy = sum(each.busy * each.gpus for each in every) / sum(each.gpus for each in every)
         for name, value in (

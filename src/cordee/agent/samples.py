@@ -37,8 +37,8 @@ class _Taken:
     order: Assignment
     from_us: int
     reported: bool = False
-    busy: list[float] = field(default_factory=list)
-    memory_bytes: int = 0
+    looks: int = 0
+    seen: dict[int, list[GpuSample]] = field(default_factory=dict)  # by GPU
     drawn: Drawn = field(default_factory=Drawn)
 
 
@@ -95,9 +95,9 @@ class Samples:
             return
         found = self._look(now_s)
         taken = self._taken.pop(order.tag)
-        if not taken.busy:
+        if not taken.looks:
             self._count(taken, found, at_end=True)
-        if taken.busy or taken.drawn.energy_mj:
+        if taken.looks or taken.drawn.energy_mj:
             self._say(taken, found)
 
     def _look(self, now_s: float) -> dict[int, GpuSample]:
@@ -120,17 +120,20 @@ class Samples:
         return found
 
     def _count(self, taken: _Taken, found: Mapping[int, GpuSample], *, at_end: bool = False) -> None:
-        mine = [found[gpu] for gpu in taken.order.gpus if gpu in found]
+        mine = [gpu for gpu in taken.order.gpus if gpu in found]
         if not mine:
             return
-        taken.busy.append(sum(each.busy for each in mine) / len(mine))
-        taken.memory_bytes = max(taken.memory_bytes, *(each.memory_bytes for each in mine))
-        if not at_end and (len(taken.busy) >= LOOKS or not taken.reported):
+        for gpu in mine:
+            taken.seen.setdefault(gpu, []).append(found[gpu])
+        taken.looks += 1
+        if not at_end and (taken.looks >= LOOKS or not taken.reported):
             self._say(taken, found)
 
     def _say(self, taken: _Taken, found: Mapping[int, GpuSample]) -> None:
         now_us = self._clock.now_us()
         mine = [found[gpu] for gpu in taken.order.gpus if gpu in found]
+        busy = {gpu: sum(each.busy for each in seen) / len(seen) for gpu, seen in taken.seen.items()}
+        memory = {gpu: max(each.memory_bytes for each in seen) for gpu, seen in taken.seen.items()}
         self._report(
             GpusSampled(
                 at_us=now_us,
@@ -139,15 +142,17 @@ class Samples:
                 node=self._node,
                 gpus=len(mine) or len(taken.order.gpus),
                 from_us=taken.from_us,
-                busy=sum(taken.busy) / len(taken.busy) if taken.busy else 0.0,
-                memory_bytes=taken.memory_bytes,
+                busy=sum(busy.values()) / len(busy) if busy else 0.0,
+                memory_bytes=max(memory.values(), default=0),
                 power_mw=sum(each.power_mw for each in mine),
                 energy_mj=taken.drawn.energy_mj,
                 integrated_mj=taken.drawn.integrated_mj,
+                busy_each=tuple(round(busy[gpu], 3) if gpu in busy else None for gpu in taken.order.gpus),
+                memory_bytes_each=tuple(memory.get(gpu) for gpu in taken.order.gpus),
             )
         )
         taken.from_us, taken.reported, taken.drawn = now_us, True, Drawn()
-        taken.busy, taken.memory_bytes = [], 0
+        taken.looks, taken.seen = 0, {}
 
     def _say_idle(self, now_s: float) -> None:
         """Report idle energy; the first time there is none, and it only begins."""

@@ -364,7 +364,9 @@ class RanksEnded(AttemptEvent):
 class GpusSampled(AttemptEvent):
     """A sample by the driver of the GPUs that an attempt holds on one node, for the time since `from_us`.
 
-    `busy` is NVML's "utilisation": the fraction of the time in which any kernel ran, however small.
+    `busy` is NVML's "utilisation": the fraction of the time in which any kernel ran, however small. `busy_each` and
+    `memory_bytes_each` are those of the single GPUs in the order of the lease, None where the driver did not answer;
+    agents of earlier versions report none.
     """
 
     node: str
@@ -375,6 +377,8 @@ class GpusSampled(AttemptEvent):
     power_mw: int  # of all of them, at the end
     energy_mj: int  # of all of them; of a GPU that is shared, the attempt's part of it
     integrated_mj: int = 0  # that part of `energy_mj` which is power over time, where the driver's counter was missing
+    busy_each: tuple[float | None, ...] = ()
+    memory_bytes_each: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,10 @@
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
 
 from cordee.answers.metrics import LiveJobView
 from cordee.control.access import Access
@@ -11,11 +14,12 @@ from cordee.control.job_metrics import live
 from cordee.control.operations import Operations
 from cordee.control.web.ahead import Forecasts
 from cordee.control.web.parts import Parts
-from cordee.errors import CordeeError
-from cordee.events import Job, Node
+from cordee.errors import CatalogueError, CordeeError
+from cordee.events import GpusSampled, Job, Node
 from cordee.ids import JobId
 from cordee.schedule.explain import explain
 from cordee.schedule.state.records import Attempt, NodeRecord
+from cordee.units import format_bytes
 from cordee.view.page import part
 
 NODES_MAX = 160
@@ -38,6 +42,7 @@ class Gpu:
     job_id: str = ""
     hue: int = 0
     busy: float | None = None
+    memory: float | None = None  # fraction of its memory that is in use
     parts: int = 1
 
 
@@ -50,6 +55,7 @@ class NodeRow:
     gpus: list[Gpu]
     note: str
     island_gpus: int
+    use: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +84,22 @@ class Waiting:
     ahead: Forecast | None
 
 
+class _Use(NamedTuple):
+    """A GPU as the driver saw it last."""
+
+    busy: float | None
+    memory_bytes: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Which attempts hold which GPUs."""
+    """Which attempts hold which GPUs, and what these do."""
 
     jobs: Mapping[JobId, Job]
     on: Mapping[str, Mapping[int, tuple[JobId, ...]]]
     hues: Mapping[JobId, int]
+    uses: Mapping[tuple[str, int], _Use]
+    memory_bytes: Mapping[str, int]  # of one GPU, by its name
 
 
 def now_parts(operations: Operations, forecasts: Forecasts, viewer: Access) -> Parts:
@@ -98,11 +113,18 @@ def now_parts(operations: Operations, forecasts: Forecasts, viewer: Access) -> P
         queued = in_line(operations)
         jobs = {job_id: record.job for job_id, record in control.state.jobs.items() if not record.phase.ended}
         since = {job_id: control.state.jobs[job_id].submitted_us for job_id in queued}
+        samples = [
+            sample
+            for attempt in attempts
+            if (curves := control.fold.curves.of(attempt.job.job_id)) is not None
+            for sample in curves.nodes.values()
+            if sample.epoch == attempt.epoch
+        ]
     gone = operations.members.gone()
     records = [record for record in records if record.up or record.node.name not in gone]
-    held = _held(attempts)
+    held = _held(operations, attempts, samples)
     seen = {job.job_id: job for job in found.jobs}
-    domains = _domains(records, held, seen, found.jobs)
+    domains = _domains(records, held, seen)
     idle_per_hour = _idle_per_hour(records, held)
     waiting = _waiting(operations, forecasts, queued, jobs, seen, since)
     running = [job for job in found.jobs if JobId(job.job_id) in held.jobs]
@@ -143,9 +165,11 @@ def in_line(operations: Operations) -> list[JobId]:
     return [job_id for *_, job_id in sorted(found)]
 
 
-def _held(attempts: Iterable[Attempt]) -> _Held:
+def _held(operations: Operations, attempts: Iterable[Attempt], samples: Iterable[GpusSampled]) -> _Held:
     jobs: dict[JobId, Job] = {}
     on: dict[str, dict[int, tuple[JobId, ...]]] = {}
+    sampled = {(each.job_id, each.node): each for each in samples}
+    uses: dict[tuple[str, int], _Use] = {}
     for attempt in attempts:
         job_id = attempt.job.job_id
         jobs[job_id] = attempt.job
@@ -153,7 +177,26 @@ def _held(attempts: Iterable[Attempt]) -> _Held:
             gpus = on.setdefault(lease.node, {})
             for gpu in lease.gpus:
                 gpus[gpu] = (*gpus.get(gpu, ()), job_id)
-    return _Held(jobs, on, _hues(sorted(jobs)))
+            if (sample := sampled.get((job_id, lease.node))) is not None:
+                uses |= {(lease.node, gpu): use for gpu, use in zip(lease.gpus, _uses(sample), strict=False)}
+    return _Held(jobs, on, _hues(sorted(jobs)), uses, _memory_bytes(operations))
+
+
+def _uses(sample: GpusSampled) -> Iterable[_Use]:
+    """Return the use of each GPU of a lease; of an agent that reports their mean only, each has that."""
+    if sample.busy_each:
+        return map(_Use, sample.busy_each, sample.memory_bytes_each)
+    return repeat(_Use(sample.busy, sample.memory_bytes))
+
+
+def _memory_bytes(operations: Operations) -> dict[str, int]:
+    with operations.control.changed:
+        names = {record.node.gpu_name for record in operations.control.state.nodes.records.values()}
+    found = {}
+    for name in names:
+        with suppress(CatalogueError):
+            found[name] = operations.catalogue.find_gpu(name).memory_bytes
+    return found
 
 
 def _hues(job_ids: Sequence[JobId]) -> dict[JobId, int]:
@@ -169,9 +212,7 @@ def _hues(job_ids: Sequence[JobId]) -> dict[JobId, int]:
     return hues
 
 
-def _domains(
-    records: Sequence[NodeRecord], held: _Held, seen: Mapping[str, LiveJobView], jobs: Iterable[LiveJobView]
-) -> list[Domain]:
+def _domains(records: Sequence[NodeRecord], held: _Held, seen: Mapping[str, LiveJobView]) -> list[Domain]:
     groups: dict[tuple[str, ...], list[NodeRecord]] = {}
     is_drawn = len(records) <= NODES_MAX
     for record in records:
@@ -183,11 +224,10 @@ def _domains(
         for path, each in groups.items():
             merged.setdefault(path[:depth], []).extend(each)
         groups = merged
-    busy = {job.job_id: job.busy for job in jobs}
     return [
         Domain(
             path=path,
-            nodes=[_node(record, held, seen, busy) for record in group] if is_drawn else [],
+            nodes=[_node(record, held, seen) for record in group] if is_drawn else [],
             count=len(group),
             gpus=sum(record.node.gpus for record in group if record.up),
             held=sum(len(held.on.get(record.node.name, ())) for record in group),
@@ -197,12 +237,10 @@ def _domains(
     ]
 
 
-def _node(
-    record: NodeRecord, held: _Held, seen: Mapping[str, LiveJobView], busy: Mapping[str, float | None]
-) -> NodeRow:
+def _node(record: NodeRecord, held: _Held, seen: Mapping[str, LiveJobView]) -> NodeRow:
     node = record.node
     on = held.on.get(node.name, {})
-    gpus = [_gpu(record, gpu, on.get(gpu, ()), held, seen, busy) for gpu in range(node.gpus)]
+    gpus = [_gpu(record, gpu, on.get(gpu, ()), held, seen) for gpu in range(node.gpus)]
     if not record.up:
         note = f"down: {record.why}" if record.why else "down"
     elif record.unreachable:
@@ -212,7 +250,27 @@ def _node(
         note += f": {record.cordon_why}" if record.cordon_why else ""
     else:
         note = ""
-    return NodeRow(name=node.name, gpu_name=node.gpu_name, gpus=gpus, note=note, island_gpus=node.island_gpus)
+    return NodeRow(
+        name=node.name,
+        gpu_name=node.gpu_name,
+        gpus=gpus,
+        note=note,
+        island_gpus=node.island_gpus,
+        use=_node_use(node, held),
+    )
+
+
+def _node_use(node: Node, held: _Held) -> str:
+    """Return how busy the GPUs of a node are that are held and sampled, and the memory of the fullest."""
+    uses = [held.uses[node.name, gpu] for gpu in held.on.get(node.name, ()) if (node.name, gpu) in held.uses]
+    busy = [use.busy for use in uses if use.busy is not None]
+    memory = max((use.memory_bytes for use in uses if use.memory_bytes is not None), default=None)
+    parts = [f"{100 * sum(busy) / len(busy):.0f} % busy"] if busy else []
+    return ", ".join(parts + ([] if memory is None else [_memory_text(memory, held.memory_bytes.get(node.gpu_name))]))
+
+
+def _memory_text(used: int, whole: int | None) -> str:
+    return format_bytes(used) + ("" if whole is None else f" of {format_bytes(whole)}")
 
 
 def _gpu(
@@ -221,7 +279,6 @@ def _gpu(
     holders: tuple[JobId, ...],
     held: _Held,
     seen: Mapping[str, LiveJobView],
-    busy: Mapping[str, float | None],
 ) -> Gpu:
     if not holders:
         state, about = "free", "free"
@@ -232,19 +289,22 @@ def _gpu(
         elif record.cordoned_by is not None:
             state, about = "cordoned", "free, and nothing new starts here"
         return Gpu(state=state, about=f"GPU {gpu}: {about}")
+    use = held.uses.get((record.node.name, gpu), _Use(None, None))
+    whole = held.memory_bytes.get(record.node.gpu_name)
+    used = "" if use.busy is None else f", {100 * use.busy:.0f} % busy"
+    used += "" if use.memory_bytes is None else f", {_memory_text(use.memory_bytes, whole)}"
+    memory = None if use.memory_bytes is None or whole is None else min(1.0, use.memory_bytes / whole)
     first = holders[0]
-    if first not in seen:
-        return Gpu(state="held", about=f"GPU {gpu}: held by another job", hue=-1, parts=len(holders))
-    job = seen[first]
-    fraction = busy.get(first)
-    used = "" if fraction is None else f", {100 * fraction:.0f} % busy"
+    job = seen.get(first)
     more = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+    about = "held by another job" if job is None else f"{job.name}{more} of {job.owner}"
     return Gpu(
         state="held",
-        about=f"GPU {gpu}: {job.name}{more} of {job.owner}{used}",
-        job_id=first,
-        hue=held.hues[first],
-        busy=fraction,
+        about=f"GPU {gpu}: {about}{used}",
+        job_id="" if job is None else first,
+        hue=-1 if job is None else held.hues[first],
+        busy=use.busy,
+        memory=memory,
         parts=len(holders),
     )
 
