@@ -70,6 +70,26 @@ def test_storage_is_counted_by_owner_and_only_what_nothing_needs_is_proposed() -
     assert storage_cost(LOG, 30 * DAY).deletions == [], "they were used within 30 days"
 
 
+def test_checkpoints_that_are_gone_already_or_pinned_are_not_proposed() -> None:
+    asked: list[str] = []
+
+    def at_most(*generations: int):
+        def read(to: str):
+            asked.append(to)
+            return {each: each < 3 for each in generations}
+
+        return storage_cost(LOG, 50 * DAY, generations=read)
+
+    found = at_most(2, 3, 4, 5)
+    first = found.deletions[0]
+    assert (first.kind, first.size_bytes, first.checked) == ("checkpoint", 10 * GB, True)
+    found = at_most(4, 5)
+    assert [each.kind for each in found.deletions] == ["artifact"]
+    assert found.rows[1] == StoredRow("cid", 20 * GB, 0, 460_000)
+    assert asked == ["/shared/it's/over"] * 2, "checkpoints that nobody would remove are not read"
+    assert not storage_cost(LOG, 50 * DAY).deletions[0].checked
+
+
 def test_egress_is_saved_by_what_prefetches_have_found() -> None:
     def held(url: str, found_gb: int, held_gb: int = 2):
         sizes = {"held_bytes": held_gb * GB, "size_bytes": 2 * GB, "fetched_bytes": 2 * GB}

@@ -1,12 +1,13 @@
 """Storage of checkpoints and artifacts by owner, the egress that caches have saved, and what may be deleted.
 
-Of checkpoints the log knows the sizes as ranks committed them and what the job says is kept. Chunks that generations
-share count in each, so that their bytes are at most what is stored.
+Of checkpoints the log knows the sizes as ranks committed them and what the job says is kept. What was removed since
+then only their own log tells: it is read where it would be proposed to remove some. Chunks that generations share
+count in each, so that their bytes are at most what is stored.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from shlex import quote
 from typing import Literal
@@ -33,6 +34,10 @@ MICRO_USD_PER_GB_EGRESS = 90_000
 """List price of data that leave AWS for the internet, first 10 TB; between two regions it is 20,000."""
 IDLE_US = 30 * 86_400 * US_PER_S
 """What nobody has used for this long is proposed for deletion."""
+
+
+Generations = Mapping[int, bool]
+"""The generations of a job's checkpoints that are there, each with whether `gc` would retire it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class CachedRow:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Something that may be deleted: at most so many bytes, by this command."""
+    """Something that may be deleted: at most so many bytes, by this command; `checked`: it was seen to be there."""
 
     what: str
     owner: str
@@ -78,6 +83,7 @@ class Deletion:
     size_bytes: int
     micro_usd_per_month: int
     command: str
+    checked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,10 @@ class _Job:
     commits: dict[int, CheckpointCommitted] = field(default_factory=dict)  # by generation
     ended_us: int | None = None
 
+    def sum_of(self, generations: Iterable[int]) -> int:
+        """Return the bytes of some generations."""
+        return sum(self.commits[each].size_bytes for each in generations if each in self.commits)
+
     def kept(self, keep: Keep) -> int:
         """Return the bytes of the generations that a rule keeps."""
         found = sorted(self.commits.items())
@@ -117,10 +127,19 @@ def storage_cost(
     events: Iterable[Event],
     at_us: int,
     *,
+    generations: Callable[[str], Generations | None] = lambda to: None,
     micro_usd_per_gb_month: int = MICRO_USD_PER_GB_MONTH,
     micro_usd_per_gb_egress: int = MICRO_USD_PER_GB_EGRESS,
 ) -> StorageCost:
-    """Return what is stored after these events, at a time and at these prices."""
+    """Return what is stored after these events, at a time and at these prices.
+
+    Args:
+        events: the log.
+        at_us: now.
+        generations: returns what is there of the checkpoints at an address; None: they cannot be read.
+        micro_usd_per_gb_month: the price of storage.
+        micro_usd_per_gb_egress: the price of data that leave the store.
+    """
     jobs: dict[JobId, _Job] = {}
     nodes: dict[str, tuple[HeldSet, ...]] = {}
     artifacts = _Artifacts()
@@ -143,12 +162,18 @@ def storage_cost(
     deletions = []
     for job_id, job in jobs.items():
         kept_bytes = job.kept(job.keep) if job.to else 0
-        stored[job.owner][0] += kept_bytes
         freed_bytes = kept_bytes - job.kept(Keep()) if job.to else 0
         if freed_bytes > 0 and job.ended_us is not None and job.ended_us < at_us - IDLE_US:
-            command = f"cordee checkpoint gc {quote(f'{job.to}/{job_id}')} --keep {KEEP_MIN}"
-            what = f"checkpoints of {job_id} but the newest {KEEP_MIN}"
-            deletions.append(Deletion(what, job.owner, "checkpoint", freed_bytes, month(freed_bytes), command))
+            to = f"{job.to}/{job_id}"
+            if (there := generations(to)) is not None:
+                kept_bytes = job.sum_of(there)
+                freed_bytes = job.sum_of(each for each, goes in there.items() if goes)
+            command = f"cordee checkpoint gc {quote(to)} --keep {KEEP_MIN}"
+            what, checked = f"checkpoints of {job_id} but the newest {KEEP_MIN}", there is not None
+            cost = month(freed_bytes)
+            if freed_bytes:
+                deletions.append(Deletion(what, job.owner, "checkpoint", freed_bytes, cost, command, checked))
+        stored[job.owner][0] += kept_bytes
     for version in artifacts.live.values():
         stored[version.by][1] += version.stored_bytes
     for version in artifacts.unneeded(at_us - IDLE_US):

@@ -1,18 +1,27 @@
 """`cordee cost --storage`: storage a month by owner, the egress that caches have saved, and what may be deleted."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from cordee.account.storage import MICRO_USD_PER_GB_EGRESS, MICRO_USD_PER_GB_MONTH, StorageCost, storage_cost
+from cordee.account.storage import (
+    MICRO_USD_PER_GB_EGRESS,
+    MICRO_USD_PER_GB_MONTH,
+    Generations,
+    StorageCost,
+    storage_cost,
+)
 from cordee.cli import terminal
-from cordee.errors import InputError
-from cordee.units import format_bytes, format_micro_usd, parse_micro_usd
+from cordee.errors import CordeeError, InputError
+from cordee.units import format_bytes, format_micro_usd, parse_micro_usd, plural
+from cordee.workload.keep import Keep
 
 _LISTED = 10
+_READ_MAX = 200  # jobs whose checkpoints are looked at: each is some requests to its store
 
 Storage = Annotated[
     bool, typer.Option("--storage", help="Show what is stored a month, egress saved, and what may be deleted.")
@@ -37,6 +46,7 @@ def show_storage(home: Path | None, gb_month: str | None, gb_egress: str | None,
     found = storage_cost(
         events,
         _now_us(),
+        generations=_generations(),
         micro_usd_per_gb_month=month,
         micro_usd_per_gb_egress=egress,
     )
@@ -48,6 +58,30 @@ def show_storage(home: Path | None, gb_month: str | None, gb_egress: str | None,
 
 def _now_us() -> int:
     return time.time_ns() // 1000
+
+
+def _generations() -> Callable[[str], Generations | None]:
+    """Return what reads which generations are there, and whether `gc` would retire them."""
+    from cordee.storage.destination import open_existing
+    from cordee.storage.generations import kept_of
+    from cordee.storage.log import live_commits, read_entries
+
+    left = _READ_MAX
+
+    def read(to: str) -> Generations | None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            return None
+        try:
+            entries = read_entries(open_existing(to))
+        except (CordeeError, OSError):  # on a disk of another machine, or without its credentials
+            return None
+        live = live_commits(entries)
+        staying = {entry.index for entry in kept_of(entries, live, Keep())}
+        return {entry.index: entry.index not in staying for entry in live}
+
+    return read
 
 
 def print_storage(found: StorageCost) -> None:
@@ -77,11 +111,14 @@ def print_storage(found: StorageCost) -> None:
     if found.deletions:
         total = sum(each.micro_usd_per_month for each in found.deletions)
         print(f"may be deleted, unused for 30 days, {format_micro_usd(total)} a month:")
+    unread = sum(not each.checked for each in found.deletions)
     for deletion in found.deletions[:_LISTED]:
         size, cost = format_bytes(deletion.size_bytes), format_micro_usd(deletion.micro_usd_per_month)
         print(f"  {deletion.owner}: {deletion.what}, {size}, {cost} a month\n    {deletion.command}")
     if len(found.deletions) > _LISTED:
         print(f"  and {len(found.deletions) - _LISTED} more: --json lists all")
+    if unread:
+        print(f"{plural(unread, 'folder')} of checkpoints cannot be read from here: some may have gone already")
 
 
 def _table(first: str, *others: str) -> Table:
