@@ -20,7 +20,8 @@ def print_list(console: Console, found: Sequence[VersionView]) -> None:
     """Print versions, one a line."""
     jobs = ["JOB"] if any(each.job_id for each in found) else []
     marks = ["TAGS"] if any(each.tags or each.stage for each in found) else []
-    table = terminal.table("REF", "KIND", "SIZE", "STORED", "AGE", "BY", *marks, *jobs, right=("SIZE", "STORED", "AGE"))
+    columns = ("REF", "KIND", "SIZE", "STORED", "AGE", "BY", "QUEUE", *marks, *jobs)
+    table = terminal.table(*columns, right=("SIZE", "STORED", "AGE"), folds=("REF",))
     for each in found:
         words = [*each.tags, *([f"({each.stage})"] if each.stage else [])]
         table.add_row(
@@ -30,6 +31,7 @@ def print_list(console: Console, found: Sequence[VersionView]) -> None:
             format_bytes(each.stored_bytes),
             terminal.since(each.pushed_us),
             each.by,
+            each.queue,
             *([" ".join(words)] if marks else []),
             *([each.job_id or ""] if jobs else []),
         )
