@@ -131,6 +131,10 @@ def test_now_shows_who_holds_what_who_waits_and_what_is_idle(ada: httpx.Client, 
     html = ada.get("/").text
     assert html.count('class="gpu held" href=') == 36
     assert "36 of 40" in html
+    told = r'title="GPU (\d): segment-vit of yuki, (\d+) % busy, ([\d.]+) GB of 80 GB"[^>]*>(\d+)</a>'
+    cells = re.findall(told, html)
+    assert [(gpu, memory) for gpu, _, memory, _ in cells[:3]] == [("0", "72.4"), ("1", "72"), ("2", "71.6")]
+    assert len({busy for _, busy, *_ in cells}) > 3 and all(busy == shown for _, busy, _, shown in cells)
     rate = re.search(r'data-rate="(\d+)"', html)
     assert rate is not None and int(rate[1]) == 4 * 2_990_000
     for name in ("llama-8b-pretrain", "segment-vit", "diffusion-xl"):
@@ -145,6 +149,7 @@ def test_a_job_shows_its_attempts_curves_logs_and_cost(ada: httpx.Client, team: 
     assert "loss by step" in html and "96 GB" in html
     assert "of 6,000 steps" in html
     assert "by infrastructure" in html
+    assert 'href="/artifacts/llama-8b:2"' in html and 'href="/artifacts/corpus/web-2026:1"' in html
     found = ada.get(f"/jobs/{team.ids['llama-8b-pretrain']}", params={"words": "nccl", "rank": 0, "epoch": 2}).text
     assert "WARNING: one <mark>NCCL</mark> retry on rank 3" in found
     assert "step     50" not in found

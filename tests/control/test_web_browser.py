@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from api_scene import TOKEN
-from web_world import Team, a_week, with_artifacts
+from web_product import LONG, everything
+from web_world import Team
 
 from cordee.events import Outcome
 
@@ -16,17 +17,18 @@ axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-p
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 PAGES = (
-    "/", "/jobs/llama-8b-pretrain", "/queues", "/cost", "/nodes", "/sweeps", "/services", "/lab",
-    "/jobs/segment-vit/stop",
-    "/artifacts", "/artifacts/llama-8b:best", "/artifacts/team/reranker",
+    "/", "/jobs/llama-8b-pretrain", f"/jobs/{LONG}", "/jobs/diffusion-xl", "/queues", "/cost", "/nodes", "/sweeps",
+    "/sweeps/sft-learning-rate", "/services", "/lab", "/audit", "/jobs/segment-vit/stop", "/nodes/a1/drain",
+    "/artifacts", "/artifacts/llama-8b:best", "/artifacts/team/reranker", "/login",
 )  # fmt: skip
 WIDTHS = (400, 1_280, 2_560)
+PAPER = 1_047  # CSS pixels of A4 across, without its margins
 WAIT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    team = with_artifacts(a_week(tmp_path_factory.mktemp("team")))
+    team = everything(tmp_path_factory.mktemp("team"))
     yield team
     team.close()
 
@@ -76,6 +78,56 @@ def test_every_page_is_accessible_and_fits_its_window(page: "playwright.Page") -
         page.emulate_media(color_scheme="dark")
         wrong += violations(page, {"type": "rule", "values": ["color-contrast"]})
         assert not wrong, (path, wrong)
+
+
+def test_every_page_prints_on_paper_without_what_only_a_screen_needs(page: "playwright.Page") -> None:
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": PAPER, "height": 740})
+    for path in PAGES:
+        page.goto(path)
+        cut = page.evaluate(
+            "[...document.querySelectorAll('.wide, figure')].filter(each => each.scrollWidth > each.clientWidth + 1)"
+            ".map(each => `${each.getAttribute('aria-label')}: ${each.scrollWidth} of ${each.clientWidth} pixels`)"
+        )
+        assert not cut, (path, cut)
+        for needless in ("nav", ".filter", ".actions", ".pulse", "footer .keys"):
+            playwright.expect(page.locator(needless).locator("visible=true")).to_have_count(0)
+
+
+@pytest.mark.parametrize("path", ["/", "/nodes", "/jobs/llama-8b-pretrain", "/sweeps/sft-learning-rate"])
+def test_the_tab_key_reaches_every_control_and_shows_where_it_is(page: "playwright.Page", path: str) -> None:
+    page.add_init_script("window.EventSource = class extends EventTarget { close() {} }")  # its parts stay as they are
+    page.goto(path)
+    wanted = page.evaluate(
+        "() => { const all = [...document.querySelectorAll('a[href], button, input, select, [tabindex=\"0\"]')]"
+        "  .filter(each => each.tabIndex >= 0 && each.checkVisibility() && each.type !== 'hidden');"
+        "  all.forEach((each, at) => each.dataset.at = at); return all.length; }"
+    )
+    reached = set()
+    for _ in range(wanted):
+        page.keyboard.press("Tab")
+        at, ring = page.evaluate(
+            "() => { const on = document.activeElement, style = getComputedStyle(on);"
+            "  return [on.dataset.at, style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2]; }"
+        )
+        assert ring, f"no focus is seen on control {at} of {path}"
+        reached.add(int(at))
+    assert reached == set(range(wanted))
+    links = "[...document.querySelectorAll('main a[tabindex=\"-1\"]')].map(each => each.getAttribute('href'))"
+    elsewhere = "[...document.querySelectorAll('a[data-at]')].map(each => each.getAttribute('href'))"
+    assert set(page.evaluate(links)) <= set(page.evaluate(elsewhere)), "what the tab key leaves out is linked elsewhere"
+
+
+def test_a_sweep_shows_how_trials_are_halved(page: "playwright.Page", team: Team) -> None:
+    page.goto("/sweeps")
+    page.get_by_role("link", name="sft-learning-rate").click()
+    rows = page.locator("#halving tbody tr")
+    playwright.expect(rows).to_have_count(3)
+    steps, reached, went_on = (rows.locator(f":nth-child({column})").all_inner_texts() for column in (2, 4, 5))
+    sweep = team.api.sweeps.sweep("sft-learning-rate")
+    assert steps == ["100", "300", "900"]
+    assert reached == [str(sum(each.rung > rung for each in sweep.trials)) for rung in range(3)]
+    assert int(went_on[0]) == int(reached[0]) // 3 > 0
 
 
 def test_a_page_stays_current_and_its_money_ticks(page: "playwright.Page", team: Team) -> None:

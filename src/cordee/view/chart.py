@@ -70,7 +70,7 @@ def chart_svg(
     drawn += [_line(line, index, across, up) for index, line in enumerate(lines)]
     drawn += [_names(lines, up, frame.width - frame.right) if frame.right else _legend(lines, frame)]
     drawn += [_mark(mark, across, up) for mark in marks]
-    height = frame.height + (0 if frame.right else NAME * len(lines))
+    height = frame.height + (0 if frame.right else NAME * sum(bool(line.name) for line in lines))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {height}" class="chart {frame.name}" '
         f'role="img" aria-label="{text(label or y.name)}"><style>{palette_css()}{_CSS}</style>{"".join(drawn)}</svg>'

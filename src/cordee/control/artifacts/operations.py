@@ -281,6 +281,14 @@ class ArtifactOperations:
             newest.sort(key=lambda each: -each[1].pushed.at_us)
             return [version_view(*each) for each in newest]
 
+    def of_job(self, job_id: JobId, by: Access) -> tuple[list[VersionView], list[VersionView]]:
+        """Return the versions that a job has made, and those that it has read, the newest first."""
+        with self.operations.control.changed:
+            seen = [each for each in self._artifacts.versions() if by.sees(each[0])]
+            seen.sort(key=lambda each: -each[1].pushed.at_us)
+            made = [version_view(*each) for each in seen if each[1].pushed.maker == job_id]
+            return made, [version_view(*each) for each in seen if job_id in each[1].used_by]
+
     def show(self, ref: str, by: Access) -> VersionDetailView:
         """Return a version with the job that made it, its lineage, and the history of its name."""
         with self.operations.control.changed:

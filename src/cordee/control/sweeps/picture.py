@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from cordee.answers.sweeps import SweepDetailView, SweepView, TrialView
+from cordee.control.sweeps.policy import at_rung
+from cordee.control.trials import Sweep
 from cordee.units import plural
 from cordee.view.parallel import Coordinate, Polyline, parallel_html
 from cordee.workload.sweep import Value
@@ -59,6 +62,39 @@ def ranked(sweep: SweepDetailView) -> list[TrialView]:
         return -trial.rung, math.inf if trial.metric is None else sign * trial.metric, trial.number
 
     return sorted(sweep.trials, key=order)
+
+
+class RungRow(NamedTuple):
+    """A rung of a sweep: the trials that have reached it, and those that went on from it; `best` and `last` are the
+    metrics of the best one and of the last one in the fraction that goes on, None while there is none.
+    """
+
+    step: int
+    reached: int
+    went_on: int
+    waiting: int
+    best: float | None
+    last: float | None
+
+
+def rung_rows(sweep: Sweep) -> list[RungRow]:
+    """Return the rungs of a sweep, the first one first; hold the control's `changed`."""
+    section, rows = sweep.section, []
+    for rung, step in enumerate(section.rung_steps):
+        ranked = at_rung(sweep.trials.values(), section, rung)
+        values = [each.rungs[rung] for each in ranked]
+        top = len(ranked) // section.rungs.eta if section.rungs is not None else 0
+        rows.append(
+            RungRow(
+                step=step,
+                reached=len(ranked),
+                went_on=sum(each.promoted > rung for each in ranked),
+                waiting=sum(each.is_at_rung and len(each.rungs) == rung + 1 for each in ranked),
+                best=values[0] if values else None,
+                last=values[top - 1] if top and rung + 1 < len(section.rung_steps) else None,
+            )
+        )
+    return rows
 
 
 def drawing(sweep: SweepDetailView, trials: Sequence[TrialView]) -> str:

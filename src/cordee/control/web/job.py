@@ -1,10 +1,12 @@
 """The page of one job: its attempts with every second in its class, its curves, logs, checkpoints and cost."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from cordee.account import curves as names
 from cordee.account.ledger import attempt_segments
 from cordee.answers.jobs import JobDetailView
 from cordee.answers.metrics import CurveView, JobCostView
@@ -14,12 +16,13 @@ from cordee.control.job_metrics import job_cost, metrics
 from cordee.control.months import Books
 from cordee.control.operations import Operations
 from cordee.control.web.ahead import Forecasts
+from cordee.control.web.artifacts import version_page
 from cordee.control.web.history import job_events
 from cordee.control.web.now import in_line
 from cordee.control.web.parts import Parts
 from cordee.events import CheckpointCommitted, Event, NodeUp
 from cordee.ids import JobId
-from cordee.units import format_count
+from cordee.units import format_bytes, format_count, format_duration
 from cordee.view.chart import Axis, ChartLine, chart_svg
 from cordee.view.frame import Frame
 from cordee.view.markup import CLASSES
@@ -27,6 +30,9 @@ from cordee.view.measured import compared_texts
 from cordee.view.money import MoneyRow, money_html
 from cordee.view.page import part
 from cordee.view.timeline import timeline_svg
+
+if TYPE_CHECKING:
+    from cordee.control.artifacts.operations import ArtifactOperations
 
 LINES_SHOWN = 300
 """Lines of the logs that a page shows."""
@@ -36,8 +42,8 @@ LOG_BYTES = 2**20
 
 CURVES_SHOWN = 8
 CHECKPOINTS_SHOWN = 12
-_CURVE = Frame("curve", 560, 64, 0, 230)
-_FIRST = ("loss", "measured/tokens_per_s", "measured/mfu", "gpu/busy", "gpu/memory_bytes", "gpu/power_w")
+ARTIFACTS_SHOWN = 20
+_CURVE = Frame("curve", 400, 64, 0, 200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,13 @@ class LogLines:
 
 
 def job_parts(
-    operations: Operations, books: Books, forecasts: Forecasts, ref: str, viewer: Access, choice: LogChoice
+    operations: Operations,
+    artifacts: "ArtifactOperations | None",
+    books: Books,
+    forecasts: Forecasts,
+    ref: str,
+    viewer: Access,
+    choice: LogChoice,
 ) -> Parts:
     """Return the parts of the page.
 
@@ -85,8 +97,15 @@ def job_parts(
     parts["measured"] = _part("measured", job, compared)
     saved = [event for event in events if isinstance(event, CheckpointCommitted)]
     parts["checkpoints"] = _part("checkpoints", list(reversed(saved))[:CHECKPOINTS_SHOWN], len(saved), job.spec)
+    parts["made"] = "" if artifacts is None else _artifacts(artifacts, JobId(job.job_id), viewer)
     parts["cost"] = _part("cost", costs, _money(costs), why.failure)
     return parts
+
+
+def _artifacts(artifacts: "ArtifactOperations", job_id: JobId, viewer: Access) -> str:
+    made, used = (viewer.views(each) for each in artifacts.of_job(job_id, viewer))
+    rows = [(how, each, version_page(each.ref)) for how, found in (("made", made), ("read", used)) for each in found]
+    return _part("artifacts", rows[:ARTIFACTS_SHOWN], len(rows) - ARTIFACTS_SHOWN)
 
 
 def _part(macro: str, *values: object) -> str:
@@ -107,21 +126,38 @@ def _timeline(
 
 def _curves(found: Sequence[CurveView]) -> list[tuple[str, str]]:
     """Return the names and drawings of the curves, those first that people look at first."""
-    order = {name: at for at, name in enumerate(_FIRST)}
+    order = {name: at for at, name in enumerate(_KNOWN)}
     known = sorted(found, key=lambda curve: (order.get(curve.name, len(order)), curve.name))
     drawn = []
     for curve in islice((each for each in known if sum(value is not None for value in each.values) > 1), CURVES_SHOWN):
         points = [
             (float(step), value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None
         ]
-        name = curve.name.removeprefix("measured/").replace("_", " ")
-        axes = Axis("step", lambda value: format_count(round(value))), Axis("", _write)
+        name, write = _KNOWN.get(curve.name, (curve.name.replace("_", " "), _write))
+        axes = Axis("step", lambda value: format_count(round(value))), Axis("", write)
         drawn.append((name, chart_svg([ChartLine("", points)], *axes, label=f"{name} by step", frame=_CURVE)))
     return drawn
 
 
 def _write(value: float) -> str:
     return format_count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+_KNOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "loss": ("loss", _write),
+    names.TOKENS_PER_S: ("tokens a second", _write),
+    names.MFU: ("MFU", _percent),
+    names.GPU_BUSY: ("busy time of the GPUs", _percent),
+    names.GPU_MEMORY: ("memory of the fullest GPU", format_bytes),
+    names.GPU_POWER: ("power of all GPUs", lambda value: f"{_write(value)} W"),
+    names.STEP_S: ("step time", format_duration),
+    names.PEAK_BYTES: ("peak memory, as the ranks measured it", format_bytes),
+}
+"""Curves whose unit is known, by name: in the order in which people look at them, with their names and units."""
 
 
 def _log_lines(home: Path, job: JobDetailView, choice: LogChoice) -> LogLines:

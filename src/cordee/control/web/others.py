@@ -15,7 +15,7 @@ from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.services.routes import seen_services
 from cordee.control.sweeps.operations import SweepOperations
-from cordee.control.sweeps.picture import best_text, drawing, metric_text, ranked, rungs_text, value_text
+from cordee.control.sweeps.picture import best_text, drawing, metric_text, ranked, rung_rows, rungs_text, value_text
 from cordee.control.sweeps.routes import seen_sweep, seen_sweeps
 from cordee.control.web.parts import Parts
 from cordee.events import Budget, NodeCordoned, NodeDown, NodeUncordoned, NodeUp
@@ -139,10 +139,15 @@ def sweep_parts(sweeps: SweepOperations, ref: str, viewer: Access) -> Parts:
     names = list(sweep.trials[0].values) if sweep.trials else []
     rows = [(each, [value_text(each.values[name]) for name in names], metric_text(each.metric)) for each in found[:200]]
     best = "" if sweep.best is None else best_text(sweep, sweep.best)
+    declared = sweeps.declared(sweep.sweep_id)
+    with sweeps.operations.control.changed:
+        rungs = [] if declared is None else rung_rows(declared)
+    halving = [(each, metric_text(each.best), metric_text(each.last)) for each in rungs]
     template = "web/sweeps.html.j2"
     return {
         "summary": part("summary", sweep, rungs_text(sweep), best, template=template),
         "picture": part("picture", drawing(sweep, logged) if len(logged) > 1 else "", template=template),
+        "halving": part("halving", sweep, halving, template=template) if halving else "",
         "trials": part("trials", sweep, names, rows, len(found) - len(rows), template=template),
     }
 

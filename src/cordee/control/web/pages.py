@@ -124,7 +124,8 @@ class Pages:
                 return lambda: now_parts(operations, self.forecasts, viewer), 0.5
             case "job":
                 choice = LogChoice(wanted.epoch, wanted.rank, wanted.words)
-                return lambda: job_parts(operations, self.books, self.forecasts, wanted.ref, viewer, choice), 0.5
+                made_of = operations, self.artifacts, self.books, self.forecasts
+                return lambda: job_parts(*made_of, wanted.ref, viewer, choice), 0.5
             case "queues":
                 return lambda: others.queues_parts(operations, self.books, viewer), 2.0
             case "nodes":
