@@ -166,12 +166,12 @@ def is_of_user(sock: socket.socket, uid: int) -> bool:
     Another user may have taken the port of a server that was killed, and must get neither a token nor obedience.
     """
     host, port = sock.getpeername()[:2]
+    listens = f": {socket.inet_aton(host)[::-1].hex().upper()}:{port:04X} 00000000:0000 0A "
     try:
-        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        lines = Path("/proc/net/tcp").read_text().splitlines()
     except OSError:
         return True
-    listens, here = "0A", f"{socket.inet_aton(host)[::-1].hex().upper()}:{port:04X}"
-    return uid in [int(row[7]) for row in rows if row[3] == listens and row[1] == here]
+    return uid in [int(line.split()[7]) for line in lines if listens in line]
 
 
 def own_address() -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
 import schemathesis
 from described_app import OPERATIONS, TOKEN_HEADER, described_app
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,13 +18,18 @@ from hypothesis.strategies import SearchStrategy
 from schemathesis.checks import not_a_server_error
 from soaking import Soak
 
+from cordee.control.forecast import forecast
+
 EXAMPLES = 50
+ANSWER_S = 300.0
+FORECAST_S = 0.05  # of processor time; two seconds for each would leave no time for the other operations
 REQUESTS = int(os.environ.get("CORDEE_SOAK_REQUESTS", "0"))
 MODES = list(schemathesis.GenerationMode)
 
 
-def test_no_request_ends_in_an_error_of_the_server(soak: Soak, tmp_path: Path) -> None:
+def test_no_request_ends_in_an_error_of_the_server(soak: Soak, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each seed is a batch for one operation, with requests that its description allows, or forbids."""
+    monkeypatch.setitem(forecast.__kwdefaults__, "budget_s", FORECAST_S)
     answers = Counter[int]()
 
     @cache
@@ -42,7 +48,7 @@ def test_no_request_ends_in_an_error_of_the_server(soak: Soak, tmp_path: Path) -
         )
         @given(case=cases(seed % len(OPERATIONS), seed // len(OPERATIONS) % 2))
         def check(case: schemathesis.Case) -> None:
-            answer = case.call(headers=TOKEN_HEADER)
+            answer = case.call(headers=TOKEN_HEADER, timeout=ANSWER_S)
             answers[answer.status_code // 100 * 100] += 1
             case.validate_response(answer, checks=[not_a_server_error])
 
