@@ -19,7 +19,7 @@ from cordee.schedule.cycle.grow import grow
 from cordee.schedule.cycle.heads import Head, Turn, head_of, order
 from cordee.schedule.cycle.nominate import make_room, nominate, refusal_of, restart, start_or_assume, start_smaller
 from cordee.schedule.cycle.settle import settle, wake
-from cordee.schedule.cycle.turns import next_turn_us
+from cordee.schedule.cycle.turns import next_turn
 from cordee.schedule.state.state import State
 from cordee.schedule.state.waiting import LineKey
 
@@ -131,5 +131,7 @@ def _limit_failed_searches(state: State, draft: Draft) -> None:
     searches = draft.failed_searches
     gpus_withheld = draft.assumed or draft.reservations or draft.closed or state.policy.spares
     searches.placements = frozenset() if gpus_withheld else frozenset(draft.tried.free)
-    searches.until_us = next_turn_us(state, draft.now_us)
+    turn = next_turn(state, draft.now_us)
+    searches.until_us = turn.at_us
+    searches.keep(lambda key, scope: turn.is_behind(key[0], scope))
     draft.wake_by(searches.until_us)

@@ -13,7 +13,7 @@ from cordee.ids import JobId
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.state.failed_searches import Scope
 from cordee.schedule.state.order import TIERS, counts_service
-from cordee.schedule.state.records import NEVER, Attempt
+from cordee.schedule.state.records import Attempt
 from cordee.schedule.state.state import State
 from cordee.units import US_PER_HOUR
 
@@ -118,9 +118,9 @@ class Candidates:
         self._seen = self._seen_nodes = -1  # changes of rows, and of nodes
         self._costs = Costs(state, now_us)
         self._standing: Ints | None = None
-        self._turn_over: Mask | None = None
+        self._lost: dict[int, Mask] = {}
         self._lowest_tier: int | None = None
-        self._worst_standings: dict[tuple[int, bool], int] = {}
+        self._has_lost: dict[tuple[int, int], bool] = {}
         self._reaches: dict[tuple[Scope, frozenset[str]], Reach] = {}
         self._fields: dict[tuple[Scope, Pool, frozenset[str]], Field] = {}
 
@@ -130,7 +130,7 @@ class Candidates:
             return False
         if self._lowest_tier_of_rows() > scope.tier:
             return False
-        return scope.standing is None or self._worst_standing(scope.tier, scope.standing) <= scope.standing
+        return scope.standing is None or not self._any_lost(scope.tier, scope.standing)
 
     def attempts(self, scope: Scope) -> list[Attempt]:
         """Return all possible victims, in no order."""
@@ -146,16 +146,26 @@ class Candidates:
             self._standing = self._state.running.standings(self._now_us, levels)
         return self._standing
 
-    def turn_over(self, standing: int) -> Mask:
-        """Return whether the turn of each row is over for its own tier; an overdue job waits for no checkpoint."""
+    def lost(self, standing: int) -> Mask:
+        """Return whether each row has lost its turn to jobs of its tier of this standing.
+
+        An overdue job (-1) does not wait for the next checkpoint of an attempt that cannot save in time.
+        """
         self._refresh()
-        running, now_us = self._state.running, self._now_us
-        if standing < 0:
-            return running.rows.ints["slice_ends_us"] <= now_us
-        if self._turn_over is None:
-            over = running.rows.ints["slice_ends_us"] <= now_us
-            self._turn_over = over & (running.kept_until_us(now_us, self._state.policy) <= now_us)
-        return self._turn_over
+        found = self._lost.get(standing)
+        if found is None:
+            running, policy, now_us = self._state.running, self._state.policy, self._now_us
+            if not counts_service(policy):
+                found = (running.rows.ints["slice_ends_us"] <= now_us) & (self.standing() > standing)
+            elif standing < len(policy.levels_gpu_us):
+                found = running.lost_us(standing) <= now_us
+            else:
+                found = np.zeros(running.rows.size, np.bool_)
+            if standing >= 0 and running.rows.flags["awaited"].any():
+                found &= running.kept_until_us(now_us, policy) <= now_us
+            found &= running.rows.flags["live"]
+            self._lost[standing] = found
+        return found
 
     def allowed(self, scope: Scope) -> Mask:
         """Return for each row whether it may be preempted, or moved, now."""
@@ -168,8 +178,7 @@ class Candidates:
         min_run_over = rows["min_run_ends_us"] <= now_us
         allowed = (tier > scope.tier) & min_run_over
         if scope.standing is not None:
-            turn_over = (tier == scope.tier) & self.turn_over(scope.standing)
-            allowed |= turn_over & (rows["priority"] <= scope.priority) & (self.standing() > scope.standing)
+            allowed |= (tier == scope.tier) & self.lost(scope.standing) & (rows["priority"] <= scope.priority)
         if scope.borrowers:
             allowed |= running.of_queues(scope.borrowers) & min_run_over
         return allowed & flags["live"]
@@ -197,8 +206,9 @@ class Candidates:
         rows, columns = self._state.running.rows, self._state.nodes.columns
         if self._seen != rows.changes:
             self._seen = rows.changes
-            self._standing = self._turn_over = self._lowest_tier = None
-            self._worst_standings.clear()
+            self._standing = self._lowest_tier = None
+            self._lost.clear()
+            self._has_lost.clear()
             self._reaches.clear()
             self._fields.clear()
         if self._seen_nodes != columns.changes:
@@ -211,15 +221,14 @@ class Candidates:
             self._lowest_tier = int(self._state.running.rows.ints["tier"].max(initial=0))
         return self._lowest_tier
 
-    def _worst_standing(self, tier: int, standing: int) -> int:
-        """Return the worst standing in a tier of the rows whose turn is over for a job of this standing."""
+    def _any_lost(self, tier: int, standing: int) -> bool:
+        """Return whether an attempt of a tier has lost its turn to a job of this standing."""
         self._refresh()
-        key = (tier, standing < 0)
-        if key not in self._worst_standings:
-            rows = self._state.running.rows
-            over = rows.flags["live"] & (rows.ints["tier"] == tier) & self.turn_over(standing)
-            self._worst_standings[key] = int(self.standing().max(where=over, initial=-NEVER))
-        return self._worst_standings[key]
+        found = self._has_lost.get((tier, standing))
+        if found is None:
+            of_tier = self._state.running.rows.ints["tier"] == tier
+            found = self._has_lost[tier, standing] = bool((of_tier & self.lost(standing)).any())
+        return found
 
     def _reach(self, scope: Scope, shielded: frozenset[str]) -> Reach:
         key = (scope, shielded)

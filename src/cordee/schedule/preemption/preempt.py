@@ -186,9 +186,7 @@ class Preemption:
         standing, row = self._standing(record), self._state.running.row_of[attempt.job.job_id]
         if standing is None or attempt.job.tier is not record.job.tier:
             return False
-        candidates = self._search.candidates
-        is_worse = int(candidates.standing()[row]) > standing
-        return is_worse and bool(candidates.turn_over(standing)[row]) and attempt.job.priority <= record.job.priority
+        return bool(self._search.candidates.lost(standing)[row]) and attempt.job.priority <= record.job.priority
 
     # -- the room --------------------------------------------------------------------------------------------
 

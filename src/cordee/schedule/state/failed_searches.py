@@ -1,7 +1,11 @@
 """Searches that failed and need not be repeated before something becomes free or a turn changes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+SearchKey = tuple[object, object]
+"""The shape of a job, and its queue where victims depend on it."""
 
 
 class Scope(NamedTuple):
@@ -40,7 +44,7 @@ class FailedSearches:
     gains: int = -1
     from_us: int = 0
     until_us: int | None = None
-    preemptions: dict[object, list[Scope]] = field(default_factory=dict)
+    preemptions: dict[SearchKey, list[Scope]] = field(default_factory=dict)
     placements: frozenset[tuple[object, ...]] = frozenset()
 
     def valid(self, gains: int, now_us: int) -> "FailedSearches":
@@ -52,11 +56,16 @@ class FailedSearches:
         preemptions = {key: list(scopes) for key, scopes in self.preemptions.items()}
         return FailedSearches(gains, now_us, self.until_us, preemptions, self.placements)
 
-    def covers(self, key: object, scope: Scope) -> bool:
+    def covers(self, key: SearchKey, scope: Scope) -> bool:
         """Return whether a search in this scope, or in a wider one, failed already."""
         scopes = self.preemptions.get(key)
         return scopes is not None and any(each.covers(scope) for each in scopes)
 
-    def add(self, key: object, scope: Scope) -> None:
+    def keep(self, is_asked: Callable[[SearchKey, Scope], bool]) -> None:
+        """Keep the searches of which this holds."""
+        kept = {key: [each for each in scopes if is_asked(key, each)] for key, scopes in self.preemptions.items()}
+        self.preemptions = {key: scopes for key, scopes in kept.items() if scopes}
+
+    def add(self, key: SearchKey, scope: Scope) -> None:
         """Add a failed search in this scope."""
         self.preemptions.setdefault(key, []).append(scope)

@@ -16,7 +16,6 @@ long the jobs run that hold the cluster, so it is learnt from the jobs that ende
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from functools import cached_property
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -25,37 +24,32 @@ from typing import NamedTuple
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.quotas import Quotas
-from cordee.schedule.state.order import TIERS, level
+from cordee.schedule.state.order import level
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord
 from cordee.schedule.state.running import Running
 from cordee.schedule.state.waiting import Line, Waiting
 
 
 class Allowances:
-    """The allowances of overdue jobs now: one for each tier, since the demand of lower tiers does not count."""
+    """The allowances of overdue jobs now: one for each tier, since the demand of lower tiers does not count.
+
+    Attributes:
+        patience_us: the wait after which a job is overdue.
+        held_gpus: GPUs of jobs that were overdue when they were placed.
+    """
 
     def __init__(self, policy: Policy, patience_us: int, running: Running, waiting: Waiting, quotas: Quotas) -> None:
         self._policy, self._waiting, self.patience_us = policy, waiting, patience_us
-        self._running, self._gpus = running, quotas.offered.gpu_milli / 1000
-        self._leased_gpus = quotas.held_milli / 1000
-
-    @cached_property
-    def held_gpus(self) -> int:
-        """The number of GPUs that jobs hold which were overdue when they were placed."""
-        rows = self._running.rows
-        return int(rows.ints["gpus"][rows.flags["overdue"]].sum())
-
-    @cached_property
-    def _of_tiers(self) -> list[float]:
-        return [self._of_tier(tier) for tier in range(len(TIERS))]
+        self._gpus, self._leased_gpus = quotas.offered.gpu_milli / 1000, quotas.held_milli / 1000
+        self.held_gpus = running.overdue_gpus
+        self._of_tiers: dict[int, float] = {}
 
     def gpus(self, tier: int) -> float:
         """Return the number of GPUs that overdue jobs of a tier may hold."""
-        return self._of_tiers[tier]
-
-    def used_up(self, held_gpus: int | None = None) -> bool:
-        """Return whether overdue jobs hold what they may, whatever their tier; `held_gpus` counts further ones."""
-        return (self.held_gpus if held_gpus is None else held_gpus) >= max(self._of_tiers)
+        found = self._of_tiers.get(tier)
+        if found is None:
+            found = self._of_tiers[tier] = self._of_tier(tier)
+        return found
 
     def _of_tier(self, tier: int) -> float:
         if self._gpus <= 0:
@@ -95,14 +89,15 @@ def overdue(waiting: Waiting, allowances: Allowances, now_us: int) -> frozenset[
     """Return the overdue jobs that go first: those that have waited longest, until their allowance is used up."""
     since_us = now_us - allowances.patience_us
     late = [line for line in waiting.lines.values() if line.ages[0][0] <= since_us]
-    if not late or allowances.used_up():
-        return frozenset()
+    most_gpus = max((allowances.gpus(line.tier) for line in late), default=0.0)
     first, held_gpus = set[JobId](), allowances.held_gpus
+    if held_gpus >= most_gpus:
+        return frozenset()
     for _, job_id, tier, gpus in merge(*(_ages(line, due_in(line, allowances, now_us).jobs) for line in late)):
         if held_gpus < allowances.gpus(tier):
             held_gpus += gpus
             first.add(job_id)
-            if allowances.used_up(held_gpus):
+            if held_gpus >= most_gpus:
                 break
     return frozenset(first)
 

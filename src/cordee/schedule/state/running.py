@@ -3,6 +3,7 @@
 A row is an attempt from its placement until it has notice, is killed, or its ranks on a node have ended.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -58,21 +59,27 @@ class Running:
         queues: the numbers of queues.
         jobs: the jobs of rows.
         row_of: the rows of jobs.
+        overdue_gpus: GPUs of jobs that were overdue when they were placed.
     """
 
-    def __init__(self, journal: Journal, nodes: NodeColumns) -> None:
+    def __init__(self, journal: Journal, nodes: NodeColumns, policy: Policy) -> None:
         self._journal, self._nodes = journal, nodes
-        self.rows = Columns(journal, ints=_INTS, flags=_FLAGS, floats=_FLOATS)
+        self._levels = policy.levels_gpu_us if counts_service(policy) else ()
+        lost = tuple(_lost(level) for level in range(len(self._levels)))
+        self.rows = Columns(journal, ints=(*_INTS, *lost), flags=_FLAGS, floats=_FLOATS)
         self.leases = Columns(journal, ints=("row", "node", "gpus"))
         self.queues: dict[str, int] = {}
         self.jobs: dict[int, JobId] = {}
         self.row_of: dict[JobId, int] = {}
+        self.overdue_gpus = 0
         self._lease_rows: dict[JobId, tuple[int, ...]] = {}
 
     def add(self, job_id: JobId, leases: tuple[Lease, ...], queue: str, values: dict[str, Cell]) -> None:
         """Add an attempt that was placed, with the values of its row (`row_values`)."""
         number = self.queues.setdefault(queue, len(self.queues))
-        row = self.rows.add(values | {"live": True, "queue": number})
+        row = self.rows.add(values | {"live": True, "queue": number} | self._loses(values))
+        if values["overdue"]:
+            self._count_overdue(int(values["gpus"]))
         self._journal.put(self.jobs, row, job_id)
         self._journal.put(self.row_of, job_id, row)
         # A part of a GPU frees no GPU when it ends, so it counts for nothing here.
@@ -89,13 +96,30 @@ class Running:
             return
         for lease_row in self._lease_rows[job_id]:
             self.leases.drop(lease_row)
+        if self.rows.arrays["overdue"][row]:
+            self._count_overdue(-int(self.rows.arrays["gpus"][row]))
         self.rows.drop(row)
         self._journal.drop(self.jobs, row)
         self._journal.drop(self.row_of, job_id)
         self._journal.drop(self._lease_rows, job_id)
 
+    def _loses(self, values: dict[str, Cell]) -> dict[str, Cell]:
+        """Return the times of `lost_us` for an attempt with these values."""
+        value, pace, placed_us = int(values["value"]), int(values["pace"]), int(values["placed_us"])
+        slice_ends_us, lost = values["slice_ends_us"], dict[str, Cell]()
+        for number, bound in enumerate(self._levels):
+            if value >= bound:
+                lost[_lost(number)] = slice_ends_us
+            else:
+                lost[_lost(number)] = max(slice_ends_us, placed_us - (value - bound) // pace) if pace else NEVER
+        return lost
+
+    def _count_overdue(self, gpus: int) -> None:
+        self._journal.note(setattr, self, "overdue_gpus", self.overdue_gpus)
+        self.overdue_gpus += gpus
+
     def set(self, job_id: JobId, **values: Cell) -> None:
-        """Change values of an attempt."""
+        """Change values of an attempt, but for its GPUs and for whether its job was overdue."""
         row = self.row_of.get(job_id)
         if row is not None:
             for name, value in values.items():
@@ -104,24 +128,35 @@ class Running:
     def next_us(self, column: str, now_us: int) -> int | None:
         """Return the first time in a column after now; NEVER is no time, and free rows hold zero."""
         times = self.rows.ints[column]
-        times = times[(times > now_us) & (times < NEVER)]
-        return int(times.min()) if times.size else None
+        first = int(times.min(where=times > now_us, initial=NEVER))
+        return first if first < NEVER else None
 
     def standings(self, now_us: int, levels: tuple[int, ...] | None) -> Ints:
         """Return the standing of each row now; with levels, its level."""
         values = self.served(now_us)
         return values if levels is None else _marks(levels)[:-1].searchsorted(values, side="right").astype(np.int64)
 
-    def level_changes_us(self, now_us: int, levels: tuple[int, ...]) -> int | None:
-        """Return the time at which the next attempt moves down a level."""
-        rows = self.rows
-        if not rows.size or not levels:
-            return None
-        marks, ints = _marks(levels), rows.ints
-        nexts = marks[marks[:-1].searchsorted(self.served(now_us), side="right")]
-        due = ints["placed_us"] + -(-(nexts - ints["value"]) // np.maximum(1, ints["pace"]))
-        due = due[rows.flags["live"] & (nexts < NEVER) & (due > now_us)]
-        return int(due.min()) if due.size else None
+    def lost_us(self, level: int) -> Ints:
+        """Return when each row loses its turn to jobs of a level; 0 of a free row.
+
+        Its time slice is over then, and it is on a worse level. The level of an overdue job is -1.
+        """
+        return self.rows.ints["slice_ends_us" if level < 0 else _lost(level)]
+
+    def next_lost_us(self, now_us: int, levels: Iterable[int]) -> int:
+        """Return when an attempt loses its turn next to jobs of one of these levels; NEVER if none does."""
+        columns = (self.lost_us(level) for level in levels if level < len(self._levels))
+        return min((int(times.min(where=times > now_us, initial=NEVER)) for times in columns), default=NEVER)
+
+    def has_lost(self, level: int, now_us: int) -> bool:
+        """Return whether an attempt has lost its turn to jobs of a level."""
+        return level < len(self._levels) and bool((self.rows.flags["live"] & (self.lost_us(level) <= now_us)).any())
+
+    def next_movable_us(self, now_us: int, gpus: int) -> int:
+        """Return when the time slice of the next attempt of up to so many GPUs ends: it may move then; NEVER: none."""
+        ends, rows = self.rows.ints["slice_ends_us"], self.rows
+        movable = (ends > now_us) & (rows.ints["gpus"] <= gpus) & rows.flags["saves"]
+        return int(ends.min(where=movable, initial=NEVER))
 
     def at_risk_us(self, now_us: int) -> Ints:
         """Return the work of each row that no durable checkpoint holds (`loss.work_at_risk_us`)."""
@@ -186,6 +221,12 @@ class Running:
             for job_id, found in self._lease_rows.items()
         }
         return rows, leases
+
+
+@lru_cache(maxsize=64)
+def _lost(level: int) -> str:
+    """Return the name of the column of `Running.lost_us`."""
+    return f"lost_{level}_us"
 
 
 def row_values(

@@ -81,7 +81,7 @@ class State:
         self.nodes = Nodes(self.journal, self.changes, self._resized, mix)
         self.quotas = Quotas(half_life_us=half_life_us)
         self.waiting = Waiting(self.journal)
-        self.running = Running(self.journal, self.nodes.columns)
+        self.running = Running(self.journal, self.nodes.columns, self.policy)
         self.agenda = Agenda()
         self.history = History()
         self.idle: Idle | None = None
@@ -92,7 +92,7 @@ class State:
         if policy is self.policy or policy == self.policy:
             return
         self.policy = policy
-        self.waiting, self.running = Waiting(self.journal), Running(self.journal, self.nodes.columns)
+        self.waiting, self.running = Waiting(self.journal), Running(self.journal, self.nodes.columns, self.policy)
         for job_id, record in self.jobs.items():
             if record.phase is Phase.QUEUED:
                 self.enqueue(record)

@@ -92,12 +92,14 @@ class Waiting:
         lines: by their keys; none is empty.
         count: waiting jobs.
         since: (time at which it was queued last, job), ascending.
+        standings: (standing, job), ascending.
     """
 
     def __init__(self, journal: Journal) -> None:
         self.lines: dict[LineKey, Line] = {}
         self.count = 0
         self.since: list[tuple[int, JobId]] = []
+        self.standings: list[tuple[int, JobId]] = []
         self._asked_gpus = [0] * len(TIERS)
         self._entries: dict[JobId, _Entry] = {}
         self._journal = journal
@@ -170,6 +172,7 @@ class Waiting:
         journal.insert(line.ages, (age, job.job_id))
         journal.insert(line.lengths, (length_us, job.job_id))
         journal.insert(self.since, (record.waits_since_us, job.job_id))
+        journal.insert(self.standings, (standing, job.job_id))
         journal.put(self._entries, job.job_id, _Entry(key, place, standing, age, length_us))
         self._count(line, +1)
 
@@ -182,6 +185,7 @@ class Waiting:
         journal.remove(line.ages, (entry.age, job_id))
         journal.remove(line.lengths, (entry.length_us, job_id))
         journal.remove(self.since, (record.waits_since_us, job_id))
+        journal.remove(self.standings, (entry.standing, job_id))
         journal.drop(self._entries, job_id)
         if not line.places:
             journal.drop(self.lines, entry.key)
