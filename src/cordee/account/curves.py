@@ -173,7 +173,7 @@ class JobCurves:
 
 
 class Curves:
-    """The curves of all jobs that have not been retired."""
+    """The curves of all jobs that have not been retired; `kinds` are of events that may change something."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, JobCurves] = {}
@@ -185,6 +185,7 @@ class Curves:
             Measured: self._measured,
             GpusSampled: self._sampled,
         }
+        self.kinds = frozenset(self._handlers)
 
     def saved(self) -> dict[JobId, SavedJobCurves]:
         """Return the saved form."""

@@ -56,7 +56,10 @@ class Split:
     @staticmethod
     def of(amounts: Mapping[Class, int]) -> "Split":
         """Return the amounts by class; a class that is missing has none."""
-        return Split(**{cls.value: amounts.get(cls, 0) for cls in _CLASSES})
+        return Split(*[amounts.get(cls, 0) for cls in _CLASSES]) if amounts else _NONE
+
+
+_NONE = Split()
 
 
 def rounded(numerators: Mapping[Class, int], denominator: int) -> Split:

@@ -145,6 +145,7 @@ class Directory:
     Attributes:
         services: by name.
         version: the log's number of the last event that changed any of them, or a tenant or key of the gateways.
+        kinds: of events that may change something.
     """
 
     def __init__(self) -> None:
@@ -166,6 +167,7 @@ class Directory:
             AttemptEnded: self._attempt_ended,
             JobEnded: self._job_ended,
         }
+        self.kinds = frozenset((*self._handlers, *_OF_GATEWAYS))
 
     def saved(self) -> SavedDirectory:
         """Return the saved form; it shares this object's values."""

@@ -1,6 +1,6 @@
 """The fold of the log: state, ledger, measurements, services, sweeps, artifacts; from its start or a saved form."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from cordee.account.attempt import AttemptRow
@@ -81,6 +81,8 @@ class Fold:
             self.artifacts = Artifacts.restored(saved.artifacts)
             self.number, self.last_us = saved.number, saved.last_us
 
+        self._told: dict[type[Event], tuple[Callable[[Event], None], ...]] = {}
+
     def saved(self) -> SavedFold:
         """Return the saved form; it shares this fold's values, so encode it before the next change."""
         return SavedFold(
@@ -98,20 +100,14 @@ class Fold:
 
     def apply(self, numbered: Iterable[tuple[int, Event]]) -> Failed:
         """Apply events of the log; a rank's report that cannot be applied is skipped and returned."""
-        state, ledger, measures = self.state, self.ledger.apply, self.measurements.handlers.get
+        state, ledger = self.state, self.ledger.apply
         failed: Failed = []
         for number, event in numbered:
             kind = type(event)
             try:
                 apply(state, event)
                 ledger(event)
-                if (measure := measures(kind)) is not None:
-                    measure(event)
-                self.directory.apply(number, event)
-                self.sweeps.apply(event)
-                self.curves.apply(event)
-                self.rehearsals.apply(event)
-                self.artifacts.apply(event)
+                self._tell(kind, number, event)
             except Exception as error:
                 # A rank's report, now or in an old log, must not keep the server from running.
                 if not is_rank_report(event):
@@ -126,15 +122,21 @@ class Fold:
         """Count committed decisions, which the state holds already, in the ledger and the measurements."""
         for number, event in enumerate(events, start=self.number + 1):
             self.ledger.apply(event)
-            self.measurements.apply(event)
-            self.directory.apply(number, event)
-            self.sweeps.apply(event)
-            self.curves.apply(event)
-            self.rehearsals.apply(event)
-            self.artifacts.apply(event)
+            self._tell(type(event), number, event)
         self.state.quotas.forget()
         self.number += len(events)
         self.last_us = events[-1].at_us
+
+    def _tell(self, kind: type[Event], number: int, event: Event) -> None:
+        """Apply an event to the values beside the state and the ledger that its kind changes, which are few."""
+        told = self._told.get(kind)
+        if told is None:
+            parts = (self.measurements, self.sweeps, self.curves, self.rehearsals, self.artifacts)
+            told = self._told[kind] = tuple(part.apply for part in parts if kind in part.kinds)
+        if kind in self.directory.kinds:
+            self.directory.apply(number, event)
+        for tell in told:
+            tell(event)
 
     def ended_jobs(self) -> list[JobId]:
         """Return the jobs that have ended and that nothing refers to any more."""

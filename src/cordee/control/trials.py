@@ -158,6 +158,7 @@ class Sweeps:
     Attributes:
         sweeps: by id, the oldest first.
         version: grows with each change of any of them.
+        kinds: of events that may change something.
     """
 
     def __init__(self) -> None:
@@ -180,6 +181,7 @@ class Sweeps:
             JobResumed: _resumed,
             JobEnded: _job_ended,
         }
+        self.kinds = frozenset((*self._handlers, *self._of_trials))
 
     def saved(self) -> SavedSweeps:
         """Return the saved form; it shares this object's values."""

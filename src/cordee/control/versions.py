@@ -88,7 +88,12 @@ class SavedArtifacts(NamedTuple):
 
 
 class Artifacts:
-    """All artifacts of the log; hold the control's `changed` while reading them. `named` is by name."""
+    """All artifacts of the log; hold the control's `changed` while reading them.
+
+    Attributes:
+        named: by name.
+        kinds: of events that may change something.
+    """
 
     def __init__(self) -> None:
         self.named: dict[str, Named] = {}
@@ -99,6 +104,7 @@ class Artifacts:
             ArtifactUsed: self._used,
             ArtifactRemoved: self._removed,
         }
+        self.kinds = frozenset(self._handlers)
 
     def saved(self) -> SavedArtifacts:
         """Return the saved form; it shares this object's values."""

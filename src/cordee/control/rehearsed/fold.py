@@ -92,6 +92,7 @@ class Rehearsals:
     Attributes:
         going: those without a result, by job.
         results: the newest of each code and number of GPUs, the newest last.
+        kinds: of events that may change something.
     """
 
     def __init__(self) -> None:
@@ -110,6 +111,7 @@ class Rehearsals:
             AttemptEnded: _attempt_ended,
             JobEnded: _job_ended,
         }
+        self.kinds = frozenset((*self._handlers, *self._of_going))
 
     def saved(self) -> SavedRehearsals:
         """Return the saved form; it shares this object's values."""

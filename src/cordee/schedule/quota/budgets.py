@@ -196,12 +196,12 @@ class Budgets:
     @property
     def hard(self) -> bool:
         """Return whether one of them keeps jobs from starting."""
-        return any(each.budget.hard for each in self.kept.values())
+        return bool(self.kept) and any(each.budget.hard for each in self.kept.values())
 
     @property
     def by_user(self) -> bool:
         """Return whether one of them keeps the jobs of a user from starting, and not those of others."""
-        return any(each.budget.hard and each.budget.user is not None for each in self.kept.values())
+        return bool(self.kept) and any(each.budget.hard and each.budget.user is not None for each in self.kept.values())
 
     def move(self, user: User, path: Sequence[Holder], grace_us: int, held: Held, at_us: int) -> None:
         """Add holdings of a user; the opposite at the same time undoes it."""

@@ -78,7 +78,8 @@ def apply(state: State, event: Event) -> None:
     """Apply one event to the state; a stale one changes nothing."""
     handler = _HANDLERS.get(type(event))
     if handler is not None:
-        state.nodes.end_quarantines(event.at_us)
+        if state.nodes.quarantines:
+            state.nodes.end_quarantines(event.at_us)
         before = state.changes.total
         handler(state, event)  # type: ignore[arg-type]  # The table pairs types of events with their handlers.
         if state.changes.total != before:
@@ -346,7 +347,12 @@ def _attempt_ended(state: State, event: AttemptEnded) -> None:
     state.journal.drop(state.agenda.unsettled, event.job_id)
     if restarts:
         state.journal.put(state.agenda.restarting, event.job_id, None)
-    chains.enter(state, queued, event.at_us)
+    if (
+        event.outcome is Outcome.FINISHED
+    ):  # The job ends in the same decision, so it need not stand in a line until then.
+        state.journal.put(state.jobs, event.job_id, queued._replace(phase=record.phase))
+    else:
+        chains.enter(state, queued, event.at_us)
 
 
 def _live(state: State, job_id: JobId, epoch: int) -> Attempt | None:
