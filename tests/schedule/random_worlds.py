@@ -33,6 +33,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule import Reason, State, decide, explain
+from cordee.schedule.state.failed_searches import FailedSearches
 from cordee.schedule.state.order import is_below
 from cordee.schedule.state.transitions import apply
 from world import S, World, job, mig_table, node
@@ -304,12 +305,28 @@ def check_now(world: World) -> None:
     follows_notice = bool(state.quotas.queues) and any(each.leaving for each in state.attempts.values())
     assert not more or follows_notice, "all is decided"
     assert not any(state.attempts[event.job_id].job.grace_us for event in kills)
+    if not decision.events and not follows_notice:
+        check_sleep(world, decision.wake_at_us)
+        assert state.snapshot() == before
     for job_id in state.jobs:
         reason = explain(state, job_id, world.now_us).reason
         assert reason is not Reason.ERROR and (reason is not Reason.STARTS_NOW or follows_notice)
     assert state.snapshot() == before
     totals = world.ledger.totals(world.now_us)
     assert totals.gpu_us.held == held_gpu_us(world.log, world.now_us)
+
+
+def check_sleep(world: World, wake_at_us: int | None) -> None:
+    """At the last whole minute before the scheduler wakes a cycle decides nothing, whatever searches failed before."""
+    state, minute_us = world.state, 60 * S
+    until_us = world.now_us + 60 * minute_us if wake_at_us is None else wake_at_us
+    last_us = (until_us - 1) // minute_us * minute_us
+    if last_us <= world.now_us:
+        return
+    idle, searches = state.idle, state.failed_searches
+    state.idle, state.failed_searches = None, FailedSearches()
+    assert decide(state, last_us).events == ()
+    state.idle, state.failed_searches = idle, searches
 
 
 def is_limit(event: Event) -> bool:

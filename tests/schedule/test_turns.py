@@ -41,6 +41,24 @@ def test_a_job_that_has_had_more_gives_way_to_one_that_has_waited_a_while():
     assert end(world, "old") == ["attempt old.1 checkpointed", "place new n1:4"]
 
 
+def test_it_wakes_when_a_job_falls_below_one_that_waits_and_not_before():
+    world = World(node("n1"), job("runs", 8), job("waits", 8), work={"runs": 10**6})
+    assert brief(world.at(10).cycle()) == ["place runs n1:8"]
+    world.at(11)
+    # Eight GPUs have had a GPU-hour after 450 s; until then nobody is below `waits`, also once it has waited for 90 s.
+    assert decide(world.state, world.now_us).wake_at_us == 480 * S
+    assert brief(world.at(480).cycle()) == ["notice runs time-slice for waits"]
+
+
+def test_it_sleeps_while_all_that_run_are_on_the_level_of_those_that_wait():
+    world = World(node("n1"), job("runs", 8), job("waits", 8), work={"runs": 10**6, "waits": 10**6})
+    world.play(until_s=3600)
+    assert len(world.log) > 10  # they take turns until both have had a GPU-hour
+    decision = decide(world.state, world.now_us)
+    assert decision.events == () and decision.wake_at_us is not None
+    assert decision.wake_at_us > world.now_us + HOUR_S * S  # sixteen GPU-hours, and a time slice is over much earlier
+
+
 def test_an_equal_is_not_preempted_and_a_job_of_a_worse_level_preempts_none():
     world = World(node("n1"), job("a", 8), job("b", 8), work={"a": 10**6, "b": 10**6})
     world.play(until_s=300)
