@@ -81,7 +81,7 @@ class Fold:
             self.artifacts = Artifacts.restored(saved.artifacts)
             self.number, self.last_us = saved.number, saved.last_us
 
-        self._told: dict[type[Event], tuple[Callable[[Event], None], ...]] = {}
+        self._folds: dict[type[Event], tuple[Callable[[Event], None], ...]] = {}
 
     def saved(self) -> SavedFold:
         """Return the saved form; it shares this fold's values, so encode it before the next change."""
@@ -107,7 +107,7 @@ class Fold:
             try:
                 apply(state, event)
                 ledger(event)
-                self._tell(kind, number, event)
+                self._pass_on(kind, number, event)
             except Exception as error:
                 # A rank's report, now or in an old log, must not keep the server from running.
                 if not is_rank_report(event):
@@ -122,21 +122,21 @@ class Fold:
         """Count committed decisions, which the state holds already, in the ledger and the measurements."""
         for number, event in enumerate(events, start=self.number + 1):
             self.ledger.apply(event)
-            self._tell(type(event), number, event)
+            self._pass_on(type(event), number, event)
         self.state.quotas.forget()
         self.number += len(events)
         self.last_us = events[-1].at_us
 
-    def _tell(self, kind: type[Event], number: int, event: Event) -> None:
+    def _pass_on(self, kind: type[Event], number: int, event: Event) -> None:
         """Apply an event to the values beside the state and the ledger that its kind changes, which are few."""
-        told = self._told.get(kind)
-        if told is None:
+        folds = self._folds.get(kind)
+        if folds is None:
             parts = (self.measurements, self.sweeps, self.curves, self.rehearsals, self.artifacts)
-            told = self._told[kind] = tuple(part.apply for part in parts if kind in part.kinds)
+            folds = self._folds[kind] = tuple(part.apply for part in parts if kind in part.kinds)
         if kind in self.directory.kinds:
             self.directory.apply(number, event)
-        for tell in told:
-            tell(event)
+        for fold in folds:
+            fold(event)
 
     def ended_jobs(self) -> list[JobId]:
         """Return the jobs that have ended and that nothing refers to any more."""
