@@ -2,8 +2,9 @@
 
 Rounds of calibration and steps alternate, so that both see the same neighbours. Every round's calibration plans every
 configuration; its error is that of its plan in each round against the steps of the same round, and of the medians of
-both over all rounds. Rounds whose calibration the verb would refuse as too noisy are left out, and counted; if it would
-refuse all, all count. Times are CPU seconds of one thread.
+both over all rounds. A step's time is the lower quartile of its runs, as a point of the calibration is. Rounds whose
+calibration the verb would refuse as too noisy are left out, and counted; if it would refuse all, all count. Times are
+CPU seconds of one thread.
 
     python benchmarks/calibration.py --rounds 2 --limit 40 --json
 """
@@ -16,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cordee.agent.calibration.check import PARTS
+from cordee.agent.calibration.check import PARTS, quiet
 from cordee.agent.calibration.probes import records
 from cordee.agent.calibration.session import Wanted, calibrate
 from cordee.hardware.catalog import Gpu
@@ -101,7 +102,7 @@ def main() -> None:
         costs.append(cost)
         for name, (config, sequences, tokens) in CONFIGS.items():
             planned[name].append(planned_s(gpu, config, sequences, tokens))
-            measured[name].append(statistics.median(measured_s(config, sequences, tokens, given.steps)))
+            measured[name].append(quiet(measured_s(config, sequences, tokens, given.steps)))
     accepted = [at for at, cost in enumerate(costs) if not cost["refused"]]
     kept = accepted or list(range(given.rounds))
     rows = [_row(name, [planned[name][at] for at in kept], [measured[name][at] for at in kept]) for name in CONFIGS]

@@ -39,7 +39,7 @@ def fake(noise: float) -> Iterator[Sample | Number]:
 
 
 def _sample(table: str, at: tuple[float, ...], work: float, seconds: float, noise: float) -> Sample:
-    return Sample(table, at, work, seconds, seconds * (1 - noise / 2), seconds * (1 + noise / 2), 9)
+    return Sample(table, at, work, seconds * (1 + noise / 2), seconds, seconds * (1 + noise), 9)
 
 
 @pytest.fixture

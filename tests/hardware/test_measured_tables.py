@@ -24,7 +24,8 @@ SIZES = (64.0, 256.0, 1024.0)
 
 
 def sample(table: str, at: tuple[float, ...], work: float, seconds: float, *, noise: float = 0.01) -> Sample:
-    return Sample(table, at, work, seconds, seconds * (1 - noise / 2), seconds * (1 + noise / 2), 9)
+    """A sample whose quiet runs take so long."""
+    return Sample(table, at, work, seconds * (1 + noise / 2), seconds, seconds * (1 + noise), 9)
 
 
 def products(rate: float, precision: str = "fp32", noise: float = 0.01, latency_s: float = 1e-6) -> list[Sample]:
@@ -69,6 +70,11 @@ def test_points_left_out_show_how_straight_a_curve_is() -> None:
     straight = Table(((1.0, 2.0, 4.0),), (1.0, 2.0, 4.0))
     bent = Table(((1.0, 2.0, 4.0),), (1.0, 4.0, 4.0))
     assert left_out(straight) == pytest.approx([1.0]) and left_out(bent) == pytest.approx([0.5])
+
+
+def test_others_lengthen_runs_and_the_quiet_ones_count() -> None:
+    (table,) = tables_of([sample("copy fp32", (8.0,), 8.0, 2.0, noise=0.5)]).values()
+    assert table.rates == (4.0,)
 
 
 def test_noise_is_the_doubt_of_medians_not_the_spread_of_runs() -> None:

@@ -79,7 +79,7 @@ def calibrate(
     seq: Annotated[int, typer.Option(min=1, help="With --check: tokens in a sequence.")] = 256,
     batch: Annotated[int, typer.Option(min=1, help="With --check: sequences in a step.")] = 1,
     layers: Annotated[int, typer.Option(min=0, help="With --check: layers of the model at most; 0: all.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, help="With --check: steps that are timed.")] = 10,
+    steps: Annotated[int, typer.Option(min=2, help="With --check: steps that are timed.")] = 10,
     show: Annotated[
         bool, typer.Option("--show", help="Show what is kept of this machine, and what has changed.")
     ] = False,

@@ -80,15 +80,15 @@ def _rows(found: Calibration) -> Iterator[_Row]:
     for name, table, kind in _SHOWN:
         samples = [each for each in found.samples if each.table == table.format(found.precision)]
         if samples:
-            best = max(samples, key=lambda each: each.work / each.seconds)
-            least = min(samples, key=lambda each: each.work / each.seconds)
+            best = max(samples, key=lambda each: each.rate)
+            least = min(samples, key=lambda each: each.rate)
             known = sorted(each.doubt for each in samples)[len(samples) // 2]
             shown = (_figure(kind, each, found.precision) for each in (best, least))
             yield _Row(name, next(shown), _at(best, kind), next(shown), known)
 
 
 def _figure(kind: str, sample: Sample, precision: str) -> str:
-    rate = sample.work / sample.seconds
+    rate = sample.rate
     if kind in ("flop", "tile"):
         return f"{rate / 1e12:.1f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GFLOP/s"
     if kind == "each":

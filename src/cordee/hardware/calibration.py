@@ -35,7 +35,7 @@ class Quality:
 
     Attributes:
         points: what was measured.
-        spread: of the middle point, the 20th to the 80th percentile of its runs over their median.
+        spread: of the middle point, the distance between the quartiles of its runs over their median.
         doubt: of the middle point, the standard error of its median.
         worst_doubt: of the worst one, `worst`.
         poor: points whose doubt is above POINT_DOUBT_MAX.
@@ -175,12 +175,12 @@ def _copies(tables: Mapping[str, Table]) -> dict[str, float]:
 def _links(samples: Sequence[Sample], gpu: Gpu | None) -> dict[str, float]:
     """Return latency and rate of an all-reduce among the ranks of one node, by the alpha-beta model of a ring.
 
-    Its quiet runs count, the 20th percentile: of two ranks on a shared host one waits for the other's turn.
+    Its quiet runs count, the lower quartile: of two ranks on a shared host one waits for the other's turn.
     """
     found = sorted((each for each in samples if each.table == "all-reduce"), key=lambda each: each.at)
     if len(found) < 2:
         return {}
-    ranks, latency = found[0].at[0], found[0].p20_s
+    ranks, latency = found[0].at[0], found[0].p25_s
     alpha = latency / (2 * (ranks - 1))
     rate = bus_bytes_per_s(samples)
     fractions = {"island_alpha_s": alpha}
@@ -195,7 +195,7 @@ def bus_bytes_per_s(samples: Sequence[Sample]) -> float | None:
     if largest is None:
         return None
     ranks = largest.at[0]
-    return 2 * (ranks - 1) / ranks * largest.work / largest.p20_s
+    return 2 * (ranks - 1) / ranks * largest.work / largest.p25_s
 
 
 def _between_points(tables: Mapping[str, Table]) -> float:

@@ -19,31 +19,39 @@ Point = tuple[float, ...]
 
 
 class Sample(NamedTuple):
-    """One point of one table as a probe measured it; seconds are the median of the runs, beside two percentiles."""
+    """One point of one table as a probe measured it; seconds are the median of the runs, beside their quartiles.
+
+    The lower quartile is what counts: others make runs longer, and luck makes few of them shorter.
+    """
 
     table: str
     at: Point
     work: float
     seconds: float
-    p20_s: float
-    p80_s: float
+    p25_s: float
+    p75_s: float
     runs: int
 
     @property
+    def rate(self) -> float:
+        """Work a second in quiet runs."""
+        return self.work / self.p25_s
+
+    @property
     def spread(self) -> float:
-        """The 20th to the 80th percentile, over the median."""
-        return (self.p80_s - self.p20_s) / self.seconds
+        """The distance between the quartiles, over the median."""
+        return (self.p75_s - self.p25_s) / self.seconds
 
     @property
     def doubt(self) -> float:
         """The standard error of the median, relative: 1.25 standard deviations over the root of the runs.
 
-        Of a normal distribution the two percentiles stand 1.68 standard deviations apart.
+        Of a normal distribution the quartiles stand 1.35 standard deviations apart.
 
         >>> round(Sample("copy fp32", (8.0,), 8.0, 1.0, 0.9, 1.1, 25).doubt, 3)
-        0.03
+        0.037
         """
-        return float(1.25 / 1.68 * self.spread / self.runs**0.5)
+        return float(1.25 / 1.35 * self.spread / self.runs**0.5)
 
 
 class Refused(NamedTuple):
@@ -150,7 +158,7 @@ def tables_of(samples: Sequence[Sample]) -> dict[str, Table]:
     """
     by_name: dict[str, dict[Point, float]] = {}
     for each in samples:
-        by_name.setdefault(each.table, {})[each.at] = each.work / each.seconds
+        by_name.setdefault(each.table, {})[each.at] = each.rate
     found = {}
     for name, rates in by_name.items():
         axes = tuple(tuple(sorted(set(values))) for values in zip(*rates, strict=True))

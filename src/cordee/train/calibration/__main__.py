@@ -12,7 +12,7 @@ from cordee.train.calibration.cases import DTYPES, Maker, cases
 from cordee.train.calibration.collectives import measure_collectives
 from cordee.train.calibration.memory import measure_memory, measure_sustained
 from cordee.train.calibration.real_step import Steps, real_steps
-from cordee.train.calibration.timing import CudaDevice, Device, measure
+from cordee.train.calibration.timing import CudaDevice, Device, keep_memory, measure
 from cordee.train.calibration.transfers import measure_copies
 
 COPIES_S = 20.0
@@ -56,6 +56,7 @@ def _of(given: argparse.Namespace) -> Device:
 
 
 def _device(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    keep_memory()
     device = _of(given)
     yield from measure_memory(device)
     yield from measure_sustained(device)

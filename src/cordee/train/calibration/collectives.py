@@ -67,11 +67,10 @@ def _by_size(ranks: int, device: Device) -> Iterator[dict[str, Any]]:
             runs["all-to-all"] = lambda whole=whole: dist.all_to_all_single(torch.empty_like(whole), whole)  # type: ignore[misc]
         for name, run in runs.items():
             times = _times(run, device)
-            low, middle, high = (times[len(times) * part // 5] for part in (1, 2, 4))
-            middle = statistics.median(times)
+            low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
             yield {
                 "table": name, "at": [float(ranks), float(size)], "work": float(size), "seconds": middle,
-                "p20_s": low, "p80_s": high, "runs": len(times),
+                "p25_s": low, "p75_s": high, "runs": len(times),
             }  # fmt: skip
 
 
