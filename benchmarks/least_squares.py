@@ -89,13 +89,15 @@ def _table(start: ChipEfficiency, names: Sequence[str], logs: np.ndarray) -> Chi
 
 
 def spread_of(errors: np.ndarray, doubts: np.ndarray, sources: np.ndarray) -> float:
-    """The spread with which nine of ten of these errors are inside their intervals, each source counted as one.
+    """The spread with which the middle source has nine of ten of its rows inside their intervals.
 
-    Errors are logarithms on sources that a fit did not see; `doubts` are the standard deviations that the
-    planner knows of already.
+    Errors are logarithms on sources that a fit did not see; `doubts` are the standard deviations that the planner knows
+    of already. A source of few rows counts for less, as in the fit; one that is slower as a whole is only one.
     """
-    weights = np.array([1 / (sources == name).sum() for name in sources])
     needed = np.sqrt(np.maximum(0.0, (errors / INTERVAL_SIGMAS) ** 2 - doubts**2))
-    order = np.argsort(needed)
+    own = [needed[sources == name] for name in sorted(set(sources))]
+    enough = np.array([np.quantile(rows, NINE_OF_TEN, method="inverted_cdf") for rows in own])
+    weights = np.array([min(len(rows), ENOUGH_ROWS) for rows in own])
+    order = np.argsort(enough)
     reached = np.cumsum(weights[order]) / weights.sum()
-    return float(needed[order][np.searchsorted(reached, NINE_OF_TEN)])
+    return float(enough[order][np.searchsorted(reached, 0.5)])

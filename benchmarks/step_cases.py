@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from cordee.hardware.catalog import ChipEfficiency, Gpu
+from cordee.plan.doubt import doubt
 from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
-from cordee.plan.step import doubt, step_time
+from cordee.plan.step import step_time
 from cordee.plan.training import Optimizer, Training
 from cordee.workload.model import ModelShape
 from published import Published
@@ -144,7 +145,10 @@ class Stack:
 
     def predict(self, table: ChipEfficiency) -> np.ndarray:
         """Seconds of each case with this table."""
-        return self.predict_with_doubt(table)[0]
+        seconds = np.empty(len(self.measured))
+        for members, shape, bare, layout, training in self.parts:
+            seconds[members] = step_time(shape, replace(bare, efficiency=table), layout, training).total_s
+        return seconds
 
     def predict_with_doubt(self, table: ChipEfficiency) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of each case, and the deviation that the planner knows of beyond the table's spread."""
@@ -152,7 +156,7 @@ class Stack:
         for members, shape, bare, layout, training in self.parts:
             gpu = replace(bare, efficiency=table)
             step = step_time(shape, gpu, layout, training)
-            seconds[members], doubts[members] = step.total_s, doubt(gpu, layout, training, step)
+            seconds[members], doubts[members] = step.total_s, doubt(shape, gpu, layout, training, step)
         return seconds, doubts
 
 

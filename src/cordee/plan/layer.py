@@ -52,12 +52,16 @@ GROUP_TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Forward, gradient of the input, gradient of the weights; `core_s` is the attention proper within forward."""
+    """Forward, gradient of the input, gradient of the weights.
+
+    Within forward `core_s` is the attention proper, and `moved_s` are kernels that only move memory.
+    """
 
     forward_s: Real
     inner_s: Real
     weight_s: Real
     core_s: Real
+    moved_s: Real = 0.0
 
     @property
     def backward_s(self) -> Real:
@@ -66,7 +70,8 @@ class Passes:
 
     def times(self, count: Real) -> "Passes":
         """Return so many of these."""
-        return Passes(self.forward_s * count, self.inner_s * count, self.weight_s * count, self.core_s * count)
+        parts = self.forward_s, self.inner_s, self.weight_s, self.core_s, self.moved_s
+        return Passes(*(part * count for part in parts))
 
     def __add__(self, other: "Passes") -> "Passes":
         return Passes(
@@ -74,6 +79,7 @@ class Passes:
             self.inner_s + other.inner_s,
             self.weight_s + other.weight_s,
             self.core_s + other.core_s,
+            self.moved_s + other.moved_s,
         )
 
 
@@ -106,13 +112,13 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         total += _adapter_passes(shape, gpu, training, training.adapters, tokens)
     small = layer_operations(shape, gpu, layout, training, tokens, inner) if moe is None else None
     if small is not None:
-        return total + Passes(*small, 0.0, 0.0)
+        return total + Passes(*small, 0.0, 0.0, small[0])
     words = words + _fused_words(shape, inner) / tp
     moved = move_s(gpu, training.activation_bytes * words * tokens)
     if not training.is_fused:
         more = _eager_words(shape, inner) / tp + (EAGER_NORM_WORDS if shape.norm == "rms" else 0) * hidden
         moved = moved + stream_s(gpu, training.activation_bytes * more * tokens)
-    return (total + Passes(moved, 2 * moved, 0.0, 0.0)).times(_software(gpu, training))
+    return (total + Passes(moved, 2 * moved, 0.0, 0.0, moved)).times(_software(gpu, training))
 
 
 def _software(gpu: Gpu, training: Training) -> float:

@@ -7,6 +7,7 @@ from cordee.errors import LayoutError
 from cordee.hardware.catalog import Gpu, Price
 from cordee.plan.candidates import Candidate, Layouts, Remedy
 from cordee.plan.cost import usd_per_billion_tokens
+from cordee.plan.doubt import doubt
 from cordee.plan.layout import Layout
 from cordee.plan.memory import gpu_state_bytes, rank_memory, state_bytes
 from cordee.plan.offload import host_bytes
@@ -14,7 +15,7 @@ from cordee.plan.optimum import Case, best_of_meshes, optimum
 from cordee.plan.rules import validate
 from cordee.plan.settings import default_batch
 from cordee.plan.space import Choices
-from cordee.plan.step import StepTime, doubt, model_flop_fraction, step_interval_s, step_time
+from cordee.plan.step import StepTime, model_flop_fraction, step_interval_s, step_time
 from cordee.plan.training import BASES, find_optimizer
 from cordee.plan.wanted import ANY_LAYOUT, LayoutWanted
 from cordee.units import format_bytes, plural
@@ -104,7 +105,7 @@ def evaluate(case: Case, layout: Layout, price: Price | None = None) -> Candidat
     usd = None
     if price is not None:
         usd = usd_per_billion_tokens(layout.gpus, tokens_per_s, price.usd_per_gpu_hour)
-    low, high = step_interval_s(step.total_s, gpu, doubt(gpu, layout, training, step))
+    low, high = step_interval_s(step.total_s, gpu, doubt(shape, gpu, layout, training, step))
     return replace(
         candidate,
         step=step,

@@ -9,7 +9,6 @@ import numpy as np
 
 from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
-from cordee.hardware.collectives import near_gpus
 from cordee.plan.buffers import shards_on_host, stays_whole
 from cordee.plan.comms import (
     context_layer_s,
@@ -36,8 +35,9 @@ from cordee.workload.model import ModelShape
 
 # Half of a normal distribution's 90 % interval, in standard deviations.
 INTERVAL_SIGMAS = 1.645
-# How far sources of software that was never seen stand from those that were: of each other they differ by a tenth.
-SOFTWARE_SPREAD = 0.15
+# FSDP2 copies what it gathers from one buffer to each parameter, and 16-bit gradients into one fp32 buffer to reduce:
+# `split_with_sizes_copy` and `chunk_cat` in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+COPY_IN_BYTES = 6
 # A host link in each direction, PCIe 4 x16 as most measure it: for offloaded states and activations.
 HOST_BYTES_PER_S = 25 * GB
 
@@ -70,37 +70,6 @@ class StepTime:
         busy = self.compute_s + self.recompute_s + self.tensor_s + self.context_s + self.expert_s
         moved = self.pipeline_s + self.bubble_s + self.data_s + self.offload_s
         return busy + moved + self.optimizer_s + self.host_s + self.reference_s
-
-    @property
-    def host_fraction(self) -> Real:
-        """The part of the step that would grow with the host's time for a kernel: where it waits for it, all passes."""
-        passes = self.compute_s + self.recompute_s + self.tensor_s + self.context_s + self.expert_s + self.bubble_s
-        return np.where(self.host_s > 0, (passes + self.host_s) / self.total_s, 0.0)
-
-
-def network_fraction(gpu: Gpu, layout: Layout, step: StepTime) -> Real:
-    """Return the part of a step that is traffic between islands which nothing hides."""
-    near = near_gpus(gpu)
-    far: Real = 0.0
-    inner: Real = 1
-    for ranks, seconds in ((layout.tp, step.tensor_s), (layout.cp, step.context_s), (layout.dp, step.data_s)):
-        inner = inner * ranks
-        far = far + np.where((inner > near) & (ranks > 1), seconds, 0.0)
-    far = far + np.where(layout.ep * layout.expert_tp > near, step.expert_s, 0.0)
-    far = far + np.where(inner * layout.pp > near, step.pipeline_s, 0.0)
-    return far / step.total_s
-
-
-def doubt(gpu: Gpu, layout: Layout, training: Training, step: StepTime) -> Real:
-    """Return the standard deviation of log(measured / predicted) that is known of a step beyond its table's `spread`.
-
-    Parts that wait for the host or for the network between islands are known less well than the rest, and so is
-    software that no source of the table ran.
-    """
-    table = gpu.efficiency
-    new = SOFTWARE_SPREAD if table.fitted_on and training.framework not in table.software else 0.0
-    parts = np.hypot(step.host_fraction * table.host_spread, network_fraction(gpu, layout, step) * table.network_spread)
-    return np.hypot(parts, new)
 
 
 def step_interval_s(total_s: Real, gpu: Gpu, doubt: Real = 0.0) -> tuple[Real, Real]:
@@ -206,8 +175,8 @@ def _recompute(layer: Passes, layout: Layout, training: Training, layers: tuple[
     if layout.recompute == "selective" and not training.flash:
         return layer.core_s, 0.0
     if layout.recompute == "selective" and training.framework == "torch":
-        # torchtitan's selective checkpoint makes every second product again, and never the attention.
-        return (layer.forward_s - layer.core_s) / 2, 0.0
+        # torchtitan's selective checkpoint makes every second product again and all small kernels, never the attention.
+        return (layer.forward_s - layer.core_s + layer.moved_s) / 2, 0.0
     return 0.0, 0.0
 
 
@@ -300,6 +269,8 @@ def _data_s(
     late = training.framework in ("deepspeed", "internevo") or ((training.framework == "torch") & (layout.zero == 1))
     once = once + np.where(layout.zero > 0, np.where(late, gather, hidden_s(gather, third_s, least)), 0.0)
     sharded = hidden_s(gather, third_s, least) + hidden_s(gather + reduce, 2 * third_s, least)
+    if training.framework == "torch":
+        sharded = sharded + stream_s(gpu, 2 * (2 * gathered) + COPY_IN_BYTES * moved)
     twice = hidden_s(reduce, 2 * third_s, least) * count + gather * least
     # With a pipeline the gradients of all micro-batches are kept, so they are reduced once there.
     often = np.where((layout.zero == 2) & (layout.pp == 1), twice, once)
