@@ -1,6 +1,7 @@
 """Writes the calibrated tables of `hardware/data/efficiency.toml`: `fit_efficiency.py CSV [--write]`.
 
-Each chip's table is fitted on all its sources; its spread is that of errors on sources that a fit did not see.
+Each chip's table is fitted on all its sources; its spread is that of errors on sources that a fit did not see, and with
+`--spread` the only thing that is written.
 """
 
 import argparse
@@ -24,16 +25,21 @@ def calibrated_block(chip: str, cases: list[Case], as_of: str) -> str:
     """The TOML table of one chip."""
     stack, plain = Stack(cases), cases[0].gpu.uncalibrated
     table = fit_table(stack, plain, everything(stack))
-    unseen, doubts, _ = predict_left_out(stack, plain)
-    spread = spread_of(np.log(stack.measured / unseen), doubts, stack.sources)
     names = ", ".join(f'"{name}"' for name in sorted(set(stack.sources)))
     lines = [f"[chips.{chip}.calibrated]"]
     lines += [f"{name} = {getattr(table, name):.4g}" for name in FREEDOM]
     software = ", ".join(f'"{name}"' for name in table.software)
-    lines += [f"spread = {spread:.3g}", f"host_spread = {table.host_spread:.3g}"]
+    lines += [f"spread = {unseen_spread(cases):.3g}", f"host_spread = {table.host_spread:.3g}"]
     lines += [f"software = [{software}]", f"fitted_on = [{names}]"]
     lines += [f'source = "benchmarks/fit_efficiency.py on {len(cases)} published step times"', f'as_of = "{as_of}"']
     return "\n".join(lines) + "\n"
+
+
+def unseen_spread(cases: list[Case]) -> float:
+    """The spread of one chip's sources, each predicted by a table that was fitted on the others."""
+    stack = Stack(cases)
+    unseen, doubts, _ = predict_left_out(stack, cases[0].gpu.uncalibrated)
+    return spread_of(np.log(stack.measured / unseen), doubts, stack.sources)
 
 
 def _is_unexplained(case: Case) -> bool:
@@ -50,6 +56,7 @@ def main() -> None:
     parser.add_argument("csv", type=Path, nargs="+")
     parser.add_argument("--as-of", required=True, help="the month of the fit: 2026-11")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--spread", action="store_true", help="leave the tables as they are but for their spread")
     given = parser.parse_args()
     by_chip: dict[str, list[Case]] = defaultdict(list)
     for path in given.csv:
@@ -59,6 +66,10 @@ def main() -> None:
     path = DATA / "efficiency.toml"
     text = path.read_text(encoding="utf-8")
     for chip, cases in sorted(by_chip.items()):
+        if given.spread:
+            before = rf"(\[chips\.{chip}\.calibrated\]\n(?:.+\n)*?spread = )[0-9.]+"
+            text = re.sub(before, rf"\g<1>{unseen_spread(cases):.3g}", text)
+            continue
         block = calibrated_block(chip, cases, given.as_of)
         print(block, flush=True)
         text = re.sub(rf"\[chips\.{chip}\.calibrated\]\n.*?(?=\n\[|\Z)", "", text, flags=re.DOTALL)
