@@ -9,11 +9,9 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
-
 from cordee.hardware.load import load_catalogue
-from least_squares import FREEDOM, fit_table, spread_of
-from planner_time import chip_of, everything, predict_left_out
+from least_squares import FREEDOM, fit_table
+from planner_time import chip_of, everything, predict_left_out, unseen_spread
 from published import read_published
 from step_cases import Case, Stack, time_cases
 
@@ -29,17 +27,17 @@ def calibrated_block(chip: str, cases: list[Case], as_of: str) -> str:
     lines = [f"[chips.{chip}.calibrated]"]
     lines += [f"{name} = {getattr(table, name):.4g}" for name in FREEDOM]
     software = ", ".join(f'"{name}"' for name in table.software)
-    lines += [f"spread = {unseen_spread(cases):.3g}", f"host_spread = {table.host_spread:.3g}"]
+    lines += [f"spread = {spread_left_out(cases):.3g}", f"host_spread = {table.host_spread:.3g}"]
     lines += [f"software = [{software}]", f"fitted_on = [{names}]"]
     lines += [f'source = "benchmarks/fit_efficiency.py on {len(cases)} published step times"', f'as_of = "{as_of}"']
     return "\n".join(lines) + "\n"
 
 
-def unseen_spread(cases: list[Case]) -> float:
-    """The spread of one chip's sources, each predicted by a table that was fitted on the others."""
-    stack = Stack(cases)
-    unseen, doubts, _ = predict_left_out(stack, cases[0].gpu.uncalibrated)
-    return spread_of(np.log(stack.measured / unseen), doubts, stack.sources)
+def spread_left_out(cases: list[Case]) -> float:
+    """The spread of one chip's sources, each predicted by a table that was fitted on the others, or by none."""
+    stack, plain = Stack(cases), cases[0].gpu.uncalibrated
+    ways = (predict_left_out(stack, plain)[:2], stack.predict_with_doubt(plain))
+    return unseen_spread(stack, ways, everything(stack))
 
 
 def _is_unexplained(case: Case) -> bool:
@@ -68,7 +66,7 @@ def main() -> None:
     for chip, cases in sorted(by_chip.items()):
         if given.spread:
             before = rf"(\[chips\.{chip}\.calibrated\]\n(?:.+\n)*?spread = )[0-9.]+"
-            text = re.sub(before, rf"\g<1>{unseen_spread(cases):.3g}", text)
+            text = re.sub(before, rf"\g<1>{spread_left_out(cases):.3g}", text)
             continue
         block = calibrated_block(chip, cases, given.as_of)
         print(block, flush=True)

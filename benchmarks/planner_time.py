@@ -55,13 +55,13 @@ def _chip_report(cases: Sequence[Case], held_out: Collection[str] = ()) -> dict[
     calibrated, doubts, tables = predict_left_out(stack, plain, held_out)
     seen = ~np.isin(stack.sources, list(held_out))
     plain_doubt = stack.predict_with_doubt(plain)[1]
-    logs = np.log(stack.measured / calibrated)
+    both = ((calibrated, doubts), (uncalibrated, plain_doubt))
     report: dict[str, Any] = {"sources": {}, "ranking": {}, "tables": {k: asdict(v) for k, v in tables.items()}}
     for source in sorted(set(stack.sources)):
         own = stack.sources == source
         mine = [case for case, is_own in zip(cases, own, strict=True) if is_own]
         others = (stack.sources != source) & seen
-        spread = spread_of(logs[others], doubts[others], stack.sources[others]) if others.any() else plain.spread
+        spread = unseen_spread(stack, both, others) if others.any() else plain.spread
         row = {
             "n": int(own.sum()),
             "uncalibrated": _errors(uncalibrated[own], stack.measured[own]),
@@ -115,6 +115,15 @@ def predict_left_out(
         seconds, beyond = stack.predict_with_doubt(tables[source])
         predicted[own], doubts[own] = seconds[own], beyond[own]
     return predicted, doubts, tables
+
+
+def unseen_spread(stack: Stack, ways: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray) -> float:
+    """The spread of these rows, predicted and doubted in one way or another (fitted on other sources, not fitted).
+
+    It is that of the worse way: how far a fit moves the table is not known either.
+    """
+    measured, sources = stack.measured[rows], stack.sources[rows]
+    return max(spread_of(np.log(measured / seconds[rows]), doubts[rows], sources) for seconds, doubts in ways)
 
 
 def _errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
