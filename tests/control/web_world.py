@@ -195,7 +195,7 @@ def a_week(folder: Path) -> Team:
     for budget in (
         Budget(queue="research", micro_usd=4_000_000_000, hard=True),
         Budget(user="yuki", gpu_us=500 * HOUR),
-        Budget(queue="product", per="total", micro_usd=900_000_000, hard=True, stops=True),
+        Budget(queue="product", per="total", micro_usd=1_500_000_000, hard=True, stops=True),
     ):
         team.api.scene.control.note(BudgetSet(at_us=team.now, budget=budget, by="ada"))
     saves = {"checkpoint": {"to": str(folder / "checkpoints")}}
