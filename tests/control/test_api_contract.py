@@ -16,13 +16,14 @@ DOCUMENTS = (
     "/v1/dry-run",
     "/v1/rehearsals",
     "/v1/reservations",
+    "/v1/nodes/{name}/maintenance",
     "/v1/queues",
     "/v1/budgets",
     "/v1/services",
     "/v1/sweeps",
     "/v1/services/{name}/scale",
 )
-"""Specs, numbers of replicas, queues and budgets have rules that no JSON schema states; breaking one gives 422."""
+"""Specs, numbers of replicas, stretches of time, queues and budgets have rules that no JSON schema states; breaking one gives 422."""
 
 
 @pytest.fixture(scope="module")
