@@ -23,7 +23,7 @@ DOCUMENTS = (
     "/v1/sweeps",
     "/v1/services/{name}/scale",
 )
-"""Specs, numbers of replicas, stretches of time, queues and budgets have rules that no JSON schema states; breaking one gives 422."""
+"""Specs, numbers of replicas, stretches of time, queues and budgets have rules that no JSON schema states: 422."""
 
 
 @pytest.fixture(scope="module")
