@@ -171,7 +171,7 @@ class CollectRequest(View):
     Without `keep` no version goes, only chunks that none needs.
     """
 
-    keep: Annotated[int, BeforeValidator(_no_bool), Field(ge=1)] | None = None
+    keep: Annotated[int, Field(ge=1), BeforeValidator(_no_bool)] | None = None
     name: str = ""
     dry: bool = True
 
