@@ -36,3 +36,15 @@ def test_a_stack_takes_what_each_of_its_cases_takes(benchmark: ModuleType) -> No
     assert np.allclose(benchmark.Stack(cases).predict(table), alone, rtol=1e-9)
     # 8 GPUs, eager, 16 sequences of 8192: 5,762 tokens a second on each.
     assert cases[0].measured_s == pytest.approx(16 * 8192 / 8 / 5762)
+
+
+def test_the_spread_is_what_the_middle_source_needs(benchmark: ModuleType) -> None:
+    import least_squares
+
+    sources = np.repeat(["near", "middle", "far"], 10)
+    errors = np.repeat([0.01, 0.0329, 0.5], 10) * np.tile([1.0, -1.0], 15)
+    assert least_squares.spread_of(errors, np.zeros(30), sources) == pytest.approx(0.02)
+    # What the planner knows of already is not counted again; a source of two rows weighs a fifth.
+    assert least_squares.spread_of(errors, np.full(30, 0.012), sources) == pytest.approx(0.016)
+    few = np.r_[0:10, 10:12, 20:22]
+    assert least_squares.spread_of(errors[few], np.zeros(14), sources[few]) == pytest.approx(0.01 / 1.645)

@@ -21,7 +21,6 @@ from cordee.plan.memory import outer_parameters
 from cordee.plan.memory_interval import RESIDUALS
 from cordee.plan.stages import stage_in_words
 from cordee.plan.states import adapter_parameters, reference_bytes, trained_parameters
-from cordee.plan.step import step_interval_s
 from cordee.plan.survive import Survival
 from cordee.plan.training import Adapters, Frozen, Training
 from cordee.units import format_bytes, format_count, format_duration, format_gb, format_kg, format_whole_usd, plural
@@ -476,12 +475,8 @@ def print_sources(out: Console, answer: Answer) -> None:
         found = RESIDUALS[answer.training.framework]
         within = f"within {found.low:+.0%} and {found.high:+.0%} of their plans"
         indented(out, f"memory seen: {found.runs} published peaks ({found.source}), nine of ten {within}")
-    low, high = step_interval_s(1.0, gpu)
-    indented(
-        out,
-        f"step time: {gpu.efficiency.source}; nine of ten are expected within {low - 1:+.0%} and {high - 1:+.0%}; "
-        "MFU counts causal attention once, no recomputation",
-    )
+    counted = "MFU counts causal attention once, no recomputation"
+    indented(out, f"step time: {gpu.efficiency.source}{answer.nearest.expected}; {counted}")
 
 
 def indented(out: Console, text: str, style: str = "dim") -> None:

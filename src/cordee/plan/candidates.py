@@ -31,6 +31,14 @@ class Candidate:
         return self.memory.total_bytes
 
     @property
+    def expected(self) -> str:
+        """The distance from the step within which nine of ten measured ones are expected, in words; empty without a step."""
+        if self.step_s is None or self.step_interval_s is None:
+            return ""
+        low, high = (edge / self.step_s - 1 for edge in self.step_interval_s)
+        return f"; nine of ten steps of the fastest layout are expected within {low:+.0%} and {high:+.0%}"
+
+    @property
     def step_s(self) -> float | None:
         """Seconds of a step; None if it does not fit."""
         return None if self.step is None else float(self.step.total_s)

@@ -8,7 +8,6 @@ from cordee.plan.curve import WORTH, Curve
 from cordee.plan.expect import Expectation
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.request import Request
-from cordee.plan.step import step_interval_s
 from cordee.plan.training import Training
 from cordee.units import format_count, format_gb, plural
 from cordee.view.chart import Axis, ChartLine, Mark, chart_html
@@ -154,10 +153,9 @@ def _spending_svg(own: Comparison) -> str:
 
 def _sources(answer: Drawn) -> str:
     gpu = answer.request.gpu
-    low, high = step_interval_s(1.0, gpu)
     sources = [f"{gpu.name}: {gpu.source}"]
     for each in answer.expectations:
         if each.price is not None:
             sources.append(f"{each.capacity} ${each.price.usd_per_gpu_hour:.2f} a GPU-hour: {each.price.source}")
-    sources.append(f"step time: {gpu.efficiency.source}; nine of ten within {low - 1:+.0%} and {high - 1:+.0%}")
+    sources.append(f"step time: {gpu.efficiency.source}{answer.nearest.expected}")
     return ". ".join(sources)
