@@ -32,7 +32,7 @@ class Candidate:
 
     @property
     def expected(self) -> str:
-        """The distance from the step within which nine of ten measured ones are expected, in words; empty without a step."""
+        """The distance within which nine of ten measured steps are expected, in words; empty without a step."""
         if self.step_s is None or self.step_interval_s is None:
             return ""
         low, high = (edge / self.step_s - 1 for edge in self.step_interval_s)
