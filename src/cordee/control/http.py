@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 
 import uvicorn
+from anyio import to_thread
 from starlette.types import ASGIApp
 
 from cordee.control.connections import connections
@@ -17,6 +19,12 @@ FRAME_BYTES_MAX = 64 * 2**20
 BACKLOG = 16_384
 """The number of connections that may wait to be accepted: all agents dial a server that comes back. Linux has a limit
 of its own, net.core.somaxconn."""
+
+THREADS = 8
+"""Requests that are worked for at a time. Their threads and the tick take turns at the interpreter's lock."""
+
+_TURN_S = 0.001
+"""The longest turn of a thread while others wait; Python's own is 5 ms. The tick needs one after each write."""
 
 _LET_GO_S = 1
 
@@ -57,6 +65,8 @@ class WebServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        to_thread.current_default_thread_limiter().total_tokens = THREADS
+        sys.setswitchinterval(_TURN_S)
         await super().startup(sockets)
         if self._public is not None:
             loopback, self.config.ssl = self.servers, self._public.context
