@@ -152,7 +152,7 @@ def test_the_keyboard_reaches_every_page(page: "playwright.Page") -> None:
         page.wait_for_url(re.compile(re.escape(path) + "$"))
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.matches('[type=search]')")
-    page.keyboard.type("diffusion")
+    page.keyboard.type("dpo-sweep")
     playwright.expect(page.locator("#queue-rows tr:visible")).to_have_count(1)
     page.goto("/")
     page.keyboard.press("Tab")
@@ -172,7 +172,7 @@ def test_the_lineage_leads_to_the_job_and_to_what_came_of_it(page: "playwright.P
 
 
 def test_a_person_pauses_a_job_from_its_page(page: "playwright.Page", team: Team) -> None:
-    job_id = team.submit("late-eval", "ada", 1, "product")
+    job_id = team.submit("late-eval", "ada", 16, "product")
     page.goto(f"/jobs/{job_id}")
     page.get_by_role("link", name="Pause").click()
     page.get_by_role("button", name="Pause it").click()

@@ -47,7 +47,7 @@ MORE = {
 WIDTHS = {400: 1_600, 1_280: 1_280, 2_560: 1_440}
 """The width of a picture, and its height at most."""
 
-QUALITY = 60
+QUALITY = 50
 
 
 def main() -> None:
@@ -104,6 +104,8 @@ def _whole(page: Any, out: Path) -> None:
             page.set_viewport_size({"width": width, "height": 900})
             page.screenshot(path=f"{out}_{width}_{scheme}.png", full_page=True)
     page.emulate_media(color_scheme="light", media="print")
+    page.set_viewport_size({"width": 1_047, "height": 720})
+    page.screenshot(path=f"{out}_print.png", full_page=True)
     page.pdf(path=f"{out}.pdf", print_background=True, prefer_css_page_size=True)
     page.emulate_media(media="screen")
 

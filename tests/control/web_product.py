@@ -8,7 +8,7 @@ from web_world import H100, HOUR, MINUTE, S, Team, a_week, with_artifacts
 
 from cordee.answers.services import GatewayReport, GatewayStatus, ServiceSubmission, UsageLine
 from cordee.answers.submissions import Submission
-from cordee.events import Failure, MetricsLogged, NodeUp, Outcome, RankLeft, RanksEnded, ReplicaReady
+from cordee.events import Budget, BudgetSet, Failure, MetricsLogged, NodeUp, Outcome, RankLeft, RanksEnded, ReplicaReady
 from cordee.ids import JobId
 from cordee.ids import job_id as new_id
 from cordee.workload.spec import JobSpec
@@ -27,15 +27,28 @@ L40S = replace(
 def everything(folder: Path) -> Team:
     """Return the team on a Friday evening."""
     team = with_artifacts(a_week(folder))
+    budget = Budget(queue="product", per="total", micro_usd=1_600_000_000, hard=True, stops=True)
+    team.api.scene.control.note(BudgetSet(at_us=team.now, budget=budget, by="ada"))
     team.say(NodeUp(at_us=team.now, node=L40S), "node/c1/1")
     _service(team)
     _failed(team)
     _sweep(team)
-    names = ("llama-8b-pretrain", "segment-vit")
-    big, segment = (team.ids[name] for name in names)
-    team.train((big, 900, 6_000), (segment, 700, 4_000), lasts_us=5 * HOUR)
+    _take_turns(team, 2 * HOUR)
+    _take_turns(team, 3 * HOUR)
     _requests(team)
     return team
+
+
+def _take_turns(team: Team, lasts_us: int) -> None:
+    """Jobs that have got notice leave with a checkpoint; those that start in their place train, and so do others."""
+    attempts = team.api.scene.control.state.attempts
+    mine = set(team.ids.values()) - {team.ids["eval-nightly"]}
+    for job_id in [each for each in attempts if each in mine and attempts[each].leaving]:
+        team.leave(job_id, "checkpointed", Outcome.CHECKPOINTED)
+    turn(team, MINUTE)
+    for job_id in [each for each in attempts if each in mine and attempts[each].started_us is None]:
+        team.start(job_id)
+    team.train(*((each, 300, 6_000) for each in attempts if each in mine), lasts_us=lasts_us)
 
 
 def turn(team: Team, after_us: int = 0) -> None:
@@ -111,7 +124,7 @@ def _sweep(team: Team) -> None:
     wanted = Submission(job_id=sweep_id, spec=spec.model_dump(mode="json"), unprotected=True)
     team.api.sweeps.declare(wanted, "omar")
     turn(team)
-    for _ in range(11):
+    for _ in range(7):
         running = [each for each in team.api.sweeps.sweep(sweep_id).trials if each.state == "running"]
         for each in running[:2]:
             _to_its_rung(team, each.number, JobId(each.job_id), each.rung, each.values)

@@ -214,10 +214,12 @@ def _lane(lane: JobTrack, top: float, scale: _Scale) -> str:
     if ended is None and queued_us is not None:
         parts.append(_queued(queued_us, scale.end_us, bar, scale))
     elif ended is not None:
-        x = scale.x(ended.at_us)
+        x, y = scale.x(ended.at_us), bar - 8
         anchor = "end" if x > WIDTH - 90 else "start"
+        if anchor == "end" and lane.attempts and x - scale.x(lane.attempts[-1].placed_us) < 130:
+            y = bar + BAR + 16  # above it is the name of the attempt
         parts.append(
-            f'<text class="end {text(ended.state)}" x="{num(x)}" y="{num(bar - 8)}" text-anchor="{anchor}">'
+            f'<text class="end {text(ended.state)}" x="{num(x)}" y="{num(y)}" text-anchor="{anchor}">'
             f"{text(ended.state)}<title>{text(ended.why)}</title></text>"
         )
     return "".join(parts)

@@ -107,6 +107,7 @@ def framed(
         here=here,
         lead=lead,
         live="" if live is None else "/live?" + _query(live),
+        kind="" if live is None else live.page,
         person=person,
         form=form,
         notice=notice,

@@ -144,7 +144,7 @@ def _write(value: float) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
+    return f"{100 * value:.3g}%"
 
 
 _KNOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {

@@ -265,7 +265,7 @@ def _node_use(node: Node, held: _Held) -> str:
     uses = [held.uses[node.name, gpu] for gpu in held.on.get(node.name, ()) if (node.name, gpu) in held.uses]
     busy = [use.busy for use in uses if use.busy is not None]
     memory = max((use.memory_bytes for use in uses if use.memory_bytes is not None), default=None)
-    parts = [f"{100 * sum(busy) / len(busy):.0f} % busy"] if busy else []
+    parts = [f"{sum(busy) / len(busy):.0%} busy"] if busy else []
     return ", ".join(parts + ([] if memory is None else [_memory_text(memory, held.memory_bytes.get(node.gpu_name))]))
 
 
@@ -291,7 +291,7 @@ def _gpu(
         return Gpu(state=state, about=f"GPU {gpu}: {about}")
     use = held.uses.get((record.node.name, gpu), _Use(None, None))
     whole = held.memory_bytes.get(record.node.gpu_name)
-    used = "" if use.busy is None else f", {100 * use.busy:.0f} % busy"
+    used = "" if use.busy is None else f", {use.busy:.0%} busy"
     used += "" if use.memory_bytes is None else f", {_memory_text(use.memory_bytes, whole)}"
     memory = None if use.memory_bytes is None or whole is None else min(1.0, use.memory_bytes / whole)
     first = holders[0]
