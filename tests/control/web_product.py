@@ -101,8 +101,9 @@ def _requests(team: Team) -> None:
         for each in (first, second)
     ]  # fmt: skip
     busy = [each.model_copy(update={"tenant": "", "key": "", "requests": 0}) for each in lines]
+    used = {f"{first.job_id}.{first.epoch}": 96_000, f"{second.job_id}.{second.epoch}": 81_000}
     status = GatewayStatus(
-        service="chat-assistant", queued=1, running=37, kv_used={first.address: 96_000, second.address: 81_000},
+        service="chat-assistant", queued=1, running=37, kv_used=used,
         ttft_p99_us=412_000, tpot_p99_us=31_000, requests_per_s=5.3, tokens_per_s=1_310.0,
     )  # fmt: skip
     report = GatewayReport(
