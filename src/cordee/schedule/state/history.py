@@ -30,12 +30,10 @@ class History:
     _sorted: dict[Key, list[int]]
     _sum_s: int  # of all run times
     _sum_s2: int  # of their squares
-    _long_run_us: int | None  # of these sums, once it is known
 
     def __init__(self) -> None:
         self._newest, self._sorted = {}, {}
         self._sum_s, self._sum_s2 = _FIRST_JOBS * _FIRST_S, _FIRST_JOBS * _FIRST_S**2
-        self._long_run_us = None
 
     def add(self, job: Job, ran_us: int) -> tuple[tuple[Key, int, int | None], ...]:
         """Add the run time of a job; return each key, the run time, and the oldest one that it replaced."""
@@ -89,15 +87,12 @@ class History:
         >>> history.long_run_us // US_PER_S  # (7 x 150,000^2 + 99,000 x 1,000^2) / (7 x 150,000 + 99,000 x 1,000)
         2563
         """
-        if self._long_run_us is None:
-            self._long_run_us = self._sum_s2 * US_PER_S // self._sum_s
-        return self._long_run_us
+        return self._sum_s2 * US_PER_S // self._sum_s
 
     def _count(self, ran_us: int, sign: int) -> None:
         ran_s = ran_us // US_PER_S
         self._sum_s += sign * ran_s
         self._sum_s2 += sign * ran_s**2
-        self._long_run_us = None
 
     def longer(self, job: Job, ran_us: int) -> list[int]:
         """Return the run times of the most similar jobs that ran longer, ascending; empty if too few are known."""
