@@ -368,6 +368,15 @@ class ClaimError(CordeeError):
     exit_code = 80
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its name if it says nothing.
+
+    >>> first_line(ValueError("no such shape\\nin a long trace")), first_line(KeyError())
+    ('no such shape', 'KeyError')
+    """
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def find_error(kind: str) -> type[CordeeError]:
     """Return the error class of this name; `ServerError` for a name from another version."""
     found = globals().get(kind)

@@ -134,10 +134,10 @@ def test_over_tls_cookies_are_secure_and_browsers_stay_with_tls(served: Client) 
         assert ("secure" in parts, "strict-transport-security" in answer.headers) == (secure, secure)
 
 
-def test_metrics_say_how_long_turns_take(served: Client) -> None:
+def test_metrics_say_how_long_ticks_take(served: Client) -> None:
     text = httpx.get(f"{served.url}/metrics", headers={"Authorization": f"Bearer {served.token}"}).text
-    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if "control_loop_turn_seconds" in line[:40])
-    name = "cordee_control_loop_turn_seconds"
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if "control_loop_tick_seconds" in line[:40])
+    name = "cordee_control_loop_tick_seconds"
     counts = [int(value) for key, value in found.items() if key.startswith(f"{name}_bucket")]
     assert counts == sorted(counts)
     assert counts[-1] == int(found[f"{name}_count"]) > 0

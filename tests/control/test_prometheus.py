@@ -54,7 +54,7 @@ def test_the_cluster_in_numbers(team: Team) -> None:
     assert value(text, "cordee_held_dollars_per_hour") == pytest.approx(36 * 2.99)
     assert value(text, "cordee_oldest_wait_seconds") >= 1200
     assert value(text, "cordee_control_loop_works") == 1
-    assert value(text, "cordee_control_loop_turn_seconds_count") == 0, "a test turns this loop"
+    assert value(text, "cordee_control_loop_tick_seconds_count") == 0, "a test turns this loop"
     assert not any(name in text for name in team.ids), "a series for each job would grow without bound"
 
 

@@ -97,7 +97,7 @@ Train = Annotated[
 StageText = Annotated[
     str | None,
     typer.Option(
-        help="A stage with a reference: dpo, dpo,reference=computed, grpo,group=8,prompt=512,rollouts=apart.",
+        help="A stage with a reference: dpo, dpo,reference=computed, grpo,group=8,rollouts=apart.",
         rich_help_panel=TUNE,
     ),
 ]

@@ -24,7 +24,7 @@ from cordee.control.snapshot import Snapshot, SnapshotError, decoded_jobs, loade
 from cordee.control.store import tables
 from cordee.control.store.credential_tables import metadata
 from cordee.control.store.sql import SqlStore
-from cordee.errors import HomeUnsuitableError, InputError, StoreError
+from cordee.errors import HomeUnsuitableError, InputError, StoreError, first_line
 from cordee.events import Event
 from cordee.schedule.policy import Policy
 from cordee.units import plural
@@ -178,7 +178,7 @@ def _checked(store: SqlStore, again: SqlStore) -> tuple[int, list[str]]:
                 faults += _snapshot_faults(store, snapshot, fold)
             fold.apply(page[part:])
     except (StoreError, ValueError) as error:
-        faults.append(f"after event {fold.number}: {str(error).splitlines()[0]}")
+        faults.append(f"after event {fold.number}: {first_line(error)}")
     if fold.number != whole:
         return whole, [*faults, f"the log's last number is {whole}, and it can be read up to {fold.number}"]
     for table in (tables.jobs, tables.attempts):

@@ -3,9 +3,9 @@
 import csv
 import io
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-from fastapi import Query
+from fastapi import Depends, Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
@@ -42,8 +42,12 @@ def lines_of(
     ]
 
 
-@router.get("/chargeback")
-async def chargeback(
+class _Answered(NamedTuple):
+    at_us: int
+    lines: list[ChargeLine]
+
+
+async def _answered(
     operations: Asked,
     request: Request,
     costly: Costly,
@@ -51,27 +55,25 @@ async def chargeback(
     from_us: Moment = 0,
     to_us: Moment | None = None,
     idle: Idle = "apart",
-) -> ChargebackView:
-    """Return the chargeback by month, user, queue, project and model: its lines sum to the ledger."""
+) -> _Answered:
     now_us, books = operations.clock.now_us(), request.app.state.pages.books
     found = await costly.answer(request, lambda _: lines_of(books, by, now_us, from_us=from_us, to_us=to_us, idle=idle))
-    return ChargebackView(at_us=now_us, lines=[_view(line) for line in found])
+    return _Answered(now_us, found)
+
+
+Answered = Annotated[_Answered, Depends(_answered)]
+
+
+@router.get("/chargeback")
+async def chargeback(found: Answered) -> ChargebackView:
+    """Return the chargeback by month, user, queue, project and model: its lines sum to the ledger."""
+    return ChargebackView(at_us=found.at_us, lines=[_view(line) for line in found.lines])
 
 
 @router.get("/chargeback.csv", response_class=Response)
-async def chargeback_csv(
-    operations: Asked,
-    request: Request,
-    costly: Costly,
-    by: By,
-    from_us: Moment = 0,
-    to_us: Moment | None = None,
-    idle: Idle = "apart",
-) -> Response:
+async def chargeback_csv(found: Answered) -> Response:
     """Return the same as CSV: seconds and dollars with all six digits."""
-    now_us, books = operations.clock.now_us(), request.app.state.pages.books
-    found = await costly.answer(request, lambda _: lines_of(books, by, now_us, from_us=from_us, to_us=to_us, idle=idle))
-    return Response(csv_of(found), media_type="text/csv; charset=utf-8")
+    return Response(csv_of(found.lines), media_type="text/csv; charset=utf-8")
 
 
 def _view(line: ChargeLine) -> ChargeLineView:

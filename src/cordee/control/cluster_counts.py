@@ -18,7 +18,7 @@ class ClusterCounts:
         queues: as the API answers them.
         oldest_wait_us: how long the job that was submitted first of those that wait has existed.
         held_micro_usd_per_hour, idle_micro_usd_per_hour: the price of GPUs that are held, and of others.
-        works: whether the last turn of the control loop was without an error.
+        works: whether the last tick was without an error.
         log_number: events in the log.
     """
 
@@ -67,7 +67,7 @@ def cluster_counts(operations: Operations) -> ClusterCounts:
         oldest_wait_us=max(0, now_us - oldest_us),
         held_micro_usd_per_hour=prices["held"],
         idle_micro_usd_per_hour=prices["idle"],
-        works=operations.turns.problem is None,
+        works=operations.ticks.problem is None,
         log_number=control.number,
     )
 

@@ -80,7 +80,6 @@ class Fold:
             self.rehearsals = Rehearsals.restored(saved.rehearsals)
             self.artifacts = Artifacts.restored(saved.artifacts)
             self.number, self.last_us = saved.number, saved.last_us
-
         self._folds: dict[type[Event], tuple[Callable[[Event], None], ...]] = {}
 
     def saved(self) -> SavedFold:

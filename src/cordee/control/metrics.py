@@ -13,7 +13,7 @@ from cordee.account.usage import CostLine, TokenCost, Tokens
 from cordee.answers.queues import BudgetView
 from cordee.answers.services import ServiceView, TenantView
 from cordee.control.cluster_counts import ClusterCounts
-from cordee.control.turns import BOUNDS_S, Turns
+from cordee.control.ticks import BOUNDS_S, Ticks
 from cordee.units import MICRO_USD, US_PER_S
 from cordee.view.markup import CLASSES
 
@@ -33,7 +33,7 @@ class Measures:
         services: as the API answers them.
         tenants: as the API answers them.
         cluster: GPUs, nodes, jobs and queues.
-        turns: of the control loop.
+        ticks: of the control loop.
         budgets: as the API answers them.
     """
 
@@ -43,7 +43,7 @@ class Measures:
     services: Sequence[ServiceView]
     tenants: Sequence[TenantView]
     cluster: ClusterCounts
-    turns: Turns
+    ticks: Ticks
     budgets: Sequence[BudgetView] = ()
 
 
@@ -54,7 +54,7 @@ def metrics_text(measures: Measures) -> str:
         _services(measures.services),
         _money(measures),
         _cluster(measures.cluster),
-        _turns(measures.turns),
+        _ticks(measures.ticks),
         _budgets(measures.budgets),
     )
     return "".join(line for part in parts for line in part)
@@ -157,19 +157,19 @@ def _cluster(cluster: ClusterCounts) -> Iterator[str]:
         ("oldest_wait_seconds", "Age of the job that waits since longest; 0: none waits.", "gauge", oldest_s),
         ("held_dollars_per_hour", "The price of the GPUs that are held.", "gauge", rates[0]),
         ("idle_dollars_per_hour", "The price of GPUs that are up and held by nobody.", "gauge", rates[1]),
-        ("control_loop_works", "1, or 0 after a turn that failed, as with a full disk.", "gauge", int(cluster.works)),
+        ("control_loop_works", "1, or 0 after a tick that failed, as with a full disk.", "gauge", int(cluster.works)),
         ("log_events_total", "Events in the log.", "counter", cluster.log_number),
     ):
         yield from _family(name, about, kind, [({}, value)])
 
 
-def _turns(turns: Turns) -> Iterator[str]:
-    name, about = "control_loop_turn_seconds", "A turn of the control loop: reports, decision, commit, orders."
+def _ticks(ticks: Ticks) -> Iterator[str]:
+    name, about = "control_loop_tick_seconds", "A tick of the control loop: reports, decision, commit, orders."
     yield f"# HELP cordee_{name} {about}\n# TYPE cordee_{name} histogram\n"
     bounds = [*(f"{each:g}" for each in BOUNDS_S), "+Inf"]
-    sums = list(accumulate(turns.counts))
+    sums = list(accumulate(ticks.counts))
     yield from _lines(f"{name}_bucket", [({"le": each}, sums[at]) for at, each in enumerate(bounds)])
-    yield f"cordee_{name}_sum {turns.sum_s:.15g}\ncordee_{name}_count {sums[-1]}\n"
+    yield f"cordee_{name}_sum {ticks.sum_s:.15g}\ncordee_{name}_count {sums[-1]}\n"
 
 
 def _budgets(budgets: Sequence[BudgetView]) -> Iterator[str]:

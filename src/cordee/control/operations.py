@@ -33,7 +33,7 @@ from cordee.control.specs import spec_of
 from cordee.control.standby import Standby
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
-from cordee.control.turns import Turns
+from cordee.control.ticks import Ticks
 from cordee.errors import DependencyError, NotFoundError, SpecError, StoreError
 from cordee.events import After, AfterEnd, BudgetRemoved, BudgetSet, Lease, Node, Queue
 from cordee.hardware.catalog import Catalogue
@@ -76,7 +76,7 @@ class Operations:
         secrets: the secrets of jobs.
         standby: this server's part in a pair of servers; None: it is the only one.
         machines: the nodes' links and engines; None: there are none.
-        turns: figures of the control loop.
+        ticks: figures of the control loop.
         closing: the server is about to exit, so streams that follow something end.
         files: the submitted files of jobs.
         forecasting: a lock; forecasts run one after the other, so that they use at most one processor.
@@ -93,7 +93,7 @@ class Operations:
     secrets: SecretStore
     standby: Standby | None = None
     machines: Machines | None = None
-    turns: Turns = field(default_factory=Turns)
+    ticks: Ticks = field(default_factory=Ticks)
     closing: bool = field(default=False)
     files: JobFiles = field(init=False)
     forecasting: threading.Lock = field(default_factory=threading.Lock)
@@ -112,7 +112,7 @@ class Operations:
                 shutting_down=self.control.state.shutting_down,
                 live_attempts=len(self.control.state.attempts),
                 log_number=self.control.number,
-                problem=self.turns.problem,
+                problem=self.ticks.problem,
                 role="leader" if self.standby is None or self.standby.leads else "standby",
                 servers=[] if self.standby is None else self.standby.servers,
                 listens=None if public is None else public.url,

@@ -311,7 +311,7 @@ class Server:
             while self._signal is None:
                 began_s = time.perf_counter()
                 wake_at_us = self._tick()
-                self.operations.turns.add(time.perf_counter() - began_s)
+                self.operations.ticks.add(time.perf_counter() - began_s)
                 if self._standby is not None and self._standby.replaced is not None:
                     raise self._standby.replaced
                 self._snapshots.step(self.control)
@@ -335,11 +335,11 @@ class Server:
             self._standby.replaced = error
             return None
         except (StoreError, OSError) as error:
-            if self.operations.turns.problem != str(error):
+            if self.operations.ticks.problem != str(error):
                 self._log.error("a tick failed; nothing is lost, and it is tried again", error=str(error))
-            self.operations.turns.problem = str(error)
+            self.operations.ticks.problem = str(error)
             return SystemClock().now_us() + round(_RETRY_S * 1e6)
-        self.operations.turns.problem = None
+        self.operations.ticks.problem = None
         failures = {(str(job_id), repr(failure)): failure for job_id, failure in self.control.errors}
         for key, failure in failures.items():
             if key not in self._logged:

@@ -115,7 +115,7 @@ def metrics(operations: Asked, services: Services, budgets: AskedBudgets, by: By
         services=found,
         tenants=limits,
         cluster=cluster_counts(operations),
-        turns=operations.turns,
+        ticks=operations.ticks,
         budgets=budgets.budgets(by),
     )
     return PlainTextResponse(metrics_text(measures), media_type=CONTENT_TYPE)

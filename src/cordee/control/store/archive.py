@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cordee.control.snapshot import Snapshot
 from cordee.control.store import tables
 from cordee.control.store.segments import checked_lines, digest
-from cordee.errors import StoreError
+from cordee.errors import StoreError, first_line
 from cordee.ids import JobId
 
 SEGMENT = 1_000
@@ -148,4 +148,4 @@ class Archive:
 
 
 def _refused(what: str, error: SQLAlchemyError) -> StoreError:
-    return StoreError(f"{what}: {str(getattr(error, 'orig', None) or error).strip().splitlines()[0]}")
+    return StoreError(f"{what}: {first_line(getattr(error, 'orig', None) or error)}")

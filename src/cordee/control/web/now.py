@@ -142,7 +142,7 @@ def now_parts(operations: Operations, forecasts: Forecasts, viewer: Access) -> P
         "paid": totals.micro_usd.held,
         "useful": totals.micro_usd.useful + totals.micro_usd.serving,
         "at_us": found.at_us,
-        "problem": operations.turns.problem or "",
+        "problem": operations.ticks.problem or "",
     }
     shown = [job for job in running if job.job_id in seen]
     return {

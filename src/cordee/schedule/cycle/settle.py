@@ -71,10 +71,9 @@ def settle(state: State, draft: Draft) -> None:
         emit(state, draft, reached)
     for job_id in sorted(_due(state, draft.now_us)):
         guarded(state, draft, job_id, settle_job)
+    # The end of a job is the start, or the end, of those that wait for it.
     decided = -1
-    while (
-        decided < len(draft.events) and state.agenda.unsettled
-    ):  # The end of a job is the start, or the end, of those that wait for it.
+    while decided < len(draft.events) and state.agenda.unsettled:
         decided = len(draft.events)
         for job_id in sorted(state.agenda.unsettled.keys() - state.attempts.keys()):
             guarded(state, draft, job_id, settle_job)

@@ -344,9 +344,8 @@ def _attempt_ended(state: State, event: AttemptEnded) -> None:
     state.journal.drop(state.agenda.unsettled, event.job_id)
     if restarts:
         state.journal.put(state.agenda.restarting, event.job_id, None)
-    if (
-        event.outcome is Outcome.FINISHED
-    ):  # The job ends in the same decision, so it need not stand in a line until then.
+    if event.outcome is Outcome.FINISHED:
+        # The job ends in the same decision, so it need not stand in a line until then.
         state.journal.put(state.jobs, event.job_id, queued._replace(phase=record.phase))
     else:
         chains.enter(state, queued, event.at_us)

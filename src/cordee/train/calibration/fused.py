@@ -7,10 +7,11 @@ products with 4-bit weights by their rows. Only on a GPU: Triton's interpreter h
 from collections.abc import Iterator
 from functools import partial
 
+from cordee.errors import first_line
 from cordee.hardware.measured import Refused
 from cordee.plan.kernels import TILES
 from cordee.train.calibration.cases import DTYPES, Maker
-from cordee.train.calibration.timing import Case, first_line
+from cordee.train.calibration.timing import Case
 
 STRIDE = 4
 COLUMNS = 4096  # of rows

@@ -11,9 +11,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from cordee.errors import first_line
 from cordee.hardware.measured import Refused
 from cordee.train.calibration.cases import DTYPES, Maker
-from cordee.train.calibration.timing import Case, first_line
+from cordee.train.calibration.timing import Case
 
 FP8 = torch.float8_e4m3fn
 BLOCK = 64  # elements of NF4 with one constant

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cordee.errors import InputError, MissingExtraError
+from cordee.errors import InputError, MissingExtraError, first_line
 from cordee.train.calibration.cases import DTYPES
 from cordee.train.calibration.timing import Device
 
@@ -68,7 +68,6 @@ def _model(facts: dict[str, Any], wanted: Steps, device: Device) -> Any:
         with torch.device(device.torch):
             return AutoModelForCausalLM.from_config(config, dtype=DTYPES[wanted.dtype])
     except (ValueError, KeyError, TypeError) as error:
-        first = str(error).splitlines()[0][:200]
         raise InputError(
-            f"transformers has no model for {kind!r}: {first}", hint="give a Hugging Face config.json"
+            f"transformers has no model for {kind!r}: {first_line(error)[:200]}", hint="give a Hugging Face config.json"
         ) from None

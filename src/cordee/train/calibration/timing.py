@@ -12,6 +12,7 @@ from itertools import starmap
 
 import torch
 
+from cordee.errors import first_line
 from cordee.hardware.measured import Point, Refused, Sample
 
 SWEEPS_MIN, SWEEPS_MAX = 7, 200
@@ -134,11 +135,6 @@ class Case:
         """Return the quartiles of all samples."""
         low, middle, high = statistics.quantiles(self.found, n=4, method="inclusive")
         return Sample(self.table, self.at, self.work, middle, low, high, len(self.found))
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, or its name."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def able(cases: Sequence[Case]) -> tuple[list[Case], list[Refused]]:

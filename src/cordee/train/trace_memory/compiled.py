@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
-from cordee.errors import InputError
+from cordee.errors import InputError, first_line
 from cordee.train.trace_memory.tracker import unseen
 
 
@@ -43,8 +43,8 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except torch._dynamo.exc.TorchDynamoException as error:
-        first = str(error).strip().splitlines()[0]
-        raise InputError(f"a layer does not compile whole: {first}", hint="leave --compile out") from error
+        why = first_line(error)
+        raise InputError(f"a layer does not compile whole: {why}", hint="leave --compile out") from error
     finally:
         torch._dynamo.reset()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from cordee.errors import InputError
+from cordee.errors import InputError, first_line
 from cordee.train.trace_memory.adapters import adapt
 from cordee.train.trace_memory.answer import WORKSPACE_BYTES, Traced
 from cordee.train.trace_memory.divided import divide
@@ -70,9 +70,8 @@ def _record(question: Question) -> tuple[Recorded, frozenset[int]]:
                 trained = [each for each in subject.module.parameters() if each.requires_grad]
                 found = record(subject, question, optimizer_of(trained, question))
         except (RuntimeError, NotImplementedError) as error:
-            first = str(error).strip().splitlines()[0]
             hint = "fake tensors have no values: code that reads one, or a kernel without a fake, cannot be traced"
-            raise InputError(f"the model does not run on fake tensors: {first}", hint=hint) from error
+            raise InputError(f"the model does not run on fake tensors: {first_line(error)}", hint=hint) from error
     wide = subject.wide // question.tp if question.code == "torchtitan" else subject.wide
     return found, frozenset(number for number, count in found.elements.items() if _is_logits(count, wide, question))
 
