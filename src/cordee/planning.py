@@ -26,7 +26,7 @@ from cordee.plan.serving.formats import KV, WEIGHTS, Format, default_format, fin
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, parse_serving_layout
 from cordee.plan.serving.price.price import TokenPrices
 from cordee.plan.serving.request import STATISTICS, Draft, EngineLimits, LeverAssumptions, Pricing, Slo, Traffic
-from cordee.plan.settings import Settings, Trained
+from cordee.plan.settings import Settings
 from cordee.plan.training import Loss, Precision
 from cordee.plan.wanted import layout_wanted
 from cordee.units import parse_bytes_per_s, parse_latency_s, parse_rate_per_s, parse_token_count
@@ -34,6 +34,8 @@ from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 from cordee.workload.request_files import load_requests
+from cordee.workload.spec import ModelSpec
+from cordee.workload.tuning import ModelCode, Trained, tuned
 
 T = TypeVar("T", bound=str)
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
@@ -61,6 +63,7 @@ class SettingsGiven(TypedDict, total=False):
     dequantized: int
     fsdp_version: int
     compiled: bool
+    model_code: ModelCode
 
 
 def plan(
@@ -113,6 +116,19 @@ def plan(
             tokens=None if tokens is None else parse_tokens(tokens),
             stage=stage,
         )
+    )
+
+
+def settings_of(model: ModelSpec) -> Settings:
+    """Return the settings of training that a job's `model` says."""
+    return Settings(
+        seq_tokens=model.seq,
+        global_batch=model.global_batch,
+        optimizer=model.optimizer,
+        precision=model.precision,
+        framework=model.framework,
+        loss=model.loss,
+        **tuned(model.tune),
     )
 
 

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import jsonschema
@@ -13,11 +15,15 @@ from pydantic import BaseModel, TypeAdapter
 from verbs import run
 
 from cordee.cli.main import main
+from cordee.cli.plan import plan
 from cordee.plan.cards_document import CardsDocument
 from cordee.plan.document import CurveDocument, PlanDocument
 from cordee.plan.published import Figure
+from cordee.plan.settings import Settings
+from cordee.planning import SettingsGiven
 from cordee.units import format_duration
 from cordee.workload.load import load_shape
+from cordee.workload.tuning import Tuned
 
 pytestmark = pytest.mark.usefixtures("empty_home")
 SCHEMAS = json.loads((Path(__file__).parent / "plan_schemas.json").read_text())
@@ -28,6 +34,14 @@ power_kw_per_gpu = 1.4
 usd_per_kwh = 0.11
 staff_usd_per_year = 150_000
 """
+
+
+def test_the_command_line_a_notebook_and_a_job_file_say_the_same_of_fine_tuning() -> None:
+    """A new field of `Tuned` is one of the job file at once; the other two need a line, which this test asks for."""
+    asked_as = {"packed_tokens": "packed"}
+    known = {field.name for field in fields(Tuned)}
+    assert {asked_as.get(name, name) for name in known} <= signature(plan).parameters.keys()
+    assert SettingsGiven.__annotations__.keys() == {f.name for f in fields(Settings)} - {"flash", "expert_loads"}
 
 
 def test_the_schemas_are_those_of_the_documents() -> None:

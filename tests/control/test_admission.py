@@ -254,6 +254,8 @@ def test_what_is_tuned_is_what_admission_plans(tmp_path: Path) -> None:
         ["--freeze", "embeddings,0..15", "--optimizer", "adamw-8bit", "--optimizer-in-backward", "--batch", "1"],
         ["--train", "qlora", "--stage", "dpo,reference=model"],
         ["--train", "lora", "--stage", "grpo,group=4,prompt=256,updates=2"],
+        ["--train", "qlora", "--lora-dropout", "0.1", "--fused-qkv", "--quantize-head", "--dequantized", "2"],
+        ["--train", "lora", "--fsdp-version", "1", "--model-code", "hf", "--compile"],
     ],
 )
 def test_a_plan_of_fine_tuning_is_admitted_as_it_was_planned(

@@ -1,6 +1,7 @@
 """The job's YAML: what may be left out, how quantities are read, and that every mistake is pointed at."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from cordee.errors import SpecError
 from cordee.workload import spec
 from cordee.workload.gpus import parse_gpus, parse_wanted
 from cordee.workload.spec import Checkpoint, JobSpec, Limit, OnHang, OnPreempt, Place, Retries, parse_spec
+from cordee.workload.tuning import TuneSpec
 
 FULL = """\
 version: 1
@@ -311,8 +313,25 @@ def test_the_reference_names_every_key_and_no_other() -> None:
         for inner in (spec._keys(key) if key in spec._SECTIONS else [""])
     ]
     at = keys.index("model.tune")
-    keys[at : at + 1] = [f"model.tune.{field}" for field in spec.TuneSpec.model_fields]
+    keys[at : at + 1] = [f"model.tune.{field.name}" for field in fields(TuneSpec)]
     assert told == keys
+
+
+@pytest.mark.parametrize(
+    ("tune", "message", "hint"),
+    [
+        ("{train: lora, lora_droput: 0.1}", "unknown key 'lora_droput' in model.tune", "did you mean lora_dropout?"),
+        ("lora", "model.tune must be a mapping, not 'lora'", "indented below tune:"),
+        ("{train: lorra}", "unknown model.tune.train 'lorra'", "did you mean lora?"),
+        ("{lora_dropout: 1.5}", "model.tune.lora_dropout = 1.5", None),
+        ("{model_code: megatron}", "unknown model.tune.model_code 'megatron'", "use one of: hf, torchtitan"),
+    ],
+)
+def test_what_is_tuned_is_refused_where_it_stands(tune: str, message: str, hint: str | None) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_spec(f"run: x\ngpus: 1\nmodel:\n  name: llama-3-8b\n  tune: {tune}\n", source="job.yaml")
+    assert refused.value.message.startswith("job.yaml:5:") and message in refused.value.message
+    assert hint is None or hint in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(

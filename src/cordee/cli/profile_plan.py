@@ -11,7 +11,7 @@ from cordee.plan import Request, Settings, ask
 from cordee.plan.states import flop_per_token
 from cordee.plan.training import PRECISIONS
 from cordee.plan.wanted import layout_wanted
-from cordee.planning import home_gpus
+from cordee.planning import home_gpus, settings_of
 from cordee.telemetry.profile.answer import PlanOfProfile
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
@@ -84,15 +84,11 @@ def planned_job(name: str, home: Path | None) -> ProfiledJob:
     if kind is None:
         raise InputError(f"job {name} does not say which GPU it ran on", hint="use --plan MODEL --gpus 64xH100")
     path = model.config if model.config is None or spec.cwd is None else str(Path(spec.cwd) / model.config)
-    settings = Settings(
-        seq_tokens=model.seq, global_batch=model.global_batch, optimizer=model.optimizer, precision=model.precision,
-        framework=model.framework, loss=model.loss,
-    )  # fmt: skip
     gpu = load_catalogue(gpu_files=home_gpus()).find_gpu(kind)
     request = Request(
-        shape=load_shape(str(path or model.name)), gpu=gpu, gpus=gpus, settings=settings,
+        shape=load_shape(str(path or model.name)), gpu=gpu, gpus=gpus, settings=settings_of(model),
         layout=layout_wanted(layout or model.layout, None if layout else model.recompute, model.micro_batch),
-        search="best",
+        search="best", stage=model.tune.stage,
     )  # fmt: skip
     folders = [folder / "attempts" / job_id, *([Path(spec.cwd)] if spec.cwd else [])]
     return ProfiledJob(_planned(request, job_id), tuple(folders))

@@ -11,9 +11,9 @@ from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.plan.answer import estimate_of_work
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import DEFAULTS, Assumptions
-from cordee.plan.settings import Settings
 from cordee.plan.survive import Saving, Survival, survival
 from cordee.plan.wanted import layout_wanted
+from cordee.planning import settings_of
 from cordee.units import format_bytes, format_duration
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
@@ -84,7 +84,7 @@ def _answers(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus_
             shape=shape,
             gpu=gpu,
             gpus=gpus,
-            settings=_settings(model),
+            settings=settings_of(model),
             layout=layout_wanted(model.layout, model.recompute, model.micro_batch),
             search="best",
             assumed=Assumptions(gpus_per_node=gpus_per_node),
@@ -108,7 +108,7 @@ def _on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node
 
     A process's resident memory is not compared either: the interpreter and its libraries are most of it.
     """
-    training = _settings(model).training(shape, spec.gpus)
+    training = settings_of(model).training(shape, spec.gpus)
     nodes = -(-spec.gpus // slots_per_node)
     saving = Saving(nodes * DEFAULTS.storage_bytes_per_s, DEFAULTS.start_s)
     found = survival(shape, training, spec.gpus, saving)
@@ -117,18 +117,6 @@ def _on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node
     estimate = estimate_of_work(shape, training, spec.gpus, layout, found)
     unchecked = f"{shape.name} is not checked against memory: CPU slots have none of their own"
     return Expected(found, (estimate,), (unchecked, _note(found)))
-
-
-def _settings(model: ModelSpec) -> Settings:
-    return Settings(
-        seq_tokens=model.seq,
-        global_batch=model.global_batch,
-        optimizer=model.optimizer,
-        precision=model.precision,
-        framework=model.framework,
-        loss=model.loss,
-        **model.tune.model_dump(exclude={"stage"}),
-    )
 
 
 def _note(found: Survival) -> str:

@@ -22,6 +22,7 @@ from cordee.plan.survive import LevelSave, Survival
 from cordee.plan.training import Framework, Frozen, Loss, Precision, Stage
 from cordee.plan.why import Ground
 from cordee.workload.model import ModelShape, ParameterCount
+from cordee.workload.tuning import TuneSpec, tuned
 
 Text = Annotated[str, BeforeValidator(str)]
 Rounded = Annotated[int, BeforeValidator(lambda value: round(float(value)))]
@@ -290,6 +291,7 @@ class PlanDocument(Row):
     gpu: GpuRow
     gpus: int
     training: TrainingRow
+    tune: TuneSpec
     state: StateRow
     price: PriceRow | None
     fits: bool
@@ -342,6 +344,7 @@ def plan_document(answer: Answer, model_path: str | None = None) -> PlanDocument
             "gpu": request.gpu,
             "gpus": request.gpus,
             "training": answer.training,
+            "tune": TuneSpec(**tuned(request.settings), stage=request.stage),
             "state": answer,
             "price": request.price,
             "fits": answer.fits,

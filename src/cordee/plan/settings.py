@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import get_args
 
 from cordee.errors import LayoutError
 from cordee.plan.experts.imbalance import ImbalanceByEp, Loads, imbalance_by_ep
@@ -22,36 +22,24 @@ from cordee.plan.training import (
     find_optimizer,
 )
 from cordee.workload.model import ModelShape
+from cordee.workload.tuning import Trained, Tuned
 
 TARGET_TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192
-Trained = Literal["full", "lora", "qlora", "dora"]
-TRAINED: tuple[Trained, ...] = ("full", "lora", "qlora", "dora")
+TRAINED = get_args(Trained)
 # What `base_bits` may say, and the format of the frozen matrices that it means.
 BASE_BITS = {"16": "bf16", "8": "int8", "4": "nf4"} | {name: name for name in BASES}
 TARGETS = {"all": LINEARS, "attention": ("q", "k", "v", "o")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Training settings as a user gives them.
+class Settings(Tuned):
+    """Training settings as a user gives them; those of a fine-tuner and of an implementation are `Tuned`'s.
 
     `seq_tokens` None is the model's own sequence, 8,192 tokens at most; `global_batch` (sequences in a step over all
     GPUs) None is about 4 million tokens. `flash` attention keeps no scores. `framework` None stands for any of torch
     and Megatron-LM, for jobs that do not say which one they use. `loss` None is the framework's own. `expert_loads` are
     the tokens of each expert in each layer, as measured; None counts experts as equally loaded.
-
-    `optimizer_in_backward` updates a weight as soon as its gradient is there. `freeze` names what is not trained:
-    embeddings, head, and layers: `embeddings,0..15`. `packed_tokens` is the length of the documents that sequences are
-    packed with: attention does not go beyond one.
-
-    `train` lora, qlora or dora trains adapters of this `rank` on `targets` (all, attention, or names: q,v) over frozen
-    weights of `base_bits` or in a format of `BASES`: None is 16 bits, and 4 for qlora.
-    Implementations differ by `lora_dropout` before the adapters; by `fused_qkv`, one product with one adapter; by
-    `quantize_head`, an output head in the base's format; by the `dequantized` 16-bit matrices that are there at once
-    while a quantised product runs; by `fsdp_version` 1 with one flat gradient for a layer, frozen parameters included.
-    `model_code` hf has RMS norms of several kernels. `compiled`: layers go through torch.compile, each by itself, and,
-    but for hf, whose loss is in the model, the loss too.
     """
 
     seq_tokens: int | None = None
@@ -62,20 +50,6 @@ class Settings:
     framework: Framework | None = "torch"
     loss: Loss | None = None
     expert_loads: Loads | None = None
-    optimizer_in_backward: bool = False
-    freeze: str | None = None
-    packed_tokens: int | None = None
-    train: Trained = "full"
-    rank: int = 16
-    targets: str = "all"
-    base_bits: int | str | None = None
-    lora_dropout: float = 0.0
-    fused_qkv: bool = False
-    quantize_head: bool = False
-    dequantized: int = 1
-    fsdp_version: int = 2
-    model_code: str | None = None
-    compiled: bool = False
 
     def training(self, shape: ModelShape, gpus: int) -> Training:
         """Return the training of this model on so many GPUs, with every default filled in.

@@ -7,12 +7,13 @@ if it no longer fits.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cordee.errors import DoesNotFitError, SpecError
 from cordee.units import format_bytes
 from cordee.workload.gpus import parse_mig, parse_wanted
+from cordee.workload.tuning import TuneSpec
 
 VERSIONS = (1, 2)
 _MAKE_ONE = "make one: cordee plan llama-3-8b --gpus 8xH100 --json > plan.json"
@@ -83,7 +84,7 @@ def read_plan(text: str, *, source: str, layout: str | None = None) -> PlannedJo
     chosen = fitting[0] if layout is None else _with_axes(fitting, layout, source)
     training, path = plan["training"], plan.get("model_path")
     where = {"config": path} if path else {"name": plan["model"]["name"]}
-    stage, tune = training.get("stage"), _tune(training)
+    stage, tune = training.get("stage"), _tune(plan, source)
     pairs = 2 if stage and stage["name"] == "dpo" else 1
     return PlannedJob(
         source=source,
@@ -106,38 +107,20 @@ def read_plan(text: str, *, source: str, layout: str | None = None) -> PlannedJo
     )
 
 
-def _tune(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a job's `model.tune` that differ from training in full on whole sequences."""
-    found: dict[str, Any] = {}
-    adapters, frozen, stage = (training.get(name) for name in ("adapters", "frozen", "stage"))
-    if adapters:
-        kind = "dora" if adapters["magnitudes"] else "qlora" if adapters["base_bits"] == 4 else "lora"
-        found |= {"train": kind, "rank": adapters["rank"], "targets": ",".join(adapters["targets"])}
-        found["base_bits"] = adapters["base"]
-    if frozen:
-        ends = [name for name in ("embeddings", "head") if frozen[name]]
-        found["freeze"] = ",".join([*ends, *map(str, frozen["layers"])])
-    if training.get("packed_tokens"):
-        found["packed_tokens"] = training["packed_tokens"]
-    if training.get("optimizer_in_backward"):
-        found["optimizer_in_backward"] = True
-    if stage:
-        found["stage"] = _stage_text(stage)
-    return found
+def _tune(plan: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the keys of a job's `model.tune` that differ from training in full on whole sequences.
 
-
-def _stage_text(stage: Mapping[str, Any]) -> str:
-    """Return a stage as `cordee plan --stage` reads it."""
-    made = stage["rollouts"]
-    if made is None:
-        return f"{stage['name']},reference={stage['reference']}"
-    words = {
-        "reference": stage["reference"], "group": made["group"], "prompt": made["prompt_tokens"],
-        "completion": made["completion_tokens"], "updates": made["updates"],
-        "rollouts": "apart" if made["apart"] else "colocated", "rollout-gpus": made["gpus"],
-        "overlap": "yes" if made["overlap"] else None, "resident": made["resident"] or None,
-    }  # fmt: skip
-    return ",".join([stage["name"], *(f"{key}={value}" for key, value in words.items() if value is not None)])
+    Raises:
+        SpecError: a plan of fine-tuning that was written before plans said how it was asked for.
+    """
+    written, training = plan.get("tune"), plan["training"]
+    if written is None and any(training.get(name) for name in ("adapters", "frozen", "packed_tokens", "stage")):
+        raise SpecError(
+            f"{source} is a plan of fine-tuning that does not say how it was asked for",
+            hint="plan again with this Cordee",
+        )
+    usual = asdict(TuneSpec())
+    return {key: value for key, value in (written or {}).items() if value != usual.get(key)}
 
 
 def _load(text: str, source: str) -> dict[str, Any]:

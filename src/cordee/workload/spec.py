@@ -5,6 +5,7 @@ Quantities have units (`limit.time: 47h` becomes `limit.time_s`); a bare number 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -21,6 +22,7 @@ from cordee.workload.service import ServiceSpec, filled_in, read_service
 from cordee.workload.sweep import SweepSpec, read_sweep
 from cordee.workload.telemetry import OnSpike, Tracker
 from cordee.workload.times import parse_time_us, parse_window
+from cordee.workload.tuning import TuneSpec
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
 
 Launch = Literal["auto", "rank", "node"]
@@ -137,23 +139,6 @@ class OnHang(_Section):
 
     report_after_s: Annotated[float, Field(ge=0)] = 60.0
     restart_after_s: Annotated[float, Field(gt=0)] | None = None
-
-
-class TuneSpec(_Section):
-    """Changes by a fine-tuner: adapters over a frozen base, frozen parts, packed documents, a stage with a reference.
-
-    The words are those of `cordee plan`: `--train`, `--rank`, `--targets`, `--base-bits`, `--freeze`, `--packed`,
-    `--optimizer-in-backward` and `--stage`.
-    """
-
-    train: Literal["full", "lora", "qlora", "dora"] = "full"
-    rank: Positive = 16
-    targets: str = "all"
-    base_bits: Positive | str | None = None
-    freeze: str | None = None
-    packed_tokens: Positive | None = None
-    optimizer_in_backward: bool = False
-    stage: str | None = None
 
 
 class ModelSpec(_Section):
@@ -527,6 +512,9 @@ def _retries(text: str, where: Where) -> dict[str, Any]:
 
 def _read_section(section: str, written: dict[str, Any], where: Where) -> dict[str, Any]:
     check_keys(written, _keys(section), (section,), where)
+    if section == "model":
+        tune = mapping(written, "tune", where, (section,))
+        check_keys(tune, [field.name for field in fields(TuneSpec)], (section, "tune"), where)
     if section == "service":
         return read_service(written, where)
     if section == "sweep":

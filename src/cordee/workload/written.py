@@ -34,11 +34,14 @@ def quantity(read: Callable[[str], Any], value: Any, path: Path, where: Where) -
         raise where.error(path, f"{'.'.join(map(str, path))}: {error.message}", error.hint) from None
 
 
-def mapping(document: dict[str, Any], key: str, where: Where) -> dict[str, Any]:
+def mapping(document: Mapping[str, Any], key: str, where: Where, inside: Path = ()) -> dict[str, Any]:
     """Return the mapping below a key; an absent one is empty."""
     value = document.get(key) or {}
     if not isinstance(value, dict):
-        raise where.error((key,), f"{key} must be a mapping, not {value!r}", f"write its keys indented below {key}:")
+        name = ".".join(map(str, (*inside, key)))
+        raise where.error(
+            (*inside, key), f"{name} must be a mapping, not {value!r}", f"write its keys indented below {key}:"
+        )
     return value
 
 
