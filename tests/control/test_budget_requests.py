@@ -7,16 +7,19 @@ from pathlib import Path
 import httpx
 import pytest
 from api_scene import OTHER, TOKEN
-from web_world import HOUR, S, Team, a_week
+from web_world import DAY, HOUR, MINUTE, START_US, S, Team, a_week
 
 from cordee.answers.queues import BudgetRules, BudgetView, QueueRules
 from cordee.client import Client
+from cordee.control.months import Books, Span
 from cordee.control.notify.messages import kind_of, reached_message
 from cordee.control.roles import ADMIN, Bearer, Grant, Role
 from cordee.errors import ForbiddenError, InputError, NotFoundError
 from cordee.events import Budget, BudgetReached, BudgetRemoved, BudgetSet, Queue
+from cordee.units import format_duration
 
 YUKI = "a-token-of-yuki"
+DECEMBER_US = 1_796_083_200 * S
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +49,32 @@ def test_a_budget_says_what_is_spent_and_what_will_be(team: Team) -> None:
     paid = sum(row.micro_usd.held for row in rows if row.queue in ("language", "vision"))
     assert 0 <= research.spent_micro_usd - paid <= len(rows)
     assert research.micro_usd_per_hour == 24 * 2_990_000 and research.held_gpu_milli == 24_000
-    elapsed = team.now - 1_795_392_000 * S  # nothing ran before this week
-    rest = research.until_us - team.now
-    assert research.ahead_micro_usd == pytest.approx(
-        research.spent_micro_usd * (1 + rest / max(elapsed, 7 * 24 * HOUR)), rel=1e-6
-    )
+    rest, age = research.until_us - team.now, team.now - START_US
+    assert age < 7 * DAY
+    assert research.ahead_micro_usd == pytest.approx(research.spent_micro_usd * (1 + rest / age), rel=1e-6)
     yuki = of(found, None, "yuki")
     assert yuki.spent_gpu_us == sum(row.gpu_us.held for row in rows if row.owner == "yuki") and yuki.percent == 50
     assert of(found, "product").ahead_micro_usd is None  # it has no end
     told = [event for event in team.api.scene.of(BudgetReached) if event.budget.queue == "research"]
     assert [event.percent for event in told] == [50] and research.percent == 50
+
+
+def test_forecasts_take_the_rate_since_the_first_node_joined_and_go_back_over_the_months_start(tmp_path: Path) -> None:
+    team = Team(tmp_path)
+    try:
+        team.api.client.money.set_budget(queue="vision", micro_usd=100_000_000)
+        team.start(team.submit("probe", "yuki", 8, "vision"))
+        team.tick(10 * MINUTE)
+        for at_us in (team.now, DECEMBER_US + HOUR):  # ten minutes old; seven days are half in November
+            team.api.scene.time.us = at_us
+            [found] = team.api.client.money.budgets()
+            costs = Books(team.api.operations).costs(Span.containing(team.now), team.now)
+            rest_hours = (costs.span.to_us - at_us) / HOUR
+            for ahead in (found.ahead_micro_usd, costs.ahead_micro_usd):
+                assert ahead == pytest.approx(costs.total.paid + 8 * 2_990_000 * rest_hours, rel=1e-3)
+            assert costs.rate_of.lasts_us == pytest.approx(min(at_us - START_US, 7 * DAY), abs=S)
+    finally:
+        team.close()
 
 
 def test_a_queues_admin_sets_its_budgets_and_no_others(team: Team) -> None:
@@ -123,7 +142,7 @@ def test_a_job_over_a_budget_says_so(tmp_path: Path) -> None:
         why = team.api.client.why(waits)
         assert why.reason == "budget"
         assert why.text.startswith("queue vision spent $11.96 of the budget of $25.00 for 2026-11")
-        assert why.until_us == 1_796_083_200 * S  # the begin of December
+        assert why.until_us == DECEMBER_US
     finally:
         team.close()
 
@@ -133,6 +152,7 @@ def test_pages_metrics_and_messages_have_the_numbers(team: Team) -> None:
         ada.post("/login", data={"token": TOKEN})
         for page in ("/queues", "/cost"):
             html = ada.get(page).text
+            assert f"at the rate of the last {format_duration(round((team.now - START_US) / S))}" in html
             assert "queue research" in html and "$4,000" in html and "500.0 GPU-h" in html, page
             assert "jobs wait; running ones leave" in html, page
     with httpx.Client(base_url=team.api.url, follow_redirects=True) as bob:

@@ -72,7 +72,8 @@ class BudgetView(BudgetRules):
     """A budget, and what is spent of it.
 
     `from_us` and `until_us` are its month's. `percent` is the highest part that was told. `ahead` is what will have
-    been spent at the end of the month, at the rate of the last seven days of it; None: it has no end.
+    been spent at the end of the month, at the rate of the last seven days, or since the first node joined if that is
+    less; None: it has no end.
     """
 
     from_us: int

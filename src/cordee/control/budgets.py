@@ -12,7 +12,7 @@ from cordee.control.access import Access, path_to
 from cordee.control.acts import note
 from cordee.control.api_route import user_router
 from cordee.control.dependencies import Asked, By
-from cordee.control.months import Books, Span
+from cordee.control.months import Books
 from cordee.control.operations import Operations
 from cordee.control.roles import Action
 from cordee.errors import ForbiddenError, InputError, NotFoundError
@@ -20,9 +20,8 @@ from cordee.events import Budget, BudgetRemoved, BudgetSet, Queue
 from cordee.schedule.quota.budgets import Kept
 from cordee.schedule.quota.held import MILLI
 from cordee.schedule.quota.queues import DEFAULT, near
-from cordee.units import US_PER_DAY, US_PER_HOUR
+from cordee.units import US_PER_HOUR
 
-_WEEK_US = 7 * US_PER_DAY
 _EXAMPLE = "cordee budget set --queue llm --cost '$20,000' --hard"
 
 
@@ -119,14 +118,14 @@ class BudgetOperations:
         gpu_us, micro_usd = spent
         ahead: tuple[int | None, int | None] = (None, None)
         if until_us is not None:
-            week = Span(max(from_us, now_us - _WEEK_US), now_us, "")
-            parts = (until_us - now_us) / max(1, now_us - week.from_us)
+            recent = self.books.recent(now_us)
+            parts = (until_us - now_us) / max(1, recent.lasts_us)
             recent_gpu = recent_usd = 0.0
             for row in self.books.rows(now_us):
                 if budget.user not in (None, row.owner):
                     continue
                 if budget.queue is None or budget.queue in path_to(row.queue, queues):
-                    part = week.part_of(row.placed_us, now_us if row.ended_us is None else row.ended_us)
+                    part = recent.part_of(row.placed_us, now_us if row.ended_us is None else row.ended_us)
                     recent_gpu += row.gpu_us.held * part
                     recent_usd += row.micro_usd.held * part
             ahead = gpu_us + round(recent_gpu * parts), micro_usd + round(recent_usd * parts)

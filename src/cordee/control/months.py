@@ -20,7 +20,7 @@ from cordee.control.snapshot import decoded_jobs
 from cordee.control.store import tables
 from cordee.event_json import decode
 from cordee.events import Event, NodeCordoned, NodeDown, NodeReclaimed, NodeUncordoned, NodeUp
-from cordee.units import US_PER_HOUR, US_PER_S
+from cordee.units import US_PER_DAY, US_PER_HOUR, US_PER_S
 from cordee.view.markup import CLASSES
 
 NODE_EVENTS = (NodeUp, NodeDown, NodeCordoned, NodeUncordoned, NodeReclaimed)
@@ -55,6 +55,11 @@ class Span(NamedTuple):
     def containing(cls, at_us: int) -> "Span":
         """Return the month of a moment."""
         return cls.month(f"{datetime.fromtimestamp(at_us / US_PER_S, UTC):%Y-%m}")
+
+    @property
+    def lasts_us(self) -> int:
+        """Return its length."""
+        return self.to_us - self.from_us
 
     def before(self) -> "Span":
         """Return the month before."""
@@ -117,7 +122,8 @@ class Costs:
         lost: the losses, the largest first.
         days: micro-dollars held, and of the whole capacity, by day from the first.
         capacity_gpu_us, capacity_micro_usd: of all nodes while they were up, without GPUs that could not be leased.
-        ahead_micro_usd: what will have been paid at the end, at the rate of the last seven days.
+        rate_of: the stretch whose rate is expected to go on.
+        ahead_micro_usd: what will have been paid at the end, at that rate.
     """
 
     span: Span
@@ -128,6 +134,7 @@ class Costs:
     days: Sequence[tuple[int, int]]
     capacity_gpu_us: int
     capacity_micro_usd: int
+    rate_of: Span
     ahead_micro_usd: int
 
     @property
@@ -161,6 +168,10 @@ class Books:
         """Return the time of the first event of a node, or now."""
         events = self.node_events()
         return events[0].at_us if events else now_us
+
+    def recent(self, now_us: int) -> Span:
+        """Return the stretch whose rate forecasts take: the last seven days, or since the first node joined."""
+        return Span(max(self.first_us(now_us), now_us - 7 * US_PER_DAY), now_us, "")
 
     def rows(self, now_us: int) -> list[AttemptRow]:
         """Return the accounts of all attempts."""
@@ -239,12 +250,11 @@ class Books:
                 key3 = (row.owner, row.cause, "" if row.charged is None else row.charged.owner)
                 lost[key3] = lost.get(key3, 0) + round(row.micro_usd.lost * part)
         capacity = list(self._capacity(span, until_us))
-        week = Span(max(span.from_us, until_us - 7 * 24 * US_PER_HOUR), until_us, "")
-        recent = sum(
-            round(row.micro_usd.held * week.part_of(row.placed_us, now_us if row.ended_us is None else row.ended_us))
+        recent = self.recent(until_us)
+        recently = sum(
+            row.micro_usd.held * recent.part_of(row.placed_us, now_us if row.ended_us is None else row.ended_us)
             for row in rows
         )
-        rest = (span.to_us - until_us) / max(1, week.to_us - week.from_us)
         return Costs(
             span=span,
             until_us=until_us,
@@ -256,7 +266,8 @@ class Books:
             capacity_micro_usd=sum(
                 (to_us - from_us) * gpus * price // US_PER_HOUR for from_us, to_us, gpus, price in capacity
             ),
-            ahead_micro_usd=total.paid + round(recent * rest),
+            rate_of=recent,
+            ahead_micro_usd=total.paid + round(recently * (span.to_us - until_us) / max(1, recent.lasts_us)),
         )
 
     def _capacity(self, span: Span, until_us: int) -> Iterator[tuple[int, int, int, int]]:
@@ -306,7 +317,7 @@ def _days(
     now_us: int,
 ) -> Iterator[tuple[int, int]]:
     """Yield micro-dollars held, and of the capacity, of each day."""
-    day_us = 24 * US_PER_HOUR
+    day_us = US_PER_DAY
     count = max(1, -(-(until_us - span.from_us) // day_us))
     held, offered = [0.0] * count, [0.0] * count
     for row in rows:

@@ -73,7 +73,8 @@ def queues_parts(operations: Operations, books: Books, viewer: Access) -> Parts:
 def _budgets(books: Books, viewer: Access) -> str:
     found = BudgetOperations(viewer.operations, books).budgets(viewer)
     rows = [(each, Budget(queue=each.queue, user=each.user).whose) for each in found]
-    return part("budgets", rows, template="web/budgets.html.j2")
+    recent = books.recent(viewer.operations.clock.now_us())
+    return part("budgets", rows, recent.lasts_us, template="web/budgets.html.j2")
 
 
 _WEEK_US = 7 * 24 * US_PER_HOUR
