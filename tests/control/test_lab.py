@@ -1,6 +1,7 @@
 """The policy lab: a log replayed in a process beside its server, bounded, and let go when nobody waits."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from api_scene import OTHER, TOKEN
 from web_world import Team, a_week
 
 from cordee.control import lab as lab_module
+from cordee.control.access import Access
 from cordee.control.lab import POLICIES, Lab
 from cordee.control.roles import Bearer, Grant, Role
+from cordee.control.web.lab import _moved
 from cordee.errors import BusyError, InputError
 from cordee.simulate.policies import POLICIES as KNOWN
+from cordee.view.page import part
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,28 @@ def test_a_page_says_who_would_have_waited(team: Team) -> None:
         html = ada.get("/lab", params={"policy": "no-notice", "days": 7}).text
         assert "8 jobs under no-notice" in html and "would have started later" in html
         assert "useful, of what was held" in html and "lost, in dollars" in html
+        assert re.search(r"never started</th><td class=\"n\">\d+</td><td class=\"n\">\d+</td>", html)
+        moved = re.findall(
+            r'<th scope="row"><a href="/jobs/([^"]+)">([^<]+)</a></th><td>(\w+)</td><td>(\w+)</td>', html
+        )
+        assert moved and all(team.ids[name] == job_id for job_id, name, *_ in moved)
+        assert {each[2:] for each in moved} <= {
+            ("ines", "language"),
+            ("yuki", "vision"),
+            ("omar", "product"),
+            ("tomas", "product"),
+        }
+
+
+def test_jobs_that_may_not_be_seen_are_moved_without_a_name(team: Team) -> None:
+    ids = [team.ids["segment-vit"], team.ids["reranker-sft"]]
+    moves = [{"job_id": each, "was_s": 0.0, "would_be_s": None} for each in ids]
+    found = {"replayed": [{"later": 2, "sooner": 0, "moved": moves}]}
+    bob = Access(Bearer("bob", grants=(Grant("product", Role.VIEWER),)), team.api.operations)
+    moved = _moved(found, bob)
+    assert moved[0].row is None and moved[1].row is not None and moved[1].row["owner"] == "omar"
+    html = part("result", found | {"jobs": 2}, "fifo", [], moved, template="web/lab.html.j2")
+    assert ids[0] not in html and "another queue" in html and f'"/jobs/{ids[1]}"' in html
 
 
 def test_one_replay_at_a_time_and_none_without_a_client(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:

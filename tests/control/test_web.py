@@ -18,7 +18,7 @@ from cordee.control.months import Books, Span
 from cordee.control.roles import ADMIN, Bearer
 from cordee.control.web.sessions import LASTS_S
 from cordee.events import NodeCordoned, StopRequested
-from cordee.units import format_micro_usd
+from cordee.units import MiB, format_bytes, format_micro_usd
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +223,37 @@ def test_what_people_write_is_text_in_a_page(ada: httpx.Client, team: Team) -> N
     html = ada.get(f"/jobs/{job_id}", params={"words": "<b>"}).text
     assert "<script>alert" not in html and "&lt;script&gt;alert(1)" in html
     assert "<mark>&lt;b&gt;</mark>" in html
+
+
+def test_logs_show_the_newest_lines_of_each_rank_and_search_more_than_the_last_ones(
+    ada: httpx.Client, team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = team.ids["diffusion-xl"]  # it waits, so that nothing else is there
+    folder = team.folder / "attempts" / job_id / "1" / "n1" / "logs"
+    folder.mkdir(parents=True)
+    for rank in range(3):
+        (folder / f"rank{rank}.log").write_text("".join(f"line {each} of rank {rank}\n" for each in range(400)))
+    (folder / "rank3.log").write_text("step 1\nRuntimeError: the first one\n")
+
+    def shown(**query: object) -> tuple[list[str], str]:
+        html = ada.get(f"/jobs/{job_id}", params={"epoch": 1, **query}).text
+        text = re.sub("</?mark>", "", html[html.index('id="logs"') : html.index('id="measured"')])
+        return re.findall(r"^(?:<pre.*>)?(\[rank\d\].*|line.*)$", text, re.MULTILINE), text
+
+    lines, text = shown()
+    assert [sum(f"[rank{rank}]" in line for line in lines) for rank in range(4)] == [99, 99, 100, 2]
+    assert "[rank0] line 399 of rank 0" in lines and "[rank3] RuntimeError: the first one" in lines
+    assert "The newest lines of each rank" in text
+    assert len(shown(words="line")[0]) == 300 and shown(words="RUNTIME")[0] == ["[rank3] RuntimeError: the first one"]
+    with (folder / "rank0.log").open("a") as file:
+        file.writelines(f"{each:>100}\n" for each in range(30_000))  # 3 MB
+    assert shown(words="line 7 of rank 0")[0] == ["[rank0] line 7 of rank 0"]
+    assert "No line has these words." in shown(words="nowhere")[1]
+    monkeypatch.setattr("cordee.control.web.job.LOG_BYTES", MiB)
+    lines, text = shown(words="line 7 of rank 0", rank=0)
+    assert not lines and f"No line in the last {format_bytes(MiB)} has these words" in text
+    monkeypatch.setattr("cordee.control.web.job.LOGS_SHOWN", 3)
+    assert "and 1 log more: choose a rank" in shown(words="of rank")[1]
 
 
 def test_a_job_is_stopped_after_consent_and_not_by_another_site(tmp_path: Path) -> None:

@@ -97,6 +97,19 @@ def test_fragmented_is_what_lies_free_while_a_gang_of_that_size_waits() -> None:
     assert whole.fragmented == 0, "two GPUs are free, and nobody of that size waits"
 
 
+def test_a_job_that_never_started_waited_until_the_end() -> None:
+    """Otherwise a policy looks better for each job that it never starts."""
+    jobs = [given("a", 8, 100, 1000), given("b", 8, 200, 500), given("c", 8, 300, 500)]
+    jobs[2] = replace(jobs[2], stop_us=400 * S)
+    done = run([NODE], jobs, policy=NAMED["fifo"], until_us=700 * S)
+    metrics, summary = measured(done)
+    assert summary.unstarted == 2
+    assert (summary.wait_s.mean, summary.wait_s.max) == (pytest.approx((0 + 500 + 100) / 3, abs=1), 500)
+    metrics.add(measured(done)[0])
+    both = metrics.summary((done.ledger, done.at_us), (done.ledger, done.at_us))
+    assert (both.unstarted, both.wait_s.mean) == (4, summary.wait_s.mean)
+
+
 def test_distributions() -> None:
     assert spread([]).max == 0
     summary = spread([each * S for each in range(100, 0, -1)])

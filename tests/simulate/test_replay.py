@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from crowded_world import crowded
 
-from cordee.events import AttemptEnded, JobSubmitted, NodeDown
+from cordee.events import AttemptEnded, JobEnded, JobSubmitted, NodeDown
 from cordee.schedule.policy import NAMED, Policy
-from cordee.simulate.observed import observe
+from cordee.simulate.observed import newest, observe
 from cordee.simulate.replay import audit, measure_log, replay
 
 
@@ -39,6 +39,15 @@ def test_the_same_jobs_arrive_and_the_same_nodes_go() -> None:
     was, same = measure_log(seen), replay(seen, Policy())
     assert (was.summary.jobs, was.summary.ended, same.summary.jobs, same.errors) == (40, 40, 40, 0)
     assert same.summary.useful_gpu_us == pytest.approx(was.summary.useful_gpu_us, rel=0.02)
+
+
+def test_jobs_that_had_ended_before_the_newest_part_are_not_in_it_at_all() -> None:
+    """Their submissions alone would be jobs without an end, which hold GPUs for ever."""
+    log = crowded(2).log
+    lasts_us = (log[-1].at_us - log[0].at_us) // 3
+    ended = {event.job_id for event in log if isinstance(event, JobEnded) and event.at_us < log[-1].at_us - lasts_us}
+    jobs = {each.job.job_id for each in observe(newest(log, lasts_us)).jobs}
+    assert ended and jobs == {each.job.job_id for each in observe(log).jobs} - ended
 
 
 def test_an_undisturbed_log_is_replayed_to_the_microsecond() -> None:

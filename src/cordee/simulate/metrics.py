@@ -4,11 +4,11 @@
     for event in log: metrics.apply(event)
     metrics.summary((ledger, now_us))
 
-A job that has not ended counts only for its wait. The slowdown of a job is the time from its submission to its end over
-the time it worked; at least ten seconds of work count, so that a job of one second does not dominate (bounded slowdown;
-Feitelson and Rudolph 1998). Fairness is measured over slowdowns: the largest, and Jain's index, 1 if all are equal
-(Jain, Chiu and Hawe 1984). `fragmented` is GPU time that was free while the smallest waiting gang would have fitted in
-it by number.
+A job that has not ended counts only for its wait, which lasts until the end of the run if it never started. The
+slowdown of a job is the time from its submission to its end over the time it worked; at least ten seconds of work
+count, so that a job of one second does not dominate (bounded slowdown; Feitelson and Rudolph 1998). Fairness is
+measured over slowdowns: the largest, and Jain's index, 1 if all are equal (Jain, Chiu and Hawe 1984). `fragmented` is
+GPU time that was free while the smallest waiting gang would have fitted in it by number.
 """
 
 import math
@@ -52,6 +52,7 @@ class _Job:
     queue: str
     waits: bool = True
     first_us: int = -1
+    ended_us: int | None = None  # of one that never started
     ran_us: int = 0
     worked_us: int = 0
     high: int = 0  # the most steps that an attempt has done
@@ -103,7 +104,8 @@ class Summary:
 
     Attributes:
         jct_s: from submission to the end, of jobs that ended.
-        wait_s: from submission to the first start, of jobs that started.
+        wait_s: from submission to the first start; of jobs that never started, to their end or the run's.
+        unstarted: the number of those.
         away_s: of jobs that ended, all the time that they did not hold GPUs.
         goodput: useful over held GPU time.
         held_fraction: held over all GPU time, until the last job ended.
@@ -117,6 +119,7 @@ class Summary:
     ended: int
     jct_s: Spread
     wait_s: Spread
+    unstarted: int
     away_s: Spread
     makespan_s: float
     goodput: float
@@ -159,12 +162,13 @@ class Metrics:
         self.jct_us, self.wait_us = array("q"), array("q")
         self.occupancy = Occupancy()
         self._open: dict[JobId, _Job] = {}
+        self._unstarted: list[_Job] = []  # that ended before they started, and those of other clusters
         self._away_us, self._slow = array("q"), array("d")
         self._saves: dict[str, list[int]] = {}  # cause: thousandths of GPU time, money
         self._notices: Counter[str] = Counter()
         self._kills = 0
         self._queues: dict[str, list[float]] = {}
-        self._first_us, self._last_end_us = -1, 0
+        self._lasted_us = (-1, 0)  # from the first submission to the last end
         self._at_end = (0, 0, 0)  # thousandths of GPU time: up, held, fragmented
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
@@ -194,6 +198,7 @@ class Metrics:
         self.jobs += other.jobs
         self.jct_us.extend(other.jct_us)
         self.wait_us.extend(other.wait_us)
+        self._unstarted += other._never_started()
         self._away_us.extend(other._away_us)
         self._slow.extend(other._slow)
         for cause, sums in other._saves.items():
@@ -206,11 +211,16 @@ class Metrics:
         self._kills += other._kills
         there, held, fragmented = (mine + its for mine, its in zip(self._at_end, other._at_end, strict=True))
         self._at_end = (there, held, fragmented)
-        self._last_end_us = max(self._last_end_us, other._last_end_us)
-        self._first_us = min((at_us for at_us in (self._first_us, other._first_us) if at_us >= 0), default=-1)
+        (first_us, last_us), (its_first_us, its_last_us) = self._lasted_us, other._lasted_us
+        first_us = min((at_us for at_us in (first_us, its_first_us) if at_us >= 0), default=-1)
+        self._lasted_us = first_us, max(last_us, its_last_us)
 
     def summary(self, *ledgers: tuple[Ledger, int]) -> Summary:
         """Return the metrics until now; the ledgers, each with its time, have folded the same log."""
+        until_us = max(now_us for _, now_us in ledgers)
+        never = [
+            (until_us if job.ended_us is None else job.ended_us) - job.submitted_us for job in self._never_started()
+        ]
         lost: dict[str, list[int]] = {
             cause: [0, milli_us // 1000, usd] for cause, (milli_us, usd) in self._saves.items()
         }
@@ -224,17 +234,16 @@ class Metrics:
                 sums = lost.setdefault(row.cause, [0, 0, 0])
                 sums[0] += row.gpu_us.lost
                 sums[2] += row.micro_usd.lost
-        capacity, was_held, fragmented = (
-            self._at_end if self.jct_us else self.occupancy.until(max(now_us for _, now_us in ledgers))
-        )
+        capacity, was_held, fragmented = self._at_end if self.jct_us else self.occupancy.until(until_us)
         squares = math.fsum(each * each for each in self._slow)
         return Summary(
             jobs=self.jobs,
             ended=len(self.jct_us),
             jct_s=spread(self.jct_us),
-            wait_s=spread(self.wait_us),
+            wait_s=spread([*self.wait_us, *never]),
+            unstarted=len(never),
             away_s=spread(self._away_us),
-            makespan_s=(self._last_end_us - self._first_us) / US_PER_S if self.jct_us else 0.0,
+            makespan_s=(self._lasted_us[1] - self._lasted_us[0]) / US_PER_S if self.jct_us else 0.0,
             goodput=useful / held if held else 0.0,
             held_fraction=was_held / capacity if capacity else 0.0,
             fragmented=fragmented / capacity if capacity else 0.0,
@@ -258,12 +267,15 @@ class Metrics:
             ),
         )
 
+    def _never_started(self) -> list[_Job]:
+        return [*self._unstarted, *(job for job in self._open.values() if job.first_us < 0)]
+
     # -- jobs ------------------------------------------------------------------------------------------------
 
     def _submitted(self, event: JobSubmitted) -> None:
         job = event.job
-        if self._first_us < 0:  # time before the first submission is not idle
-            self._first_us, self.occupancy.sums = event.at_us, (0, 0, 0)
+        if self._lasted_us[0] < 0:  # time before the first submission is not idle
+            self._lasted_us, self.occupancy.sums = (event.at_us, 0), (0, 0, 0)
         self.jobs += 1
         known = self._open[job.job_id] = _Job(event.at_us, job.gpus * job.gpu_milli, job.queue)
         self.occupancy.wait(known.milli, +1)
@@ -327,6 +339,9 @@ class Metrics:
             return
         if job.waits:
             self.occupancy.wait(job.milli, -1)
+        if job.first_us < 0:
+            job.ended_us = event.at_us
+            self._unstarted.append(job)
         if event.state == "stopped":
             return
         jct_us = event.at_us - job.submitted_us
@@ -337,7 +352,7 @@ class Metrics:
         sums[0] += 1
         sums[1] += max(0, job.first_us - job.submitted_us)
         sums[2] += jct_us
-        self._last_end_us, self._at_end = event.at_us, self.occupancy.sums
+        self._lasted_us, self._at_end = (self._lasted_us[0], event.at_us), self.occupancy.sums
 
 
 def spread(values_us: Sequence[int]) -> Spread:

@@ -99,7 +99,11 @@ def newest(events: Iterable[Event], lasts_us: int) -> list[Event]:
     from_us = max((event.at_us for event in log), default=0) - lasts_us
     ended = {event.job_id: event.at_us for event in log if isinstance(event, JobEnded)}
     gone = {job_id for job_id, at_us in ended.items() if at_us < from_us}
-    return [event for event in log if getattr(event, "job_id", None) not in gone]
+    return [event for event in log if _job_of(event) not in gone]
+
+
+def _job_of(event: Event) -> JobId | None:
+    return event.job.job_id if isinstance(event, JobSubmitted) else getattr(event, "job_id", None)
 
 
 def observe(events: Iterable[Event]) -> ObservedLog:

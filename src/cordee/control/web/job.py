@@ -22,7 +22,7 @@ from cordee.control.web.now import in_line
 from cordee.control.web.parts import Parts
 from cordee.events import CheckpointCommitted, Event, NodeUp
 from cordee.ids import JobId
-from cordee.units import format_bytes, format_count, format_duration
+from cordee.units import MiB, format_bytes, format_count, format_duration
 from cordee.view.chart import Axis, ChartLine, chart_svg
 from cordee.view.frame import Frame
 from cordee.view.markup import CLASSES
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 LINES_SHOWN = 300
 """Lines of the logs that a page shows."""
 
-LOG_BYTES = 2**20
-"""Bytes at the end of a log that are searched for them."""
+LOGS_SHOWN = 64
+"""Logs of an attempt that are shown together."""
+
+LOG_BYTES = 64 * MiB
+"""Bytes at the ends of these logs that are searched for lines, together."""
 
 CURVES_SHOWN = 8
 CHECKPOINTS_SHOWN = 12
@@ -63,7 +66,9 @@ class LogLines:
     epochs: Sequence[int]
     ranks: int
     lines: Sequence[Sequence[tuple[bool, str]]]
-    cut: bool
+    cut: bool  # there are others, or may be, before these
+    hidden: int  # logs of which nothing is shown
+    each_bytes: int  # of the end of each log were searched
 
 
 def job_parts(
@@ -163,28 +168,51 @@ _KNOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
 def _log_lines(home: Path, job: JobDetailView, choice: LogChoice) -> LogLines:
     epoch = choice.epoch or job.epoch
     files = logs.log_files(home, job.job_id, epoch, choice.rank)
-    wanted, several = choice.words.lower(), len(files) > 1
-    texts: list[str] = []
-    cut = False
-    for path in files[:64]:
-        ends, is_cut = _end_of(path)
-        cut |= is_cut
-        label = f"[{path.parent.parent.name if path.stem == 'node' else path.stem}] " if several else ""
-        texts += [label + line for line in ends if wanted in line.lower()][-LINES_SHOWN:]
-    cut |= len(texts) > LINES_SHOWN
-    lines = [_marked(text, wanted) for text in texts[-LINES_SHOWN:]]
+    shown, wanted = files[:LOGS_SHOWN], choice.words.lower()
+    each_bytes = LOG_BYTES // max(1, len(shown))
+    ends = [_end_of(path, wanted, each_bytes) for path in shown]
+    counts = _divided([len(lines) for lines, _ in ends], LINES_SHOWN)
+    lines = []
+    for path, (found, _), count in zip(shown, ends, counts, strict=True):
+        name = path.parent.parent.name if path.stem == "node" else path.stem
+        label = f"[{name}] " if len(files) > 1 else ""
+        lines += [_marked(label + line, wanted) for line in found[len(found) - count :]]
+    cut = any(is_cut or len(found) > count for (found, is_cut), count in zip(ends, counts, strict=True))
     epochs = [attempt.epoch for attempt in job.attempts]
-    return LogLines(LogChoice(epoch, choice.rank, choice.words), epochs, max(1, job.gpus), lines, cut)
+    chosen = LogChoice(epoch, choice.rank, choice.words)
+    return LogLines(chosen, epochs, max(1, job.gpus), lines, cut, len(files) - len(shown), each_bytes)
 
 
-def _end_of(path: Path) -> tuple[list[str], bool]:
-    """Return the last lines of a file, and whether others come before them."""
+def _divided(counts: Sequence[int], most: int) -> list[int]:
+    """Return how many of each are taken: as many of each, and what some do not have goes to the others.
+
+    >>> _divided([400, 2, 400], 300)
+    [149, 2, 149]
+    """
+    taken = [0] * len(counts)
+    for left, at in zip(range(len(counts), 0, -1), sorted(range(len(counts)), key=counts.__getitem__), strict=True):
+        taken[at] = min(counts[at], (most - sum(taken)) // left)
+    return taken
+
+
+def _end_of(path: Path, wanted: str, most_bytes: int) -> tuple[list[str], bool]:
+    """Return the last lines of a file that have some words, and whether what comes before them was not looked at.
+
+    A line that is longer than what is read at once comes in parts.
+    """
+    found: list[str] = []
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - LOG_BYTES))
-        text = file.read(LOG_BYTES).decode(errors="replace")
-    lines = text.splitlines()
-    return (lines[1:] if size > LOG_BYTES else lines), size > LOG_BYTES
+        at = size = file.seek(0, 2)
+        rest = b""  # of a line that begins further up
+        while at and len(found) < LINES_SHOWN and size - at < most_bytes:
+            begin = max(0, at - logs.READ_BYTES, size - most_bytes)
+            file.seek(begin)
+            block = file.read(at - begin) + rest
+            first = block.find(b"\n") + 1 if begin else 0
+            at, rest, text = begin, block[:first], block[first:].decode(errors="replace")
+            if wanted in text.lower():
+                found = [line for line in text.splitlines() if wanted in line.lower()] + found
+    return found[-LINES_SHOWN:], at > 0 or len(found) > LINES_SHOWN
 
 
 def _marked(text: str, wanted: str) -> list[tuple[bool, str]]:

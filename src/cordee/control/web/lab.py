@@ -1,13 +1,15 @@
 """The page of the policy lab: the newest part of the log, replayed under another policy while the browser waits."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 from starlette.requests import Request
 
+from cordee.control.access import Access
 from cordee.control.lab import DAYS, POLICIES
+from cordee.control.roles import Action
 from cordee.control.web.frame import PageRoute, framed
 from cordee.control.web.parts import Parts
 from cordee.control.web.routes import AskedPages, Visitor
@@ -34,7 +36,7 @@ async def lab(request: Request, pages: AskedPages, visit: Visitor) -> Response:
 
         found = await pages.lab.replay(policy, days, is_wanted)
         if found is not None:
-            shown = part("result", found, policy, _rows(found), template="web/lab.html.j2")
+            shown = part("result", found, policy, _rows(found), _moved(found, visit.viewer), template="web/lab.html.j2")
             parts["result"] = visit.viewer.text(shown)
     person = visit.viewer.name
     return framed("Policy lab", parts, here="Policy lab", person=person, form=visit.form)
@@ -50,6 +52,7 @@ def _figures(result: Mapping[str, Any]) -> dict[str, str]:
     summary = result["summary"]
     return {
         "jobs that ended": f"{summary['ended']:,}",
+        "jobs that never started": f"{summary['unstarted']:,}",
         "wait for the first start, mean": _span(summary["wait_s"]["mean"]),
         "wait, longest of 99 %": _span(summary["wait_s"]["p99"]),
         "from submission to end, mean": _span(summary["jct_s"]["mean"]),
@@ -61,6 +64,23 @@ def _figures(result: Mapping[str, Any]) -> dict[str, str]:
         "lost and done again, GPU-hours": f"{result['lost_gpu_hours']:,.1f}",
         "lost, in dollars": format_micro_usd(result["lost_micro_usd"]),
     }
+
+
+class Moved(NamedTuple):
+    """A job whose start moves: by its row, or None if it may not be seen; waits in seconds, None: it does not start."""
+
+    row: Mapping[str, Any] | None
+    was_s: float | None
+    would_be_s: float | None
+
+
+def _moved(found: Mapping[str, Any], viewer: Access) -> list[Moved]:
+    rows = []
+    for each in found["replayed"][0]["moved"]:
+        row = viewer.operations.row(each["job_id"])
+        seen = row if viewer.may(Action.SEE, row["owner"], row["queue"]) else None
+        rows.append(Moved(seen, each["was_s"], each["would_be_s"]))
+    return rows
 
 
 def _span(seconds: float | None) -> str:
