@@ -12,6 +12,8 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
+from cordee.answers.view import ErrorView
+
 _ABOUT = """The API of a Cordee server.
 
 **Versions.** The path has the version, `/v1`. Within a version routes, optional parameters, fields of answers and
@@ -63,6 +65,10 @@ def describe(app: FastAPI) -> dict[str, Any]:
     """Return the description, made once."""
     if app.openapi_schema is None:
         found = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
+        schemas = found["components"]["schemas"]
+        error = ErrorView.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+        schemas.update(error.pop("$defs"), **{ErrorView.__name__: error})
+        found["components"]["schemas"] = dict(sorted(schemas.items()))
         for path, methods in found["paths"].items():
             for method, operation in methods.items():
                 _complete(operation, method, examples().get(f"{method.upper()} {path}", {}))
