@@ -72,11 +72,12 @@ class MetadataService:
         }
         self.set(events=[*self.events, event])
 
-    def until_asked(self, path: str, times: int = 1) -> None:
-        """Return when it was asked for so often from now on."""
+    def until_asked(self, path: str, times: int = 1, *, since: int | None = None) -> None:
+        """Return when it was asked for so often from now on, or after the first `since` requests."""
         with self.changed:
-            goal = self.asked.count(path) + times
-            assert self.changed.wait_for(lambda: self.asked.count(path) >= goal, 30), f"{path} was not asked for"
+            first = len(self.asked) if since is None else since
+            asked = self.changed.wait_for(lambda: self.asked[first:].count(path) >= times, 30)
+            assert asked, f"{path} was not asked for"
 
     def close(self) -> None:
         self.server.shutdown()

@@ -1,6 +1,8 @@
 """A control plane on the real store, with a clock that a test turns and agents that a test plays."""
 
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from cordee.control.ports import Pending, Report
@@ -52,10 +54,21 @@ class Agents:
         return self.answers
 
 
+@cache
+def _empty_database() -> bytes:
+    """Return a new SQLite database: to migrate one takes longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cordee.db"
+        SqlStore(f"sqlite:///{path}").close()
+        return path.read_bytes()
+
+
 class Scene:
     """A control plane with one node of four slots."""
 
     def __init__(self, folder: Path, url: str = "", *, node: Node = NODE, at_us: int = 1_000_000) -> None:
+        if not url and not (folder / "cordee.db").exists():
+            (folder / "cordee.db").write_bytes(_empty_database())
         self.url = url or f"sqlite:///{folder}/cordee.db"
         self.time, self.agents = Time(), Agents()
         self.time.us = at_us

@@ -95,6 +95,8 @@ def migrate(engine: sa.Engine) -> None:
                 f"the database has schema {found}, which this version of Cordee does not know",
                 hint=f"a newer Cordee wrote it; install that one again. This one knows up to schema {max(known)}",
             )
+        if found == max(known):
+            return
         config.attributes["connection"] = connection
         try:
             upgrade(config, "head")
