@@ -65,7 +65,8 @@ class Policy:
             `service` and `las` only.
         resize: whether elastic jobs start smaller, shrink and grow.
 
-    The numbers are from a study over many clusters (docs/decisions/0036-patience-without-a-place.md).
+    The patience is from a study over many clusters, made with levels by powers of 8 and another allowance. The levels
+    were chosen on one cluster after it (docs/decisions/0036-patience-without-a-place.md).
     """
 
     order: Order = "service"
