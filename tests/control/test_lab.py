@@ -1,7 +1,10 @@
 """The policy lab: a log replayed in a process beside its server, bounded, and let go when nobody waits."""
 
 import asyncio
+import itertools
+import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +91,41 @@ def test_one_replay_at_a_time_and_none_without_a_client(team: Team, monkeypatch:
         asyncio.run(lab.replay("fifo", 7, _yes))
     with pytest.raises(InputError, match="cannot be tried"):
         asyncio.run(lab.replay("fifo", 3, _yes))
+
+
+def test_what_a_replay_reads_is_copied_within_its_limits(
+    team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, copy = Lab(team.api.operations), tmp_path / "log.jsonl"
+    lab._copy(copy, 1, threading.Event())
+    events = [json.loads(line) for line in copy.read_text().splitlines()]
+    copied = {event.get("job", event).get("job_id") for event in events} - {None}
+    early = team.ids["tokenizer-ablation"]  # it had ended a day before
+    assert copied == set(team.ids.values()) - {early}
+    assert {"NodeUp", "QueuesSet"} <= {event["kind"] for event in events}
+    assert not any(event["kind"] == "MetricsLogged" for event in events)
+    lab._copy(copy, 7, threading.Event())
+    assert early in copy.read_text()
+
+    stopped = threading.Event()
+
+    def endless(after: int = 0) -> Iterator[tuple[int, str]]:
+        try:
+            yield from zip(itertools.count(), itertools.repeat('{"kind": "NodeDown"}'), strict=False)
+        finally:
+            stopped.set()
+
+    monkeypatch.setattr(team.api.operations.store, "bodies", endless)
+    assert asyncio.run(lab.replay("fifo", 7, _no)) is None
+    assert stopped.is_set(), "the copy ends when nobody waits for it"
+    monkeypatch.setattr(lab_module, "COPY_BYTES_MAX", 10_000)
+    with pytest.raises(InputError, match="has more than 10 kB"):
+        asyncio.run(lab.replay("fifo", 7, _yes))
+    monkeypatch.undo()
+    monkeypatch.setattr(lab_module, "LASTS_S", 0.1)
+    monkeypatch.setattr(team.api.operations.store, "bodies", endless)
+    with pytest.raises(BusyError, match="took more than"):
+        asyncio.run(lab.replay("fifo", 7, _yes))
 
 
 def test_an_empty_log_is_an_error_that_says_so(tmp_path: Path) -> None:

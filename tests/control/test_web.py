@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from api_scene import OTHER, TOKEN
-from web_world import HOUR, S, Team, a_week, with_artifacts
+from web_world import H100, HOUR, S, Team, a_week, with_artifacts
 
 from cordee.control.access import Access
 from cordee.control.months import Books, Span
@@ -315,7 +315,7 @@ def test_a_month_adds_up_to_the_ledger(team: Team, ada: httpx.Client) -> None:
     assert 0 <= summed(rows, "held_total_usd") - totals.micro_usd.held < later
     assert summed(rows, "lost_gpu_seconds") == totals.gpu_us.lost > 0
     assert 0 <= summed(rows, "idle_usd") - totals.idle_micro_usd < later
-    assert {row["price_sources"] for row in rows if row["user"] != "(idle)"} == {"list price"}
+    assert {row["price_sources"] for row in rows if row["user"] != "(idle)"} == {H100.price_source}
     for path in ("/v1/chargeback.csv", "/v1/chargeback.csv?idle=by-use"):
         other = httpx.get(team.api.url + path, headers={"Authorization": f"Bearer {TOKEN}"}).text
         found = list(csv.DictReader(io.StringIO(other)))

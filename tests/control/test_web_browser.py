@@ -17,13 +17,15 @@ axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-p
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 PAGES = (
-    "/", "/jobs/llama-8b-pretrain", f"/jobs/{LONG}", "/jobs/diffusion-xl", "/queues", "/cost", "/nodes", "/sweeps",
-    "/sweeps/sft-learning-rate", "/services", "/lab", "/audit", "/jobs/segment-vit/stop", "/nodes/a1/drain",
-    "/artifacts", "/artifacts/llama-8b:best", "/artifacts/team/reranker", "/login",
+    "/", "/jobs/llama-8b-pretrain", f"/jobs/{LONG}", "/jobs/diffusion-xl", "/queues", "/cost", "/nodes", "/nodes/b2",
+    "/sweeps", "/sweeps/sft-learning-rate", "/services", "/lab", "/audit", "/jobs/segment-vit/stop",
+    "/nodes/a1/drain", "/artifacts", "/artifacts/llama-8b:best", "/artifacts/team/reranker", "/login",
 )  # fmt: skip
 WIDTHS = (400, 1_280, 2_560)
 PAPER = 1_047  # CSS pixels of A4 across, without its margins
 WAIT_MS = 60_000
+SEEN = """is_seen => { Object.defineProperty(document, "hidden", {value: !is_seen, configurable: true});
+  document.dispatchEvent(new Event("visibilitychange")); }"""
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,49 @@ def test_every_page_is_accessible_and_fits_its_window(page: "playwright.Page") -
         page.emulate_media(color_scheme="dark")
         wrong += violations(page, {"type": "rule", "values": ["color-contrast"]})
         assert not wrong, (path, wrong)
+
+
+def test_orders_starts_and_reasons_are_in_view_at_each_width(page: "playwright.Page") -> None:
+    for path, cells in (("/nodes", "#node-rows .button"), ("/", "#queue-rows :is(td:nth-last-child(2), .why)")):
+        page.goto(path)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            found = page.locator(cells)
+            assert found.count() > 2
+            ends = [found.nth(at).bounding_box() for at in range(found.count())]
+            assert all(box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width for box in ends), (
+                path,
+                width,
+            )
+
+
+def test_a_page_that_is_hidden_is_not_followed_so_that_a_seventh_one_opens(
+    browser: "playwright.Browser", team: Team
+) -> None:
+    """A browser opens six connections to a server; what is followed keeps one."""
+    context = browser.new_context(base_url=team.api.url)
+    context.set_default_timeout(WAIT_MS)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    ticket = httpx.post(f"{team.api.url}/v1/web-tickets", headers=headers, timeout=WAIT_MS / 1000).json()["url"]
+    tabs = []
+    for at in range(7):
+        tab = context.new_page()
+        tab.goto(ticket if at == 0 else "/")
+        playwright.expect(tab.locator("#pulse")).to_have_text("live")
+        tab.wait_for_function("document.body.dataset.updates >= '1'")
+        tabs.append(tab)
+        if at < 6:
+            tab.evaluate(SEEN, False)
+            playwright.expect(tab.locator("#pulse")).to_have_text("paused")
+    first = tabs[0]
+    money = first.locator("[data-rate]")
+    stopped = money.inner_text()
+    playwright.expect(tabs[-1].locator("[data-rate]")).not_to_have_text(tabs[-1].locator("[data-rate]").inner_text())
+    assert money.inner_text() == stopped, "nobody says that it goes on"
+    first.evaluate(SEEN, True)
+    playwright.expect(first.locator("#pulse")).to_have_text("live")
+    playwright.expect(money).not_to_have_text(stopped)
+    context.close()
 
 
 def test_every_page_prints_on_paper_without_what_only_a_screen_needs(page: "playwright.Page") -> None:
@@ -146,7 +191,9 @@ def test_a_page_stays_current_and_its_money_ticks(page: "playwright.Page", team:
 
 def test_the_keyboard_reaches_every_page(page: "playwright.Page") -> None:
     page.goto("/")
-    for key, path in (("q", "/queues"), ("c", "/cost"), ("o", "/nodes"), ("a", "/artifacts"), ("n", "/")):
+    for key, path in (("q", "/queues"), ("c", "/cost"), ("o", "/nodes"), ("a", "/artifacts"),
+        ("s", "/sweeps"), ("v", "/services"), ("u", "/audit"), ("l", "/lab"), ("n", "/"),
+    ):  # fmt: skip
         page.keyboard.press("g")
         page.keyboard.press(key)
         page.wait_for_url(re.compile(re.escape(path) + "$"))

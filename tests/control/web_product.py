@@ -19,7 +19,8 @@ TRACEBACK = """  File "/home/tomas/src/multilingual/train.py", line 214, in step
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 1 has 44.42 GiB in total, of which \
 2.87 GiB is free. Including non-PyTorch memory, this process has 41.54 GiB memory in use."""
 L40S = replace(
-    H100, name="c1", gpu_name="L40S", gpus=8, micro_usd_per_gpu_hour=1_570_000, domain=("block-1", "rack-c"),
+    H100, name="c1", gpu_name="L40S", gpus=8, micro_usd_per_gpu_hour=790_000, domain=("block-1", "rack-c"),
+    price_source="L40S on-demand: RunPod L40S, as quoted by deploybase.ai, Spot GPU Pricing (2026-03)",
     unavailable=(7,), unavailable_why=("in use by a process that is not Cordee's",),
 )  # fmt: skip
 

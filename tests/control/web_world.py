@@ -46,7 +46,8 @@ S, MINUTE, HOUR, DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
 START_US = 1_795_392_000 * S  # 2026-11-23, midnight UTC
 H100 = Node(
     name="a1", epoch=1, gpu_name="NVIDIA H100 80GB HBM3", gpus=8, micro_usd_per_gpu_hour=2_990_000,
-    price_source="list price", domain=("block-1", "rack-a"), island_gpus=8,
+    price_source="H100 on-demand: Lambda H100 SXM, as quoted by cliffcenter.com, AMD inference economics (2026-05-18)",
+    domain=("block-1", "rack-a"), island_gpus=8,
 )  # fmt: skip
 NODES = tuple(
     replace(H100, name=f"{rack}{number}", domain=("block-1", f"rack-{rack}"))

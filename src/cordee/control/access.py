@@ -33,6 +33,7 @@ from cordee.schedule.quota.queues import DEFAULT
 from cordee.workload.spec import JobSpec
 
 HIDDEN = "another-job"
+HIDDEN_USER = "another user"
 HIDDEN_ARTIFACT = "another-artifact"
 _ID = re.compile(rf"([A-Za-z0-9][A-Za-z0-9._-]*-[{ALPHABET}]{{6}})(\.\d+)?(?![A-Za-z0-9_-])")
 _FOR_ALL = re.compile(r"Node[A-Z]|Server[A-Z]|Queues[A-Z]|Maintenance[A-Z]")
@@ -92,6 +93,10 @@ class Access:
     def sees(self, thing: Owned) -> bool:
         """Return whether a job may be seen."""
         return self.sees_all or self.may(Action.SEE, thing.owner, thing.queue)
+
+    def owner_of(self, thing: Owned) -> str:
+        """Return the owner of a job, or that it is somebody else's if the job may not be seen."""
+        return thing.owner if self.sees(thing) else HIDDEN_USER
 
     def changes(self, thing: Owned) -> bool:
         """Return whether a job may be changed."""

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import Depends, Query
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from cordee.account.chargeback import IDLE, ChargeLine, charge_lines
 from cordee.account.split import Class
 from cordee.answers.cost import AmountView, ChargebackView, ChargeLineView, SplitView
-from cordee.control.access import Access
+from cordee.control.access import HIDDEN_USER, Access
 from cordee.control.api_route import user_router
 from cordee.control.dependencies import Asked, By
 from cordee.control.months import Books
@@ -35,11 +36,17 @@ def lines_of(
         books.rows(now_us), books.idle_months(now_us), books.about(), now_us, divides_idle=idle == "by-use"
     )
     return [
-        line
+        _hidden(line, by)
         for line in lines
         if from_us <= line.key.month_us < (now_us + 1 if to_us is None else to_us)
         and (line.key.user == IDLE or by.may(Action.SEE, line.key.user, line.key.queue))
     ]
+
+
+def _hidden(line: ChargeLine, by: Access) -> ChargeLine:
+    """Return a line in which payers whose jobs may not be seen have no name."""
+    payers = ((user if by.may(Action.SEE, user, queue) else HIDDEN_USER, queue) for user, queue in line.payers)
+    return line if by.sees_all else replace(line, payers=frozenset(payers))
 
 
 class _Answered(NamedTuple):

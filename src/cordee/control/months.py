@@ -6,7 +6,7 @@ all of its leases. Retired jobs are read from the archive once, and old segments
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -15,16 +15,19 @@ import sqlalchemy as sa
 
 from cordee.account.attempt import AttemptRow
 from cordee.account.chargeback import About
+from cordee.control.access import Access
 from cordee.control.operations import Operations
 from cordee.control.snapshot import decoded_jobs
 from cordee.control.store import tables
 from cordee.event_json import decode
-from cordee.events import Event, NodeCordoned, NodeDown, NodeReclaimed, NodeUncordoned, NodeUp
+from cordee.events import Event, NodeCordoned, NodeDown, NodeReclaimed, NodeUncordoned, NodeUp, Queue, QueuesSet
+from cordee.schedule.quota.queues import DEFAULT
 from cordee.units import US_PER_DAY, US_PER_HOUR, US_PER_S
 from cordee.view.markup import CLASSES
 
 NODE_EVENTS = (NodeUp, NodeDown, NodeCordoned, NodeUncordoned, NodeReclaimed)
-_KINDS = tuple(each.__name__ for each in NODE_EVENTS)
+_KEPT = (*NODE_EVENTS, QueuesSet)
+_KINDS = tuple(each.__name__ for each in _KEPT)
 _MARKERS = tuple(f'"kind": "{kind}"' for kind in _KINDS)
 _PAGE = 5_000
 _FEW = 100  # retired jobs that are read one by one
@@ -155,14 +158,19 @@ class Books:
         self._operations, self._lock = operations, threading.Lock()
         self._retired: dict[str, list[AttemptRow]] = {}
         self._names: dict[str, tuple[str, str, str]] = {}
-        self._nodes: list[tuple[int, Event]] = []
+        self._kept: list[Event] = []
         self._read = 0
 
     def node_events(self) -> list[Event]:
         """Return the events about nodes, oldest first."""
-        with self._lock:
-            self._read_nodes()
-            return [event for _, event in self._nodes]
+        return [event for event in self._events() if isinstance(event, NODE_EVENTS)]
+
+    def queues_at(self, at_us: int) -> Sequence[Queue]:
+        """Return the tree of queues at a time, which has the queue `default` too; nothing before the first was set."""
+        trees = (event for event in reversed(self._events()) if isinstance(event, QueuesSet) and event.at_us <= at_us)
+        if (found := next(trees, None)) is None:
+            return ()
+        return list({each.name: each for each in (Queue(name=DEFAULT), *found.queues)}.values())
 
     def first_us(self, now_us: int) -> int:
         """Return the time of the first event of a node, or now."""
@@ -220,10 +228,11 @@ class Books:
                 found[row.queue] = found.get(row.queue, 0) + round(row.gpu_us.held * part)
         return found
 
-    def costs(self, span: Span, now_us: int, sees: Callable[[AttemptRow], bool] = bool) -> Costs:
+    def costs(self, span: Span, now_us: int, viewer: Access | None = None) -> Costs:
         """Return what was paid in a stretch of time, until now at most.
 
-        Sums by user, queue, job and model, and losses, are of the accounts for which `sees` is true; totals are of all.
+        Sums by user, queue, job and model, and losses, are of what the viewer may see, by default all; totals are of
+        all. A job that may not be seen, for whose sake something was lost, is another user's.
         """
         rows, names = self.rows(now_us), self.names()
         until_us = min(span.to_us, now_us)
@@ -234,7 +243,7 @@ class Books:
             if not part:
                 continue
             total.add(row, part)
-            if not sees(row):
+            if viewer is not None and not viewer.sees(row):
                 continue
             name, model, project = names.get(row.job_id, (row.job_id, "", ""))
             keys = {
@@ -247,7 +256,8 @@ class Books:
             for kind, key in keys.items():
                 by[kind].setdefault(key, Amounts()).add(row, part)
             if row.cause is not None and row.micro_usd.lost:
-                key3 = (row.owner, row.cause, "" if row.charged is None else row.charged.owner)
+                payer = "" if (job := row.charged) is None else job.owner if viewer is None else viewer.owner_of(job)
+                key3 = (row.owner, row.cause, payer)
                 lost[key3] = lost.get(key3, 0) + round(row.micro_usd.lost * part)
         capacity = list(self._capacity(span, until_us))
         recent = self.recent(until_us)
@@ -275,7 +285,7 @@ class Books:
         up: dict[str, tuple[int, int, int]] = {}
         for event in [*self.node_events(), None]:
             at_us = until_us if event is None else min(event.at_us, until_us)
-            names = list(up) if event is None else [_node_of(event)]
+            names = list(up) if event is None else [name_in(event)]
             for name in names:
                 if name in up and (event is None or isinstance(event, NodeUp | NodeDown)):
                     from_us, gpus, price = up.pop(name)
@@ -285,7 +295,12 @@ class Books:
                 node = event.node
                 up[node.name] = (event.at_us, node.gpus - len(node.unavailable), node.micro_usd_per_gpu_hour)
 
-    def _read_nodes(self) -> None:
+    def _events(self) -> list[Event]:
+        with self._lock:
+            self._read_log()
+            return list(self._kept)
+
+    def _read_log(self) -> None:
         store, newest = self._operations.store, self._operations.control.number
         while self._read < newest:
             log = tables.log
@@ -300,12 +315,13 @@ class Books:
                     return
                 found = [(number, body) for number, body in old if any(marker in body for marker in _MARKERS)]
                 last = old[-1][0]
-            events = ((number, decode(json.loads(body))) for number, body in found)
-            self._nodes += [each for each in events if isinstance(each[1], NODE_EVENTS)]
+            events = (decode(json.loads(body)) for _, body in found)
+            self._kept += [each for each in events if isinstance(each, _KEPT)]
             self._read = last
 
 
-def _node_of(event: Event) -> str:
+def name_in(event: Event) -> str:
+    """Return the name of the node that an event is about; "": about none."""
     return event.node.name if isinstance(event, NodeUp) else str(getattr(event, "node", ""))
 
 

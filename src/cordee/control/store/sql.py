@@ -92,6 +92,15 @@ class SqlStore:
         Raises:
             StoreError: the database cannot be read, or an event is damaged.
         """
+        for number, body in self.bodies(after):
+            yield number, _event(number, body)
+
+    def bodies(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        """Yield the same as JSON.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
         columns = (tables.log.c.number, tables.log.c.body)
         while True:
             page = self.read(
@@ -99,13 +108,12 @@ class SqlStore:
             )
             if not page or page[0]["number"] != after + 1:
                 # They lie in a segment, or were moved into one just now.
-                for number, body in (rows := self.archive.rows_after(after)):
-                    yield number, _event(number, body)
+                yield from (rows := self.archive.rows_after(after))
                 if rows:
                     after = rows[-1][0]
                     continue
             for row in page:
-                yield row["number"], _event(row["number"], row["body"])
+                yield row["number"], row["body"]
             if len(page) < _PAGE:
                 return
             after = page[-1]["number"]

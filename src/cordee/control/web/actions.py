@@ -8,12 +8,12 @@ from fastapi.responses import RedirectResponse, Response
 from cordee.answers.jobs import JobDetailView
 from cordee.answers.nodes import NodeView
 from cordee.control.chains import ChainOperations
-from cordee.control.operations import Operations
 from cordee.control.roles import Action
 from cordee.control.web.frame import HEADERS, PageRoute, framed
 from cordee.control.web.login import Form
+from cordee.control.web.others import node_of
 from cordee.control.web.routes import AskedPages, Visitor
-from cordee.errors import InputError, NotFoundError
+from cordee.errors import InputError
 from cordee.ids import JobId
 from cordee.units import plural
 from cordee.view.page import part
@@ -56,7 +56,7 @@ def ask_node(name: str, verb: str, pages: AskedPages, visit: Visitor) -> Respons
     """Say what will happen to a node, and ask for consent."""
     title = _known(_NODE, verb)
     visit.viewer.check(Action.CHANGE, "take nodes out of use")
-    node = _node(pages.operations, name)
+    node = node_of(pages.operations, name)
     html = part("consent", node, verb, title, _of_node(node, verb), visit.form, template="web/nodes.html.j2")
     return framed(node.name, {"consent": html}, here="Nodes", person=visit.viewer.name, form=visit.form)
 
@@ -67,7 +67,7 @@ def change_node(name: str, verb: str, pages: AskedPages, visit: Visitor, form: F
     _known(_NODE, verb)
     visit.viewer.check(Action.CHANGE, "take nodes out of use")
     operations, by, why = pages.operations, visit.viewer.name, form.get("why", "")[:1000]
-    node = _node(operations, name)
+    node = node_of(operations, name)
     if verb == "uncordon":
         operations.uncordon(node.name, by=by, why=why)
     else:
@@ -79,13 +79,6 @@ def _known(verbs: dict[str, str], verb: str) -> str:
     if verb not in verbs:
         raise InputError(f"{verb[:40]!r} is not one of {', '.join(verbs)}")
     return verbs[verb]
-
-
-def _node(operations: Operations, name: str) -> NodeView:
-    found = next((node for node in operations.nodes() if node.name == name), None)
-    if found is None:
-        raise NotFoundError(f"there is no node {name[:80]!r}")
-    return found
 
 
 def _consequences(job: JobDetailView, verb: str) -> list[str]:

@@ -1,16 +1,18 @@
 """The pages of queues, nodes, sweeps and services, and that of the cost of a month."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 
+from cordee.account.usage import Tokens
 from cordee.answers.nodes import NodeView
 from cordee.answers.queues import QueueView
 from cordee.answers.services import ServiceView
 from cordee.control.access import Access
 from cordee.control.budgets import BudgetOperations
 from cordee.control.chains import ChainOperations
-from cordee.control.months import Books, Costs, Span
+from cordee.control.months import Books, Costs, Span, name_in
 from cordee.control.operations import Operations
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.services.routes import seen_services
@@ -18,7 +20,8 @@ from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.sweeps.picture import best_text, drawing, metric_text, ranked, rung_rows, rungs_text, value_text
 from cordee.control.sweeps.routes import seen_sweep, seen_sweeps
 from cordee.control.web.parts import Parts
-from cordee.events import Budget, NodeCordoned, NodeDown, NodeUncordoned, NodeUp
+from cordee.errors import NotFoundError
+from cordee.events import Budget, Event, NodeCordoned, NodeDown, NodeUncordoned, NodeUp, Queue
 from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_micro_usd, plural
 from cordee.view.chart import Axis, ChartLine, chart_svg
 from cordee.view.faults import faults_of
@@ -29,7 +32,7 @@ from cordee.view.money import MoneyRow, money_html
 from cordee.view.page import part
 
 NODES_SHOWN = 500
-HISTORY_SHOWN = 60
+HISTORY_SHOWN = 100
 ROWS_SHOWN = 40
 WEEKS = 8
 BY = ("user", "queue", "project", "job", "model")
@@ -37,35 +40,33 @@ BY = ("user", "queue", "project", "job", "model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow:
-    """A queue, with the part of the money of the last weeks that went to it, oldest first, and what its weight asks."""
+    """A queue beside its siblings: its part of the GPU time of each of the last weeks, oldest first, and its due.
+
+    Attributes:
+        weeks: of the GPU time of the queue above it, or of all.
+        due: what its weight gave it of that at the end of each week; None: it was not there.
+    """
 
     view: QueueView
     weeks: Sequence[float]
-    due: float
+    due: Sequence[float | None]
 
 
 def queues_parts(operations: Operations, books: Books, viewer: Access) -> Parts:
     """Return the parts of the page of queues."""
     found = viewer.queues(operations.queues())
-    weeks = [
-        books.held_by_queue(Span(found.at_us - (ago + 1) * _WEEK_US, found.at_us - ago * _WEEK_US, ""), found.at_us)
-        for ago in reversed(range(WEEKS))
-    ]
-    siblings: dict[str | None, list[QueueView]] = {}
+    ends = [found.at_us - ago * _WEEK_US for ago in reversed(range(WEEKS))]
+    weeks = [books.held_by_queue(Span(end_us - _WEEK_US, end_us, ""), found.at_us) for end_us in ends]
+    trees = [books.queues_at(end_us) for end_us in ends]
+    children: dict[str | None, list[QueueView]] = {}
     for each in found.queues:
-        siblings.setdefault(each.parent, []).append(each)
+        children.setdefault(each.parent, []).append(each)
     rows = []
     for each in found.queues:
-        below = _below(each.name, siblings)
-        sums = [(sum(week.values()), sum(week.get(name, 0) for name in below)) for week in weeks]
-        weight = sum(other.weight for other in siblings[each.parent])
-        rows.append(
-            QueueRow(
-                view=each,
-                weeks=[mine / total if total else 0.0 for total, mine in sums],
-                due=each.weight / weight if weight else 0.0,
-            )
-        )
+        mine, above = _below(each.name, children), _below(each.parent, children)
+        sums = [(_sum(week, mine), sum(week.values()) if each.parent is None else _sum(week, above)) for week in weeks]
+        parts = [held / total if total else 0.0 for held, total in sums]
+        rows.append(QueueRow(view=each, weeks=parts, due=[_due(each.name, tree) for tree in trees]))
     tree = part("queues", rows, found.gpu_milli, template="web/queues.html.j2")
     return {"tree": tree, "budgets": _budgets(books, viewer)}
 
@@ -80,11 +81,28 @@ def _budgets(books: Books, viewer: Access) -> str:
 _WEEK_US = 7 * 24 * US_PER_HOUR
 
 
-def _below(name: str, siblings: Mapping[str | None, Sequence[QueueView]]) -> set[str]:
-    found = {name}
-    for each in siblings.get(name, ()):
-        found |= _below(each.name, siblings)
+def _below(name: str | None, children: Mapping[str | None, Sequence[QueueView]]) -> set[str]:
+    found = set() if name is None else {name}
+    for each in children.get(name, ()):
+        found |= _below(each.name, children)
     return found
+
+
+def _sum(held: Mapping[str, int], names: Iterable[str]) -> int:
+    return sum(held.get(name, 0) for name in names)
+
+
+def _due(name: str, queues: Sequence[Queue]) -> float | None:
+    """Return the part of a queue's weight in that of its siblings; None: it is not in this tree.
+
+    >>> _due("llm", [Queue(name="llm", parent="lab", weight=3), Queue(name="vision", parent="lab"), Queue(name="lab")])
+    0.75
+    """
+    own = next((each for each in queues if each.name == name), None)
+    if own is None:
+        return None
+    whole = sum(each.weight for each in queues if each.parent == own.parent)
+    return own.weight / whole if whole else 0.0
 
 
 def nodes_parts(operations: Operations, books: Books, viewer: Access) -> Parts:
@@ -92,20 +110,51 @@ def nodes_parts(operations: Operations, books: Books, viewer: Access) -> Parts:
     nodes, events = viewer.views(operations.nodes()), books.node_events()
     faults = faults_of(events)
     order = sorted(nodes, key=lambda node: (node.up and node.cordoned_by is None and not node.unavailable, node.name))
-    history = []
-    for event in reversed(events):
-        if isinstance(event, NodeUp | NodeDown | NodeCordoned | NodeUncordoned):
-            history.append(_happened(event))
-        if len(history) == HISTORY_SHOWN:
-            break
-    maintenance = ChainOperations(operations).bookings()
-    shown: list[tuple[NodeView, int]] = [(node, len(faults.get(node.name, ()))) for node in order[:NODES_SHOWN]]
-    template = "web/nodes.html.j2"
+    shown = [(node, faults.get(node.name, [])) for node in order[:NODES_SHOWN]]
     return {
-        "nodes": part("nodes", shown, len(nodes) - len(shown), viewer.operates, template=template),
-        "maintenance": part("maintenance", maintenance, template=template),
-        "history": part("history", history, template=template),
+        "nodes": _node_part("nodes", shown, len(nodes) - len(shown), viewer.operates),
+        "maintenance": _node_part("maintenance", ChainOperations(operations).bookings()),
+        "history": _node_part("history", _history(events)),
     }
+
+
+def node_parts(operations: Operations, books: Books, name: str, viewer: Access) -> Parts:
+    """Return the parts of the page of one node: its state, its faults with their causes, and its history.
+
+    Raises:
+        NotFoundError: there is no such node.
+    """
+    node = viewer.view(node_of(operations, name))
+    events = [each for each in books.node_events() if name_in(each) == name]
+    faults = faults_of(books.node_events()).get(name, [])
+    bookings = [each for each in ChainOperations(operations).bookings() if each.node == name]
+    return {
+        "nodes": _node_part("nodes", [(node, faults)], 0, viewer.operates),
+        "faults": _node_part("faults", faults),
+        "maintenance": _node_part("maintenance", bookings),
+        "history": _node_part("history", _history(events)),
+    }
+
+
+def node_of(operations: Operations, name: str) -> NodeView:
+    """Return a node.
+
+    Raises:
+        NotFoundError: there is none of this name.
+    """
+    found = next((node for node in operations.nodes() if node.name == name), None)
+    if found is None:
+        raise NotFoundError(f"there is no node {name[:80]!r}")
+    return found
+
+
+def _node_part(macro: str, *values: object) -> str:
+    return part(macro, *values, template="web/nodes.html.j2")
+
+
+def _history(events: Sequence[Event]) -> list[tuple[int, str, str, str]]:
+    shown = (each for each in reversed(events) if isinstance(each, NodeUp | NodeDown | NodeCordoned | NodeUncordoned))
+    return [_happened(each) for each in islice(shown, HISTORY_SHOWN)]
 
 
 def _happened(event: NodeUp | NodeDown | NodeCordoned | NodeUncordoned) -> tuple[int, str, str, str]:
@@ -156,11 +205,16 @@ def sweep_parts(sweeps: SweepOperations, ref: str, viewer: Access) -> Parts:
 def services_parts(services: ServiceOperations, viewer: Access) -> Parts:
     """Return the services with their load, their latencies and the cost of their tokens."""
     found, prices, control = seen_services(services, viewer), services.tenants.prices(), viewer.operations.control
+    now_us = viewer.operations.clock.now_us()
     with control.changed:
-        lines = control.ledger.usage(viewer.operations.clock.now_us())
+        lines = control.ledger.usage(now_us)
     priced = {line.key.service for line in lines if line.tokens.output}  # of others there are weights only
+    tokens: dict[str, Tokens] = {}
+    for line in lines:
+        if line.to_us > now_us - _WEEK_US:
+            tokens[line.key.service] = tokens.get(line.key.service, Tokens()) + line.tokens
     rows = [
-        (each, prices.get(each.name) if each.name in priced else None, _compared(each))
+        (each, prices.get(each.name) if each.name in priced else None, tokens.get(each.name), _compared(each))
         for each in found
         if each.state != "ended"
     ]
@@ -168,12 +222,12 @@ def services_parts(services: ServiceOperations, viewer: Access) -> Parts:
 
 
 def _compared(service: ServiceView) -> list[tuple[str, str, str, str]]:
-    return [(row.quantity, *compared_texts(row)) for row in service.compared]
+    return [(row.quantity, *compared_texts(row)) for row in service.compared if row.planned is not None]
 
 
 def cost_parts(books: Books, span: Span, now_us: int, by: str, viewer: Access) -> Parts:
     """Return the parts of the costs of a month."""
-    costs = books.costs(span, now_us, viewer.sees)
+    costs = books.costs(span, now_us, viewer)
     rows = [
         MoneyRow(key, {name: amounts.gpu_us.get(name, 0) for name in CLASSES}, amounts.paid)
         for key, amounts in list(costs.by[by].items())[:ROWS_SHOWN]

@@ -1,5 +1,6 @@
 """The pages by their names: what each is made of, and how it is drawn once for all who see the same of it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -85,7 +86,7 @@ class Pages:
     books: Books = field(init=False)
     drawings: Drawings = field(init=False)
     lab: Lab = field(init=False)
-    followers: int = 0
+    followers: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.forecasts, self.books = Forecasts(self.operations), Books(self.operations)
@@ -130,6 +131,8 @@ class Pages:
                 return lambda: others.queues_parts(operations, self.books, viewer), 2.0
             case "nodes":
                 return lambda: others.nodes_parts(operations, self.books, viewer), 1.0
+            case "node":
+                return lambda: others.node_parts(operations, self.books, wanted.ref, viewer), 1.0
             case "sweeps":
                 return lambda: others.sweeps_parts(self.sweeps, viewer), 1.0
             case "sweep":

@@ -22,8 +22,8 @@ from cordee.control.web.sessions import Sessions, session_id
 from cordee.errors import BusyError, CordeeError, TokenError
 from cordee.view.page import part
 
-FOLLOWERS_MAX = 256
-"""Pages that are followed at a time; each is a connection that stays open."""
+FOLLOWERS_MAX, FOLLOWERS_OF_ONE_MAX = 256, 64
+"""Pages that are followed at a time, by all and by one person; each is a connection that stays open."""
 
 _EVERY_S = 1.0  # between two updates of a page
 _QUIET_S = 5.0  # after which a page is drawn again, although the log has not changed
@@ -110,6 +110,12 @@ def nodes(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     return _shown(request, pages, visit, "nodes", "Nodes", here="Nodes")
 
 
+@router.get("/nodes/{name}")
+def node(name: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
+    """Show one node."""
+    return _shown(request, pages, visit, "node", name, here="Nodes", ref=name)
+
+
 @router.get("/sweeps")
 def sweeps(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show the sweeps."""
@@ -187,8 +193,10 @@ async def live(request: Request, pages: AskedPages, sessions: AskedSessions, vis
     """Return the parts of a page whenever they change, as server-sent events."""
     query = request.query_params
     wanted = Wanted.of(query.get("page", ""), query.get("ref", ""), query)
-    if pages.followers >= FOLLOWERS_MAX:
+    if pages.followers.total() >= FOLLOWERS_MAX:
         raise BusyError(f"{FOLLOWERS_MAX} pages are followed already", hint="reload this page later")
+    if pages.followers[visit.viewer.name] >= FOLLOWERS_OF_ONE_MAX:
+        raise BusyError(f"{FOLLOWERS_OF_ONE_MAX} pages of {visit.viewer.name} are followed already", hint="close some")
     await asyncio.to_thread(pages.parts, wanted, visit.viewer)  # what cannot be drawn is refused here
     stream = _followed(pages, sessions, wanted, visit)
     return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS | {"X-Accel-Buffering": "no"})
@@ -196,7 +204,7 @@ async def live(request: Request, pages: AskedPages, sessions: AskedSessions, vis
 
 async def _followed(pages: Pages, sessions: Sessions, wanted: Wanted, visit: Visit) -> AsyncIterator[str]:
     operations, sent = pages.operations, Parts()
-    pages.followers += 1
+    pages.followers[visit.viewer.name] += 1
     try:
         while not operations.closing and await asyncio.to_thread(sessions.of, visit.cookie, follows=True) is not None:
             number = operations.control.number
@@ -218,4 +226,4 @@ async def _followed(pages: Pages, sessions: Sessions, wanted: Wanted, visit: Vis
                 await asyncio.sleep(_LOOK_S)
                 waited_s += _LOOK_S
     finally:
-        pages.followers -= 1
+        pages.followers[visit.viewer.name] -= 1

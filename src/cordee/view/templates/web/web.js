@@ -17,7 +17,9 @@
     return `$${usd.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })}`;
   }
 
+  const pulse = document.getElementById("pulse");
   function tick() {
+    if (pulse?.classList.contains("off")) return; // nobody says that it still holds
     const now = Date.now() * 1000 + skewUs;
     for (const at of document.querySelectorAll("[data-since]")) at.textContent = span(now - Number(at.dataset.since));
     for (const at of document.querySelectorAll("[data-rate]")) {
@@ -76,9 +78,19 @@
     tick();
   }
 
-  function follow(url) {
-    const pulse = document.getElementById("pulse");
-    const source = new EventSource(url);
+  // Only a page that is seen is followed: a browser opens six connections to a server, and all its pages divide them.
+  let source = null;
+  function leave() {
+    source?.close();
+    source = null;
+    pulse.classList.add("off");
+    pulse.textContent = "paused";
+  }
+
+  function follow() {
+    if (document.hidden) return leave();
+    if (source && source.readyState !== EventSource.CLOSED) return;
+    source = new EventSource(document.body.dataset.live);
     source.addEventListener("parts", (event) => {
       const { at_us: atUs, parts } = JSON.parse(event.data);
       skewUs = atUs - Date.now() * 1000;
@@ -88,9 +100,8 @@
     source.onopen = () => { pulse.textContent = "live"; pulse.classList.remove("off"); };
     source.onerror = () => {
       pulse.classList.add("off");
-      pulse.textContent = source.readyState === EventSource.CLOSED ? "ended: reload the page" : "connecting again";
+      pulse.textContent = source?.readyState === EventSource.CLOSED ? "ended: reload the page" : "connecting again";
     };
-    addEventListener("pagehide", () => source.close());
   }
 
   document.addEventListener("input", (event) => {
@@ -119,5 +130,10 @@
   for (const log of document.querySelectorAll("pre.log")) log.scrollTop = log.scrollHeight;
   tick();
   setInterval(tick, matchMedia("(prefers-reduced-motion: reduce)").matches ? 10000 : 200);
-  if (document.body.dataset.live) follow(document.body.dataset.live);
+  if (document.body.dataset.live) {
+    follow();
+    document.addEventListener("visibilitychange", follow);
+    addEventListener("pagehide", leave);
+    addEventListener("pageshow", follow);
+  }
 })();
