@@ -88,6 +88,15 @@ def test_promtool_accepts_the_metrics(team: Team) -> None:
     assert not new, new
 
 
+def test_every_alert_is_tested_to_be_silent_and_to_fire() -> None:
+    rules: dict[str, Any] = YAML(typ="safe").load(SHIPPED / "cordee.rules.yml")
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
+    tests: dict[str, Any] = YAML(typ="safe").load(SHIPPED / "cordee.rules.test.yml")
+    tried = [each for group in tests["tests"] for each in group["alert_rule_test"]]
+    for fires in (True, False):
+        assert {each["alertname"] for each in tried if bool(each["exp_alerts"]) is fires} == alerts
+
+
 @needs_promtool
 def test_the_rules_are_right_by_their_own_tests() -> None:
     for words in (["check", "rules", "cordee.rules.yml"], ["test", "rules", "cordee.rules.test.yml"]):

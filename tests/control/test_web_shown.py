@@ -20,6 +20,7 @@ from cordee.control.months import Books, Span
 from cordee.control.roles import ADMIN, Bearer, Grant, Role
 from cordee.control.web.others import services_parts
 from cordee.events import NodeDown, NodeUp, Outcome
+from cordee.view.page import part
 
 
 @pytest.fixture
@@ -127,3 +128,35 @@ def test_a_node_shows_its_faults_with_cause_and_time_and_the_source_of_its_price
     with httpx.Client(base_url=team.api.url) as ada:
         ada.post("/login", data={"token": TOKEN})
         assert ada.get("/nodes/b9").status_code == 404
+
+
+def test_a_young_cluster_names_each_day_once_and_waits_in_whole_seconds(team: Team) -> None:
+    team.start(team.submit("a", "ines", 40, "language"))
+    team.tick(30 * HOUR)
+    chart = shown(team.api.url, "/cost").split('class="chart wide"')[1].split("</svg>")[0]
+    below = re.findall(r"<text[^>]*>(\d{1,2})</text>", chart)
+    assert below == ["23", "24"], "the two days of which something is known"
+    start = {"p10_us": team.now + 402_300, "p50_us": team.now + 3_500_000, "p90_us": team.now + 353 * S}
+    told = part("starts", {"start": start}, team.now, template="web/parts.html.j2")
+    assert "0 s to 5m53s" in told and "in 4 s" in told and " ms" not in told
+
+
+def test_now_draws_blocks_racks_and_islands_and_says_since_when_gpus_are_idle(team: Team) -> None:
+    island = replace(NODES[0], name="a9", island_gpus=4)
+    team.say(NodeUp(at_us=team.now, node=island), "node/a9/1")
+    team.tick(MINUTE)
+    html = shown(team.api.url, "/")
+    assert html.count('<h3 class="block">block-1 <small>0 of 48 held') == 1
+    assert re.findall(r"<h4>([\w-]+)", html) == ["rack-a", "rack-b"]
+    assert html.count('aria-label="island 1"') == html.count('aria-label="island 2"') == 1
+    assert "idle since <time data-at=" in html and "2026-11-23 00:00" in html
+
+
+def test_one_who_runs_a_job_may_give_its_gpus_to_others(team: Team) -> None:
+    job_id = team.submit("a", "ada", 40, "language", checkpoint={"to": str(team.folder / "to")})
+    team.start(job_id)
+    assert "Give its GPUs to others</a>" in shown(team.api.url, f"/jobs/{job_id}")
+    asked = shown(team.api.url, f"/jobs/{job_id}/requeue")
+    assert "As if it were preempted, it goes to the end of its queue" in asked and "leaves with a checkpoint" in asked
+    waiting = team.submit("b", "ada", 40, "language")
+    assert ">Requeue</a>" in shown(team.api.url, f"/jobs/{waiting}")

@@ -53,6 +53,7 @@ from cordee.control.store.database import check_database, count_jobs
 from cordee.control.store.leader import Lead
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
+from cordee.control.token_file import TokenFile
 from cordee.errors import (
     CordeeError,
     HomeUnsuitableError,
@@ -131,7 +132,7 @@ class Server:
         self._signal: int | None = None
         self._logged: set[tuple[str, str]] = set()  # errors of the last tick, so that each is logged once
         catalogue = load_home(home.path)
-        owners = home.owners(local_owner())
+        owners = TokenFile(home, local_owner())
         url = database or f"sqlite:///{home.path / 'cordee.db'}"
         lead = None if database is None else _lead(home, public, database)
         self._standby = None if lead is None else Standby(lead, home, self._wake)
@@ -220,8 +221,10 @@ class Server:
                     return
             if not (stand_by and self.control.state.shutting_down):  # one that the last leader began is completed
                 self._until_stored(self.control.up)
-            owners = self.operations.owners
-            self._until_stored(lambda: record_tokens(self._store, owners, SystemClock().now_us()))
+            tokens = self.operations.owners
+            assert isinstance(tokens, TokenFile), "it was made so"
+            tokens.on_change = lambda: record_tokens(self._store, tokens, SystemClock().now_us())
+            self._until_stored(tokens.on_change)
             before_s: list[float] = []
             self._until_stored(
                 lambda: before_s.append(self._cluster.lease_before_s(self._executor.nodes.terms.lease_s))

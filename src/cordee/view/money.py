@@ -53,13 +53,15 @@ def gpu_time(gpu_us: int) -> str:
 
     >>> gpu_time(3_008 * 3_600_000_000), gpu_time(90_000_000), gpu_time(0)
     ('3,008 GPU-h', '90.0 GPU-s', '–')
+    >>> gpu_time(40_000)
+    '<0.1 GPU-s'
     """
     if gpu_us == 0:
         return "–"
     if gpu_us >= US_PER_HOUR:
         hours = gpu_us / US_PER_HOUR
         return f"{hours:,.0f} GPU-h" if hours >= 100 else f"{hours:.2f} GPU-h"
-    return f"{gpu_us / 1_000_000:,.1f} GPU-s"
+    return f"{gpu_us / 1_000_000:,.1f} GPU-s" if gpu_us >= 50_000 else "<0.1 GPU-s"
 
 
 def cases_html(cases: Sequence[tuple[str, str, int, int]], *, worst_micro_usd: int) -> str:

@@ -48,12 +48,22 @@ def environment() -> "Environment":
         month=lambda month: "never" if month is None else str(month),
         money=format_micro_usd,
         span=lambda us: format_duration(round(us / US_PER_S) if us >= US_PER_S else us / US_PER_S),
+        wait=format_wait,
         class_label=class_label,
         num=num,
         utc=_utc,
     )
     made.globals.update(palette_css=Markup(palette_css()), fills_css=Markup(fills), plural=plural)
     return made
+
+
+def format_wait(us: float) -> str:
+    """Return a wait in a queue in microseconds, in whole seconds.
+
+    >>> format_wait(402_300), format_wait(31_600_000), format_wait(0)
+    ('0 s', '32 s', '0 s')
+    """
+    return format_duration(seconds) if (seconds := round(us / US_PER_S)) else "0 s"
 
 
 def _utc(us: int) -> str:

@@ -28,6 +28,8 @@ def ask_job(ref: str, verb: str, pages: AskedPages, visit: Visitor) -> Response:
     """Say what will happen to a job, and ask for consent."""
     title = _known(_JOB, verb)
     found = pages.operations.job(visit.viewer.job(ref, Action.CHANGE, f"{verb} it"))
+    if verb == "requeue" and found.state == "running":
+        title = "Give its GPUs to others"
     facts = _consequences(found, verb)
     html = part("consent", found, verb, title, facts, visit.form, template="web/job.html.j2")
     return framed(found.name, {"consent": html}, lead=found.job_id, person=visit.viewer.name, form=visit.form)
@@ -97,7 +99,8 @@ def _consequences(job: JobDetailView, verb: str) -> list[str]:
             facts.append(f"It is at step {job.step:,}; its newest checkpoint: {at}.")
     after = {
         "stop": "It will not run again unless it is requeued.",
-        "requeue": "It goes to the end of its queue, and starts again when its turn comes.",
+        "requeue": f"{'As if it were preempted, it' if runs else 'It'} goes to the end of its queue, and starts again "
+        "when its turn comes.",
         "pause": "It holds no GPU until it is resumed.",
         "resume": "It waits in its queue from now on.",
     }

@@ -14,8 +14,8 @@ from cordee.control.web.frame import PageRoute, framed
 from cordee.control.web.parts import Parts
 from cordee.control.web.routes import AskedPages, Visitor
 from cordee.errors import InputError
-from cordee.units import US_PER_HOUR, format_duration, format_micro_usd
-from cordee.view.page import part
+from cordee.units import US_PER_HOUR, US_PER_S, format_micro_usd
+from cordee.view.page import format_wait, part
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -84,4 +84,4 @@ def _moved(found: Mapping[str, Any], viewer: Access) -> list[Moved]:
 
 
 def _span(seconds: float | None) -> str:
-    return "–" if seconds is None else format_duration(seconds)
+    return "–" if seconds is None else format_wait(seconds * US_PER_S)

@@ -11,6 +11,7 @@ from cordee.answers.metrics import LiveJobView
 from cordee.control.access import Access
 from cordee.control.forecast import Forecast
 from cordee.control.job_metrics import live
+from cordee.control.months import Books
 from cordee.control.operations import Operations
 from cordee.control.web.ahead import Forecasts
 from cordee.control.web.parts import Parts
@@ -69,6 +70,16 @@ class Domain:
     held: int
     down: int
 
+    @property
+    def block(self) -> str:
+        """Return the outermost domain; "" if this one is not within another."""
+        return self.path[0] if len(self.path) > 1 else ""
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """Return the path within the block."""
+        return self.path[1:] if self.block else self.path
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
@@ -102,7 +113,7 @@ class _Held:
     memory_bytes: Mapping[str, int]  # of one GPU, by its name
 
 
-def now_parts(operations: Operations, forecasts: Forecasts, viewer: Access) -> Parts:
+def now_parts(operations: Operations, books: Books, forecasts: Forecasts, viewer: Access) -> Parts:
     """Return the parts of the page."""
     control = operations.control
     found = live(operations, viewer)
@@ -138,6 +149,7 @@ def now_parts(operations: Operations, forecasts: Forecasts, viewer: Access) -> P
         "rate": found.micro_usd_per_hour,
         "idle_rate": idle_per_hour,
         "idle": totals.idle_micro_usd,
+        "since_us": books.first_us(found.at_us),
         "idle_gpu_us": totals.idle_gpu_us,
         "paid": totals.micro_usd.held,
         "useful": totals.micro_usd.useful + totals.micro_usd.serving,

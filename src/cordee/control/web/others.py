@@ -258,7 +258,7 @@ def _days(costs: Costs) -> str:
     offered = [(float(day), whole / MICRO_USD) for day, (_, whole) in days]
     lines = [ChartLine("held", held, steps=True), ChartLine("capacity", offered, dashed=True, steps=True)]
     axes = (
-        Axis("day", lambda day: f"{day:.0f}"),
+        Axis("day", lambda day: f"{day:.0f}", ticks=range(days[0][0], days[-1][0], max(1, len(days) // 8))),
         Axis("dollars a day", lambda usd: format_micro_usd(round(usd * MICRO_USD))),
     )
     return framed(lambda frame: chart_svg(lines, *axes, label="Dollars a day", frame=frame), _WIDE, _NARROW)

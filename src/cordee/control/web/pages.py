@@ -122,7 +122,7 @@ class Pages:
         operations = self.operations
         match wanted.page:
             case "now":
-                return lambda: now_parts(operations, self.forecasts, viewer), 0.5
+                return lambda: now_parts(operations, self.books, self.forecasts, viewer), 0.5
             case "job":
                 choice = LogChoice(wanted.epoch, wanted.rank, wanted.words)
                 made_of = operations, self.artifacts, self.books, self.forecasts
