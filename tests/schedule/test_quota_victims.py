@@ -33,6 +33,8 @@ def test_a_queue_above_may_take_back_for_one_that_is_over():
     job = a_job("x1", 8)  # over its own 8, inside x's 16
     assert tree.entitled(job) and [each.queue for each in tree.borrowers(job)] == ["y1"]
     assert tree.victims(job).allows(borrower, 20_000, below=False)
+    tree.take(borrower, gpus(20), 0)
+    assert tree.borrowers(job) == ()
 
 
 def test_tiers_preempt_inside_a_queue_and_borrowers_but_not_shielded_jobs():

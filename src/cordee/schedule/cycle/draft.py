@@ -35,15 +35,13 @@ class Turns:
 
     Attributes:
         overdue: jobs that have waited too long; they go first in their tier.
-        patience_us: the wait after which they have.
         considered: jobs that were tried.
         fair_shares: of queues, computed when they are first needed.
         shrunk_for: for a job, the jobs that were shrunk for it; they restart right after it was tried.
         version: grows with each change after which another job may be the head of a line, or have another turn.
     """
 
-    overdue: frozenset[JobId]
-    patience_us: int
+    overdue: frozenset[JobId] = frozenset()
     considered: set[JobId] = field(default_factory=set)
     fair_shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
     shrunk_for: dict[JobId, list[JobId]] = field(default_factory=dict)
@@ -113,15 +111,13 @@ Step = Callable[[State, Draft, JobId], bool]
 
 def new_draft(state: State, now_us: int) -> Draft:
     """Return a draft in which nothing is decided yet."""
-    none = frozenset[JobId]()
-    return Draft(now_us, Turns(none, state.patience_us), Preemption(state, now_us))
+    return Draft(now_us, Turns(), Preemption(state, now_us))
 
 
 def find_overdue(state: State, draft: Draft) -> None:
     """Find the overdue jobs: after all jobs are settled, since each that ends changes the patience."""
     if state.policy.guards:
         draft.turns.overdue = overdue(state.waiting, state.allowances(), draft.now_us)
-        draft.turns.patience_us = state.patience_us
         draft.preemption.overdue = draft.turns.overdue
 
 

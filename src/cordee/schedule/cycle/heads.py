@@ -82,13 +82,12 @@ def order(state: State, draft: Draft) -> list[Head]:
 
 def head_of(state: State, draft: Draft, line: Line) -> Turn | None:
     """Return the turn of the first job of a line that was not considered: overdue jobs first, then the others."""
-    turns, now_us = draft.turns, draft.now_us
-    considered = turns.considered
-    if turns.overdue - considered:
-        for age, job_id in line.ages:
-            if age + turns.patience_us > now_us:
+    overdue, considered = draft.turns.overdue, draft.turns.considered
+    if overdue:
+        for _, job_id in line.ages:
+            if job_id not in overdue:  # Those of a line are the ones that have waited longest.
                 break
-            if job_id in turns.overdue and job_id not in considered:
+            if job_id not in considered:
                 return _turn_in_line(state, draft, job_id, line)
     for place in line.places:
         if place.job_id not in considered:

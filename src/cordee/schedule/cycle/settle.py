@@ -75,7 +75,7 @@ def settle(state: State, draft: Draft) -> None:
     decided = -1
     while decided < len(draft.events) and state.agenda.unsettled:
         decided = len(draft.events)
-        for job_id in sorted(state.agenda.unsettled.keys() - state.attempts.keys()):
+        for job_id in sorted(each for each in state.agenda.unsettled if each not in state.attempts):
             guarded(state, draft, job_id, settle_job)
 
 

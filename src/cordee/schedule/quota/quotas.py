@@ -87,6 +87,14 @@ class _Assumed:
     vacated: dict[str, int] = field(default_factory=dict)
 
 
+class _Rules(NamedTuple):
+    """What the queues alone say: whether any has a rule, keeps its unused quota from others, or has a day."""
+
+    some: bool
+    kept: bool
+    days: bool
+
+
 class SavedQuotas(NamedTuple):
     """The saved form of a tree of queues. `own` is of the leaves of queues that have others inside."""
 
@@ -116,15 +124,18 @@ class Quotas:
         self._leaving: dict[str, int] = {}  # by the queue that jobs name
         self._assumed = _Assumed()
         self._moves: list[tuple[int, _Key, Held]] = []  # of the last day at least
+        self._over: dict[tuple[Holder, int], list[Borrower]] = {}  # beside a queue, until a holding changes
         self._cluster = Holder(Queue(name=_CLUSTER), None)
         self._holders: dict[str, Holder] = {}
         named = {queue.name: queue for queue in self.queues}
         named.setdefault(DEFAULT, Queue(name=DEFAULT))
         for queue in named.values():
             self._grow(queue, named)
-        self._has_rules = any(has_rules(queue) for queue in named.values())
-        self.keeps = any(not queue.lend for queue in named.values())  # its unused quota, from others
-        self.has_days = any(holder.day is not None for holder in self._holders.values())
+        self._rules = _Rules(
+            some=any(has_rules(queue) for queue in named.values()),
+            kept=any(not queue.lend for queue in named.values()),
+            days=any(holder.day is not None for holder in self._holders.values()),
+        )
         self.budgets = Budgets()
         self._leaves = {name: leaf_of(holder) for name, holder in self._holders.items()}
         set_occupied(self._cluster)
@@ -138,7 +149,7 @@ class Quotas:
     @property
     def rules(self) -> bool:
         """Return whether a rule may keep a job from starting or from preempting another."""
-        return self._has_rules or self.budgets.hard
+        return self._rules.some or self.budgets.hard
 
     @property
     def refuses(self) -> bool:
@@ -148,7 +159,7 @@ class Quotas:
     @property
     def counts_time(self) -> bool:
         """Return whether use over time may end something: a day, or a budget."""
-        return self.has_days or bool(self.budgets.kept)
+        return self._rules.days or bool(self.budgets.kept)
 
     @property
     def held_milli(self) -> int:
@@ -294,7 +305,7 @@ class Quotas:
         path = self.leaf(queue).path
         for holder in path:
             holder.leaving += gpu_milli
-        net(path, -gpu_milli)
+        self._net(path, -gpu_milli)
 
     def _move(self, key: _Key, held: Held, at_us: int) -> None:
         self._count(key, held, at_us, self._reading(at_us))
@@ -321,8 +332,12 @@ class Quotas:
             holder.inner += more
             before, holder.occupied = holder.occupied, holder.occupied_with(holder.inner)
             more = holder.occupied - before
-        net(path, held.gpu_milli)
+        self._net(path, held.gpu_milli)
         self.budgets.move((queue, owner), path, grace_us, held, at_us)
+
+    def _net(self, path: Sequence[Holder], gpu_milli: int) -> None:
+        net(path, gpu_milli)
+        self._over.clear()
 
     def _reading(self, at_us: int) -> int:
         assert self._clock is not None, "a cluster without nodes holds nothing"
@@ -346,7 +361,7 @@ class Quotas:
             refusal = each.refusal(job, more, self._average(), now_us) if each.budget.hard else None
             if refusal is not None:
                 return refusal
-        return self._kept(job, path, more) if self.keeps else None
+        return self._kept(job, path, more) if self._rules.kept else None
 
     def never(self, job: Job, gpus: int | None = None) -> str | None:
         """Return the rule by which the job can never start, even on an empty cluster; None if there is none."""
@@ -383,9 +398,12 @@ class Quotas:
         added = upward(self.leaf(job.queue).path, milli(job, gpus))
         for distance, ((holder, more), (parent, _)) in enumerate(pairwise(added), start=1):
             if holder.net + more <= holder.quota:
-                others = [each for each in parent.inside if each is not holder]
-                over = sorted((-each.net + each.quota, each.queue.name) for each in over_quota(others))
-                found += [Borrower(queue=name, over_milli=-under, distance=distance) for under, name in over]
+                if (holder, distance) not in self._over:
+                    others = [each for each in parent.inside if each is not holder]
+                    over = sorted((-each.net + each.quota, each.queue.name) for each in over_quota(others))
+                    borrowers = [Borrower(queue=name, over_milli=-under, distance=distance) for under, name in over]
+                    self._over[holder, distance] = borrowers
+                found += self._over[holder, distance]
         return tuple(found)
 
     def share(self, queue: str, now_us: int) -> tuple[int, ...]:
