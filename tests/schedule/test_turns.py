@@ -231,6 +231,24 @@ def test_a_gang_that_waited_too_long_gets_the_gpus_that_its_victims_leave_althou
     ]
 
 
+def test_gpus_reserved_for_a_gang_that_is_overdue_no_more_go_to_others_at_the_same_moment():
+    """`late` has its ordinary turn, but takes the allowance of `big`: then `new` starts on what was kept for `big`."""
+    policy = Policy(patience_us=1000 * S, patience_fraction=0.17)
+    production = (job(name, gpus, "production") for name, gpus in (("a", 6), ("b", 6), ("c", 2), ("d", 2)))
+    world = World(node("n1"), node("n2"), *production, policy=policy, work=dict.fromkeys("abcd", 10**6))
+    waiting = (job("big", 8, at_us=10 * S, within="node"), job("late", 2, at_us=20 * S), job("new", 1, at_us=4990 * S))
+    world.later(*waiting).play(until_s=5000)
+    for name in "cd":
+        world.tell(*ranks_ended(world, name, "finished"))
+    decision = decide(world.state, world.now_us)
+    assert brief(decision.events)[-1:] == ["place late n2:2"] and decision.wake_at_us == world.now_us
+    world.cycle()
+    decision = decide(world.state, world.now_us)
+    assert brief(decision.events) == ["place new n1:1"] and decision.wake_at_us > world.now_us
+    world.cycle()
+    assert decide(world.state, world.now_us).events == ()
+
+
 def test_patience_follows_the_run_time_of_the_long_jobs_that_ended_and_a_cycle_sees_it_at_once():
     world = World(node("n1"), job("long", 8), work={"long": 10**6})
     world.play(until_s=10)

@@ -11,6 +11,7 @@ node. Under the default policy only an overdue gang reserves GPUs; other jobs ar
 
 import heapq
 
+from cordee.events import AttemptPlaced
 from cordee.ids import JobId
 from cordee.schedule.cycle.backfill import backfill, reserve
 from cordee.schedule.cycle.claims import earmark
@@ -38,6 +39,8 @@ def run(state: State, now_us: int) -> Draft:
             earmark(state, draft)
             _try_in_order(state, draft)
             _limit_failed_searches(state, draft)
+            if draft.reservations and _takes_allowance(state, draft):
+                draft.wake_by(now_us)
         grow(state, draft)
     wake(state, draft)
     return draft
@@ -120,6 +123,18 @@ def _try_job(state: State, draft: Draft, job_id: JobId) -> bool:
         if job.queued_recently:
             draft.tried.lines.add(job.line)
     return job.queued_recently
+
+
+def _takes_allowance(state: State, draft: Draft) -> bool:
+    """Return whether a job that waited long was placed in its ordinary turn, where it counts as overdue all the same.
+
+    It takes a part of the allowance then, so that a gang for which GPUs are reserved may be overdue no more. The next
+    cycle, at the same moment, gives its GPUs to others.
+    """
+    running = state.running
+    placed = (each.job_id for each in draft.events if isinstance(each, AttemptPlaced))
+    rows = (running.row_of.get(job_id) for job_id in placed if job_id not in draft.turns.overdue)
+    return any(row is not None and running.rows.flags["overdue"][row] for row in rows)
 
 
 def _limit_failed_searches(state: State, draft: Draft) -> None:
