@@ -88,7 +88,7 @@ class _Assumed:
 
 
 class _Rules(NamedTuple):
-    """What the queues alone say: whether any has a rule, keeps its unused quota from others, or has a day."""
+    """Properties of the queues alone: whether any has a rule, keeps its unused quota from others, or has a day."""
 
     some: bool
     kept: bool
