@@ -11,9 +11,11 @@ from api_scene import Api
 from stage import GPT, JOB, PROD, URGENT, Scene
 from structlog.testing import capture_logs
 
+from cordee.account.chargeback import IDLE, ChargeLine
 from cordee.answers.submissions import Submission
 from cordee.control import snapshots
 from cordee.control.fold import Fold
+from cordee.control.months import Books
 from cordee.control.snapshot import taken
 from cordee.control.snapshots import Snapshots, make, newest_fold
 from cordee.control.store.sql import SqlStore
@@ -223,7 +225,13 @@ def test_a_job_that_was_retired_is_answered_like_before(api: Api) -> None:
     scene.agents.report(RanksStarted(at_us=scene.time.us, job_id=GPT, epoch=1, node="local"))
     scene.ended(GPT, 1, Outcome.FINISHED)
     scene.control.tick()
+    books, now_us = Books(api.operations), scene.time.us
+
+    def charged(books: Books = books) -> list[ChargeLine]:
+        return [line for line in books.charge_lines(now_us) if line.key.user != IDLE]
+
     asked = {
+        "chargeback": charged,
         "job": lambda: client.job("gpt"),
         "why": lambda: client.why("gpt").text,
         "stop": lambda: client.stop("gpt"),
@@ -234,9 +242,12 @@ def test_a_job_that_was_retired_is_answered_like_before(api: Api) -> None:
     ended = scene.control.fold.ended_jobs()
     assert ended == [GPT]
     make(scene.url, scene.control.number, ended)
+    assert charged() == before["chargeback"] != [], "it is in the state and among the retired jobs"
     scene.control.retire(ended)
     assert GPT not in scene.control.state.jobs
-    assert {name: ask() for name, ask in asked.items()} == before
+    for _ in range(2):  # what was summed once is not summed again
+        assert {name: ask() for name, ask in asked.items()} == before
+    assert charged(Books(api.operations)) == before["chargeback"]
     number = scene.control.number
     spec = {"run": ["true"], "gpus": 4, "name": "gpt"}
     again = api.operations.submit(Submission(spec=spec, job_id=GPT, unprotected=True), "ada")

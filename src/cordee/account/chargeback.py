@@ -7,6 +7,7 @@ What it lost for another job's sake is passed on to that job. Idle time is a lin
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from cordee.account.attempt import AttemptRow
@@ -134,6 +135,7 @@ def charge_lines(
     now_us: int,
     *,
     divides_idle: bool = False,
+    others: Mapping[ChargeKey, ChargeLine] = MappingProxyType({}),
 ) -> list[ChargeLine]:
     """Return the lines, by month, user, queue, project and model.
 
@@ -143,13 +145,20 @@ def charge_lines(
         about: what each job names.
         now_us: the end of what is live.
         divides_idle: idle time is divided over the lines of its month by what they held, in dollars, else GPU time.
+        others: lines of further attempts, without idle time.
     """
+    lines = dict(others)
+    for line in held_lines(rows, about, now_us).values():
+        _add(lines, line)
+    for month_us, amounts in idle.items():
+        if any(amounts):
+            _charge_idle(lines, month_us, Amount(*amounts), divides=divides_idle)
+    return [lines[key] for key in sorted(lines)]
+
+
+def held_lines(rows: Iterable[AttemptRow], about: Mapping[str, About], now_us: int = 0) -> dict[ChargeKey, ChargeLine]:
+    """Return the lines of these attempts by their keys, without idle time; `now_us` is the end of those that live."""
     lines: dict[ChargeKey, ChargeLine] = {}
-
-    def add(line: ChargeLine) -> None:
-        known = lines.get(line.key)
-        lines[line.key] = line if known is None else known.plus(line)
-
     for row in rows:
         to_us = now_us if row.ended_us is None else row.ended_us
         for month_us, before_us, after_us in by_month(row.placed_us, to_us):
@@ -167,16 +176,18 @@ def charge_lines(
                 payer = ChargeKey(
                     month_us, row.charged.owner, row.charged.queue, *about.get(row.charged.job_id, _NOTHING)
                 )
-                add(ChargeLine(key=payer, charged=lost))
+                _add(lines, ChargeLine(key=payer, charged=lost))
                 line = replace(line, passed_on=lost, payers=frozenset(((payer.user, payer.queue),)))
-            add(line)
-    for month_us, amounts in idle.items():
-        if any(amounts):
-            _charge_idle(lines, month_us, Amount(*amounts), divides=divides_idle)
-    return [lines[key] for key in sorted(lines)]
+            _add(lines, line)
+    return lines
 
 
 _NOTHING = About("", "")
+
+
+def _add(lines: dict[ChargeKey, ChargeLine], line: ChargeLine) -> None:
+    known = lines.get(line.key)
+    lines[line.key] = line if known is None else known.plus(line)
 
 
 def _charge_idle(lines: dict[ChargeKey, ChargeLine], month_us: int, amount: Amount, *, divides: bool) -> None:

@@ -208,6 +208,7 @@ class Access:
 
     def view(self, view: V) -> V:
         """Return an answer in which jobs that may not be seen have no name."""
+        self.operations.control.precedence.give_way()  # lists have many
         return view if self.sees_all else type(view).model_validate(self._hidden(view.model_dump()))
 
     def views(self, views: Iterable[V]) -> list[V]:

@@ -440,7 +440,8 @@ def create_app(
 ) -> FastAPI:
     """Create the application around the operations; tunnels need the links to the agents."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.operations, app.state.questions = operations, Questions()
+    app.state.operations = operations
+    app.state.questions = Questions(None if app.state.operations is None else operations.control.precedence)
     app.state.first = CapacityLimiter(_HEALTH_AT_ONCE)
     app.state.services = services or ServiceOperations.over(operations)
     app.state.sweeps = sweeps or SweepOperations.over(operations)

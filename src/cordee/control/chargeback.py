@@ -10,7 +10,7 @@ from fastapi import Depends, Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
-from cordee.account.chargeback import IDLE, ChargeLine, charge_lines
+from cordee.account.chargeback import IDLE, ChargeLine
 from cordee.account.split import Class
 from cordee.answers.cost import AmountView, ChargebackView, ChargeLineView, SplitView
 from cordee.control.access import HIDDEN_USER, Access
@@ -32,9 +32,7 @@ def lines_of(
     books: Books, by: Access, now_us: int, *, from_us: int = 0, to_us: int | None = None, idle: Idle = "apart"
 ) -> list[ChargeLine]:
     """Return the lines that may be seen, of the months that begin within a stretch of time."""
-    lines = charge_lines(
-        books.rows(now_us), books.idle_months(now_us), books.about(), now_us, divides_idle=idle == "by-use"
-    )
+    lines = books.charge_lines(now_us, divides_idle=idle == "by-use")
     return [
         _hidden(line, by)
         for line in lines

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from cordee.control.connections import connections
 from cordee.control.listen import Listener
+from cordee.control.precedence import TURN_S
 
 FRAME_BYTES_MAX = 64 * 2**20
 BACKLOG = 16_384
@@ -21,10 +22,7 @@ BACKLOG = 16_384
 of its own, net.core.somaxconn."""
 
 THREADS = 8
-"""Requests that are worked for at a time. Their threads and the tick take turns at the interpreter's lock."""
-
-_TURN_S = 0.001
-"""The longest turn of a thread while others wait; Python's own is 5 ms. The tick needs one after each write."""
+"""Requests that are worked for at a time. Their threads take turns at the interpreter's lock (precedence.py)."""
 
 _LET_GO_S = 1
 
@@ -66,7 +64,7 @@ class WebServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         to_thread.current_default_thread_limiter().total_tokens = THREADS
-        sys.setswitchinterval(_TURN_S)
+        sys.setswitchinterval(TURN_S)
         await super().startup(sockets)
         if self._public is not None:
             loopback, self.config.ssl = self.servers, self._public.context

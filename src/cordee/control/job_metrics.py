@@ -7,7 +7,7 @@ from cordee.account import curves as names
 from cordee.account.curves import JobCurves
 from cordee.account.epochs import epoch_costs
 from cordee.account.ledger import Ledger
-from cordee.account.sums import CostRow, sum_rows
+from cordee.account.sums import sum_rows
 from cordee.answers.jobs import JobView
 from cordee.answers.metrics import (
     CurveView,
@@ -138,8 +138,10 @@ def _rates(state: State) -> dict[str, int]:
 
 
 def _spent(ledger: Ledger, now_us: int) -> dict[str, int]:
-    rows: tuple[CostRow, ...] = ledger.cost("job", now_us)
-    return {row.key: row.micro_usd.held for row in rows}
+    spent: dict[str, int] = {}
+    for row in ledger.rows(now_us):
+        spent[row.job_id] = spent.get(row.job_id, 0) + row.micro_usd.held
+    return spent
 
 
 def _live_job(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from cordee.account.attempt import AttemptRow
-from cordee.account.chargeback import About
+from cordee.account.chargeback import About, ChargeKey, ChargeLine, charge_lines, held_lines
 from cordee.control.access import Access
 from cordee.control.operations import Operations
 from cordee.control.snapshot import decoded_jobs
@@ -157,7 +157,10 @@ class Books:
     def __init__(self, operations: Operations) -> None:
         self._operations, self._lock = operations, threading.Lock()
         self._retired: dict[str, list[AttemptRow]] = {}
-        self._names: dict[str, tuple[str, str, str]] = {}
+        self._summed: set[str] = set()  # retired jobs that `_lines` hold
+        self._lines: dict[ChargeKey, ChargeLine] = {}
+        self._names: dict[str, str] = {}
+        self._about: dict[str, About] = {}
         self._kept: list[Event] = []
         self._read = 0
 
@@ -183,37 +186,66 @@ class Books:
 
     def rows(self, now_us: int) -> list[AttemptRow]:
         """Return the accounts of all attempts."""
-        operations, archive = self._operations, self._operations.store.archive
         with self._lock:
-            known = {row["job_id"] for row in operations.store.read(sa.select(tables.retired.c.job_id))}
-            new = known - self._retired.keys()
-            reads = [None] if len(new) > _FEW else sorted(new)
-            bodies = {job_id: body for each in reads for job_id, body in archive.retired(each).items()}
-            for job_id in new & bodies.keys():
-                [job] = decoded_jobs([bodies[job_id]])
-                self._retired[job_id] = list(job.accounts)
-            with operations.control.changed:
-                live = set(operations.control.state.jobs)
-                rows = list(operations.control.ledger.rows(now_us))
+            self._read_retired()
+            rows, live = self._live(now_us)
             return [*rows, *(row for job_id, each in self._retired.items() if job_id not in live for row in each)]
 
-    def names(self) -> Mapping[str, tuple[str, str, str]]:
-        """Return the name, the model and the project of each job."""
-        jobs = tables.jobs
+    def charge_lines(self, now_us: int, *, divides_idle: bool = False) -> list[ChargeLine]:
+        """Return the lines of the chargeback of all months; those of retired jobs are summed once."""
+        about, idle = self.about(), self.idle_months(now_us)
         with self._lock:
-            store = self._operations.store
-            unknown = [
-                row["job_id"] for row in store.read(sa.select(jobs.c.job_id)) if row["job_id"] not in self._names
-            ]
-            for begin in range(0, len(unknown), 500):
-                query = sa.select(jobs.c.job_id, jobs.c.name, jobs.c.spec)
-                for row in store.read(query.where(jobs.c.job_id.in_(unknown[begin : begin + 500]))):
-                    self._names[row["job_id"]] = (row["name"], *_model_and_project(row["spec"]))
+            self._read_retired()
+            rows, live = self._live(now_us)
+            if not self._summed.isdisjoint(live):
+                self._summed, self._lines = set(), {}
+            new = self._retired.keys() - self._summed - live
+            found = held_lines((row for job_id in new for row in self._retired[job_id]), about)
+            for key, line in found.items():
+                known = self._lines.get(key)
+                self._lines[key] = line if known is None else known.plus(line)
+            self._summed |= new
+            return charge_lines(rows, idle, about, now_us, divides_idle=divides_idle, others=self._lines)
+
+    def _live(self, now_us: int) -> tuple[tuple[AttemptRow, ...], set[str]]:
+        """Return the accounts of the jobs that are not retired, and those jobs."""
+        with self._operations.control.changed:
+            return self._operations.control.ledger.rows(now_us), set(self._operations.control.state.jobs)
+
+    def _read_retired(self) -> None:
+        store = self._operations.store
+        if store.count(tables.retired) == len(self._retired):
+            return
+        known = {row["job_id"] for row in store.read(sa.select(tables.retired.c.job_id))}
+        new = known - self._retired.keys()
+        reads = [None] if len(new) > _FEW else sorted(new)
+        bodies = {job_id: body for each in reads for job_id, body in store.archive.retired(each).items()}
+        for job_id in new & bodies.keys():
+            [job] = decoded_jobs([bodies[job_id]])
+            self._retired[job_id] = list(job.accounts)
+
+    def names(self) -> Mapping[str, str]:
+        """Return the name of each job."""
+        with self._lock:
+            self._read_names()
             return dict(self._names)
 
     def about(self) -> dict[str, About]:
         """Return the project and the model of each job."""
-        return {job_id: About(project, model) for job_id, (_, model, project) in self.names().items()}
+        with self._lock:
+            self._read_names()
+            return dict(self._about)
+
+    def _read_names(self) -> None:
+        store, jobs = self._operations.store, tables.jobs
+        if store.count(jobs) == len(self._names):
+            return
+        unknown = [row["job_id"] for row in store.read(sa.select(jobs.c.job_id)) if row["job_id"] not in self._names]
+        for begin in range(0, len(unknown), 500):
+            query = sa.select(jobs.c.job_id, jobs.c.name, jobs.c.spec)
+            for row in store.read(query.where(jobs.c.job_id.in_(unknown[begin : begin + 500]))):
+                self._names[row["job_id"]] = row["name"]
+                self._about[row["job_id"]] = _about(row["spec"])
 
     def idle_months(self, now_us: int) -> dict[int, tuple[int, int]]:
         """Return what nobody held in each month, by its start: GPU-microseconds and micro-dollars."""
@@ -234,7 +266,7 @@ class Books:
         Sums by user, queue, job and model, and losses, are of what the viewer may see, by default all; totals are of
         all. A job that may not be seen, for whose sake something was lost, is another user's.
         """
-        rows, names = self.rows(now_us), self.names()
+        rows, names, about = self.rows(now_us), self.names(), self.about()
         until_us = min(span.to_us, now_us)
         by: dict[str, dict[str, Amounts]] = {"user": {}, "queue": {}, "project": {}, "job": {}, "model": {}}
         total, lost = Amounts(), dict[tuple[str, str, str], int]()
@@ -245,7 +277,8 @@ class Books:
             total.add(row, part)
             if viewer is not None and not viewer.sees(row):
                 continue
-            name, model, project = names.get(row.job_id, (row.job_id, "", ""))
+            name = names.get(row.job_id, row.job_id)
+            project, model = about.get(row.job_id, ("", ""))
             keys = {
                 "user": row.owner,
                 "queue": row.queue,
@@ -357,12 +390,12 @@ def _parts_by_day(from_us: int, to_us: int, first_us: int, day_us: int, count: i
         yield day, (min(to_us, begin + day_us) - max(from_us, begin)) / (to_us - from_us)
 
 
-def _model_and_project(spec: str) -> tuple[str, str]:
+def _about(spec: str) -> About:
     found: Any = json.loads(spec)
     model = found.get("model") or {}
     service = found.get("service") or {}
     named = str(model.get("name") or model.get("config") or service.get("model") or "")
-    return named, str(found.get("project") or "")
+    return About(project=str(found.get("project") or ""), model=named)
 
 
 def _us(time: datetime) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
+from cordee.control.precedence import Precedence
 from cordee.errors import OverloadedError
 
 WAITING_MAX = 64
@@ -22,18 +23,21 @@ T = TypeVar("T")
 class Asking:
     """A client that waits for an answer, as the thread that works for it sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, precedence: Precedence | None = None) -> None:
         self.left = False
+        self._precedence = precedence or Precedence()
 
     def cpu_s(self) -> float:
-        """Return the processor time of this thread in seconds; infinity once the client has left.
+        """Return the processor time of this thread in seconds, after giving way; infinity once the client has left.
 
         Forecasts have a budget of processor time, so that this ends them.
         """
+        self._precedence.give_way()
         return float("inf") if self.left else time.thread_time()
 
     def check(self) -> None:
-        """Raise ClientDisconnect once the client has left."""
+        """Give way to decisions, and raise ClientDisconnect once the client has left."""
+        self._precedence.give_way()
         if self.left:
             raise ClientDisconnect
 
@@ -41,7 +45,8 @@ class Asking:
 class Questions:
     """The questions of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, precedence: Precedence | None = None) -> None:
+        self._precedence = precedence
         self._turn = asyncio.Lock()
         self.waiting = 0
 
@@ -54,7 +59,7 @@ class Questions:
         """
         if self.waiting >= WAITING_MAX:
             raise OverloadedError(f"{self.waiting} questions that cost wait already", hint="ask again in a minute")
-        asking = Asking()
+        asking = Asking(self._precedence)
         self.waiting += 1
         watch = asyncio.ensure_future(_leaves(request, asking))
         try:

@@ -43,6 +43,7 @@ from cordee.control.mirror import Mirror
 from cordee.control.node_tokens import DerivedTokens, NodeTokens
 from cordee.control.notify.notifier import Notifier, jobs_of
 from cordee.control.operations import Operations
+from cordee.control.precedence import Precedence
 from cordee.control.prices import Priced
 from cordee.control.secret_store import SecretStore
 from cordee.control.server_log import log_format, log_to
@@ -136,7 +137,8 @@ class Server:
         url = database or f"sqlite:///{home.path / 'cordee.db'}"
         lead = None if database is None else _lead(home, public, database)
         self._standby = None if lead is None else Standby(lead, home, self._wake)
-        self._store = SqlStore(url, lead=lead)
+        precedence = Precedence()
+        self._store = SqlStore(url, lead=lead, precedence=precedence)
         clock = SystemClock()
         credentials = Credentials(self._store)
         job_secrets = SecretStore(home.path, credentials, home.token())
@@ -155,7 +157,7 @@ class Server:
         priced = Priced(self._executor, catalogue, offer.price_as)
         fold = newest_fold(self._store, Policy())
         self._snapshots = Snapshots(self._store, url, fold)
-        self.control = Control(clock=clock, store=self._store, executor=priced, fold=fold)
+        self.control = Control(clock=clock, store=self._store, executor=priced, fold=fold, precedence=precedence)
         self._cluster.control = self.control
         operations = Operations(
             control=self.control,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from cordee.control.fold import Fold
 from cordee.control.ports import Clock, Executor, Pending, Report, Store
+from cordee.control.precedence import Precedence
 from cordee.errors import StoreError
 from cordee.events import (
     ArtifactPushed,
@@ -96,6 +97,7 @@ class Control:
         changed: the lock, and the condition that is notified after each commit.
         fold: all three, and the log's last number.
         errors: jobs on which the last decision or a report failed, with the exception; other jobs are not affected.
+        precedence: of what it decides and writes; threads that compute for long give way to it.
         retiring: ended jobs that the snapshot in the making does without: they must not run again meanwhile.
     """
 
@@ -107,10 +109,11 @@ class Control:
         executor: Executor,
         policy: Policy | None = None,
         fold: Fold | None = None,
+        precedence: Precedence | None = None,
     ) -> None:
         """Rebuild everything from the store's log, and from a fold of its beginning if there is one.
 
-        Decide by `policy`, or by the default one.
+        Decide by `policy`, or by the default one, and with precedence over the threads that give way to it.
         """
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
@@ -121,6 +124,7 @@ class Control:
         self.retiring: frozenset[JobId] = frozenset()
         self._failed: list[tuple[str, Exception]] = []  # of reports, since the last tick
         self._clock, self._store, self._executor = clock, store, executor
+        self.precedence = precedence or Precedence()
         self._behind = False  # a commit failed, and the database may have made it all the same
         with self._lock:
             self._apply(store.events(self.number))
@@ -219,7 +223,7 @@ class Control:
         Raises:
             StoreError: nothing was committed, and nothing may be acknowledged.
         """
-        with self.changed:
+        with self.changed, self.precedence:
             if self._behind:
                 self.catch_up()
             mark = self._store.marks([source])[source]
@@ -259,7 +263,8 @@ class Control:
         Raises:
             StoreError: the commit that failed changed nothing; the next tick tries again.
         """
-        with self._lock:  # The condition's own lock, without the two calls by which the condition takes it.
+        # The condition's own lock, without the two calls by which the condition takes it.
+        with self._lock, self.precedence:
             executor = self._executor
             if self._behind:
                 self.catch_up()
@@ -370,7 +375,7 @@ class Control:
         self._apply_next(written)
 
     def _append(self, *events: Event) -> None:
-        with self.changed:
+        with self.changed, self.precedence:
             if self._behind:
                 self.catch_up()
             self._commit(events, {})

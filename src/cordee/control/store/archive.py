@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from cordee.control.precedence import Precedence
 from cordee.control.snapshot import Snapshot
 from cordee.control.store import tables
 from cordee.control.store.segments import checked_lines, digest
@@ -33,8 +34,8 @@ Row = tuple[int, str]
 class Archive:
     """Segments, the snapshot and retired jobs of one database."""
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: sa.Engine, precedence: Precedence) -> None:
+        self._engine, self._precedence = engine, precedence
 
     def snapshot(self) -> Snapshot | None:
         """Return the newest snapshot."""
@@ -140,6 +141,7 @@ class Archive:
             after = int(first)
 
     def _read(self, query: sa.Select[Any]) -> list[tuple[Any, ...]]:
+        self._precedence.give_way()
         try:
             with self._engine.connect().execution_options(cordee_read=True) as connection:
                 return [tuple(row) for row in connection.execute(query)]

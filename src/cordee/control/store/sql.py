@@ -15,6 +15,7 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from cordee.control.acts import acting
 from cordee.control.ports import Command, Pending
+from cordee.control.precedence import Precedence
 from cordee.control.store import tables
 from cordee.control.store.archive import Archive
 from cordee.control.store.audit import DONE, AuditLog, append
@@ -33,21 +34,24 @@ class SqlStore:
     Attributes:
         archive: old events in segments, the snapshot, and retired jobs.
         audit: who asked for which change.
+        precedence: of decisions, to which other threads give way.
     """
 
-    def __init__(self, url: str, *, lead: Lead | None = None) -> None:
+    def __init__(self, url: str, *, lead: Lead | None = None, precedence: Precedence | None = None) -> None:
         """Open the database and bring its schema to this version.
 
         Args:
             url: `sqlite:///PATH` or `postgresql://...`.
             lead: writes are refused once it is lost; None: this process alone writes to the database.
+            precedence: of decisions, to which reads give way.
 
         Raises:
             StoreError: it cannot be opened, or a newer version of Cordee wrote it.
         """
         self._engine = make_engine(url, name=lead.holder if lead is not None else "")
         self._lead = lead
-        self.archive = Archive(self._engine)
+        self.precedence = precedence or Precedence()
+        self.archive = Archive(self._engine, self.precedence)
         self.audit = AuditLog(self)
         try:
             if lead is not None and is_old(self._engine):
@@ -199,6 +203,7 @@ class SqlStore:
         The record of the act that it is part of is written with it.
         """
         act = acting()
+        self.precedence.give_way()
         with self._engine.begin() as connection:
             if self._lead is not None:
                 self._lead.fence(connection)
@@ -215,15 +220,23 @@ class SqlStore:
         with self._engine.connect().execution_options(cordee_read=True, **level) as connection:
             yield connection
 
+    def count(self, table: sa.Table) -> int:
+        """Return the number of rows of a table."""
+        [row] = self.read(sa.select(sa.func.count().label("rows")).select_from(table))
+        return int(row["rows"])
+
     def read(self, query: sa.Select[Any]) -> list[Mapping[str, Any]]:
         """Return the rows of a query.
 
         Raises:
             StoreError: the database cannot be read.
         """
+        self.precedence.give_way()
         try:
             with self._engine.connect().execution_options(cordee_read=True) as connection:
-                return [dict(row) for row in connection.execute(query).mappings()]
+                found = connection.execute(query)
+                names = tuple(found.keys())  # `mappings` asks for them at each row
+                return [dict(zip(names, row, strict=True)) for row in found]
         except SQLAlchemyError as error:
             raise StoreError(f"the database cannot be read: {reason(error)}") from error
 

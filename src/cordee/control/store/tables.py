@@ -66,6 +66,8 @@ jobs = sa.Table(
     sa.Column("ended_us", sa.BigInteger),
     sa.Column("spec", sa.Text, nullable=False),
 )
+# In the order of the lists, so that a page of them reads its own rows only.
+sa.Index("ix_jobs_newest", jobs.c.submitted_us.desc(), jobs.c.job_id)
 attempts = sa.Table(
     "attempts",
     metadata,

@@ -11,6 +11,7 @@ import structlog
 
 from cordee.control.forecast import Forecast, forecast
 from cordee.control.operations import Operations
+from cordee.control.questions import Asking
 from cordee.ids import JobId
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.state.records import Phase
@@ -46,7 +47,10 @@ class Forecasts:
                 watch = [each for each in job_ids if each in records and records[each].phase is Phase.QUEUED]
                 if watch and not state.shutting_down:
                     left = self._operations.steps_left(state)
-                    self._found = forecast(Snapshot(state), now_us, watch, left, draws=_DRAWS, budget_s=_BUDGET_S)
+                    clock = Asking(self._operations.control.precedence).cpu_s
+                    self._found = forecast(
+                        Snapshot(state), now_us, watch, left, draws=_DRAWS, budget_s=_BUDGET_S, clock=clock
+                    )
                     self.number += 1
         except Exception:  # a page without forecasts is better than none
             structlog.get_logger().exception("the forecasts of a page failed")
