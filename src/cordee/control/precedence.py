@@ -28,21 +28,19 @@ class Precedence:
     def __init__(self, wait_s: float = _WAIT_S) -> None:
         """Let threads give way for this time at most, so that a request ends however much there is to decide."""
         self._decider: int | None = None
-        self._wait_s = wait_s
+        self._wait_s, self._turn_s = wait_s, sys.getswitchinterval()
         self.waiting: list[Any] = []
 
     def __enter__(self) -> None:
-        self._decider = threading.get_ident()
-        if sys.getswitchinterval() == TURN_S:  # a server's, and no simulator's
-            sys.setswitchinterval(_SHORT_S)
+        self._decider, self._turn_s = threading.get_ident(), sys.getswitchinterval()
+        sys.setswitchinterval(min(self._turn_s, _SHORT_S))
 
     def __exit__(self, *_: object) -> None:
         self._decider = None
         waiting, self.waiting = self.waiting, []
         for each in waiting:
             each.release()
-        if sys.getswitchinterval() == _SHORT_S:
-            sys.setswitchinterval(TURN_S)
+        sys.setswitchinterval(self._turn_s)
 
     def give_way(self) -> None:
         """Wait while another thread decides."""
