@@ -5,8 +5,6 @@ import json
 import os
 import resource
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +26,7 @@ from cordee.control.api_route import UNKNOWN_BYTES_MAX
 from cordee.control.spawn import is_owned, start_server
 from cordee.errors import BusyError, NoServerError, ServerError, StoreError
 from cordee.events import AttemptPlaced, Event, Outcome, Queue, QueuesSet
+from stranger import home_at, listening
 
 DEADLINE_S = 60.0
 HEALTH = "/v1/health"
@@ -124,14 +123,19 @@ def test_a_server_that_may_open_no_file_any_more_goes_on_when_it_may(served: Cli
 
 
 def test_over_tls_cookies_are_secure_and_browsers_stay_with_tls(served: Client) -> None:
+    """They are told so by the port of HTTPS only: it would be for all servers of the host."""
     listens = served.health().listens
     assert listens is not None
-    for url, secure in ((listens, True), (served.url, False)):
-        answer = httpx.post(f"{url}/login", data={"token": served.token}, verify=False)
+    for url, host, secure, stay in (
+        (listens, "cordee.example", True, True),
+        (listens, "cordee.example:8470", True, False),
+        (served.url, "cordee.example", False, False),
+    ):
+        answer = httpx.post(f"{url}/login", data={"token": served.token}, verify=False, headers={"Host": host})
         assert answer.status_code == 303, answer.text
         parts = {part.strip().lower() for part in answer.headers["set-cookie"].split(";")}
         assert {"httponly", "samesite=lax"} <= parts
-        assert ("secure" in parts, "strict-transport-security" in answer.headers) == (secure, secure)
+        assert ("secure" in parts, "strict-transport-security" in answer.headers) == (secure, stay)
 
 
 def test_metrics_say_how_long_ticks_take(served: Client) -> None:
@@ -346,27 +350,13 @@ def test_queues_and_their_budgets_are_set_together_or_not_at_all(api: Api, monke
 # -- strangers ---------------------------------------------------------------------------------------------------------
 
 
-def home_at(folder: Path, port: int) -> Path:
-    """Make the home of a server that was killed, at whose port somebody else listens."""
-    (folder / "token").write_text(f"{TOKEN}\n")
-    (folder / "server.json").write_text(json.dumps({"pid": 1, "url": f"http://127.0.0.1:{port}"}))
-    return folder
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start another user's process")
 def test_another_user_at_the_servers_old_port_gets_no_token(tmp_path: Path) -> None:
-    code = "import os, socket; os.setuid(65534)\n"
-    code += "s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)\n"
-    code += "while True: print(len(s.accept()[0].recv(999)), flush=True)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as stranger:
-        assert stranger.stdout is not None
-        home = home_at(tmp_path, int(stranger.stdout.readline()))
-        with Client(home) as client:
-            for ask in (client.health, client.jobs, lambda: list(client.logs("gpt-abcdef"))):
-                with pytest.raises(NoServerError, match="a process of another user listens at"):
-                    ask()
-                assert stranger.stdout.readline() == "0\n", "it hangs up and sends no token"
-        stranger.kill()
+    with listening() as (port, read), Client(home_at(tmp_path, port)) as client:
+        for ask in (client.health, client.jobs, lambda: list(client.logs("gpt-abcdef"))):
+            with pytest.raises(NoServerError, match="a process of another user listens at"):
+                ask()
+            assert read() == 0, "it hangs up and sends no token"
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,16 @@ def test_explain(reason):
     assert world.state.snapshot() == before
 
 
+def test_victims_whose_notice_is_over():
+    for victims, text in (("v",), "v makes room now: its"), (("v", "w"), "v and w make room now: their"):
+        each = [job(name, 6 // len(victims), "preemptible") for name in victims]
+        world = world_of(N1, *each, job("a", 8, "production"))
+        until_us = explain(world.state, JobId("a"), world.now_us).until_us
+        assert until_us is not None and until_us > world.now_us
+        over = explain(world.state, JobId("a"), until_us)
+        assert over.text == f"it needs 8 GPUs of one type; 2 are free, and {text} time to save is over"
+
+
 def test_a_job_through_its_life():
     world = World(N1, job("a", 8))
     world.cycle()

@@ -77,7 +77,10 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 class Described:
-    """The description as an answer: made beside the loop for the first who asks, for which all others wait."""
+    """The description as an answer: made beside the loop for the first who asks, for which all others wait.
+
+    If it fails, it is made again for the next who asks.
+    """
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -85,7 +88,7 @@ class Described:
 
     async def answer(self, _: Request) -> Response:
         """Return the description."""
-        if self._body is None:
+        if self._body is None or (self._body.done() and (self._body.cancelled() or self._body.exception())):
             self._body = asyncio.ensure_future(asyncio.to_thread(self._make))
         return Response(await asyncio.shield(self._body), media_type="application/json")
 

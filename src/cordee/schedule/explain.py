@@ -287,8 +287,10 @@ def _for_victims(state: State, record: JobRecord, leaving: list[Attempt], now_us
     free = _most_free(state, record.job)
     text = f"it needs {record.job.gpus} {_asked(record.job)}; {_are(free)} free, and "
     text += f"{_and(blocking)} {'makes' if len(blocking) == 1 else 'make'} room"
-    if until_us is not None:
-        text += f" within {format_duration(max(0, until_us - now_us) / US_PER_S)}"
+    if until_us is not None and until_us > now_us:
+        text += f" within {format_duration((until_us - now_us) / US_PER_S)}"
+    elif until_us is not None:
+        text += f" now: {'its' if len(blocking) == 1 else 'their'} time to save is over"
     return _why(record, Reason.WAITS_FOR_VICTIMS, text, gpus_free=free, blocking=blocking, until_us=until_us)
 
 

@@ -20,6 +20,7 @@ from cordee.answers.services import GatewayReport
 from cordee.errors import HomeInUseError
 from cordee.serve.gateway.__main__ import main
 from cordee.serve.gateway.usage import UsageSpool
+from stranger import home_at, listening
 
 ROW = {"service": "chat", "job_id": "chat-a", "epoch": 1, "tenant": "t", "key": "k", "model": "tiny", "from_us": 5}
 TOKEN = "token-of-the-gateway"
@@ -84,6 +85,19 @@ class Gateway(Process):
             )
         finally:
             del os.environ["CORDEE_TOKEN"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start another user's process")
+def test_another_user_at_the_servers_old_port_gets_no_token(tmp_path: Path) -> None:
+    with listening() as (port, read):
+        words = ["--home", str(home_at(tmp_path, port)), "--spool", str(tmp_path / "spool")]
+        log = tmp_path / "log"
+        gateway = Process([sys.executable, "-m", "cordee.serve.gateway", "--listen", "127.0.0.1:0", *words], log)
+        try:
+            assert [read(), read()] == [0, 0], "it asks for routes and reports, hangs up, and sends no token"
+            assert "a process of another user listens where the server was" in log.read_text()
+        finally:
+            gateway.kill()
 
 
 def test_a_gateway_outlives_its_server_and_loses_no_usage(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 HSTS = f"max-age={365 * 86_400}"
+"""Sent from the port of HTTPS only: browsers apply it to every port of the host, and there may be other servers."""
+
+_HTTPS_PORT = 443
 """To be reached over TLS only. It holds for all ports of a name; browsers ignore it for addresses and self-made
 certificates."""
 
@@ -134,7 +137,7 @@ class PageRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             found = await handled(request)
-            if request.url.scheme == "https":
+            if request.url.scheme == "https" and request.url.port in (None, _HTTPS_PORT):
                 found.headers["Strict-Transport-Security"] = HSTS
             return found
 

@@ -13,7 +13,7 @@ import aiohttp
 
 from cordee.errors import CordeeError
 from cordee.serve.gateway.gateway import Gateway
-from cordee.servers import ServerAddress, write_private
+from cordee.servers import ServerAddress, is_of_user, write_private
 from cordee.tls import client_context
 
 POLL_S = 20.0
@@ -38,6 +38,7 @@ class ServerLink:
         self._gateway, self._find = gateway, find
         self._urls: list[str] = []
         self._token = ""
+        self._user: int | None = None
         self._session: aiohttp.ClientSession | None = None
         self._kept = gateway.settings.spool / "routes.json"
         self._last: list[dict[str, Any]] = []
@@ -50,9 +51,25 @@ class ServerLink:
         self._take(address)
         context = client_context(address.fingerprint) if address.url.startswith("https") else None
         connector = aiohttp.TCPConnector(ssl=context) if context else None
-        async with aiohttp.ClientSession(connector=connector) as self._session, asyncio.TaskGroup() as group:
+        kept = aiohttp.ClientSession(connector=connector, request_class=self._checked())
+        async with kept as self._session, asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._report())
+
+    def _checked(self) -> type[aiohttp.ClientRequest]:
+        """Return a request that is sent only to a process of the server's user, where no certificate says who it is."""
+
+        link = self
+
+        class CheckedRequest(aiohttp.ClientRequest):
+            async def send(self, conn: Any) -> aiohttp.ClientResponse:
+                line, user = conn.transport.get_extra_info("socket"), link._user
+                if self.url.scheme == "http" and user is not None and not is_of_user(line, user):
+                    conn.close()
+                    raise OSError("a process of another user listens where the server was; it got nothing")
+                return await super().send(conn)
+
+        return CheckedRequest
 
     async def _follow(self) -> None:
         """Keep the routes as the server has them; until it answers, those that it had last."""
@@ -134,7 +151,7 @@ class ServerLink:
         return None
 
     def _take(self, address: ServerAddress) -> None:
-        self._urls, self._token = [address.url, *address.others], address.token
+        self._urls, self._token, self._user = [address.url, *address.others], address.token, address.user
 
 
 async def follow_file(gateway: Gateway, path: Path) -> None:
