@@ -68,6 +68,7 @@ def test_victims_whose_notice_is_over():
     for victims, text in (("v",), "v makes room now: its"), (("v", "w"), "v and w make room now: their"):
         each = [job(name, 6 // len(victims), "preemptible") for name in victims]
         world = world_of(N1, *each, job("a", 8, "production"))
+        world.cycle()
         until_us = explain(world.state, JobId("a"), world.now_us).until_us
         assert until_us is not None and until_us > world.now_us
         over = explain(world.state, JobId("a"), until_us)
