@@ -67,6 +67,46 @@ class SavedLedger(NamedTuple):
     idle: IdleGpus
 
 
+class LedgerAt(NamedTuple):
+    """The accounts at a time. They change no more, so that summing them, which takes longer, needs no lock.
+
+    Attributes:
+        rows: of each attempt but those of retired jobs.
+        retired: sums of retired jobs by owner, queue and service.
+        idle: GPU-microseconds and micro-dollars that nobody held.
+        idle_mj: the energy of idle GPUs, and the part of it that no counter has counted.
+    """
+
+    rows: tuple[AttemptRow, ...]
+    retired: dict[tuple[str, str, str], CostRow]
+    idle: tuple[int, int]
+    idle_mj: tuple[int, int]
+
+    def cost(self, by: By) -> tuple[CostRow, ...]:
+        """Return the rows of each job, user, queue, service or attempt summed, in the order of their keys.
+
+        Sums by job and by attempt are without retired jobs.
+        """
+        retired: dict[str, list[CostRow]] = {}
+        if by in RETIRED_BY:
+            for key, sums in self.retired.items():
+                retired.setdefault(key[RETIRED_BY.index(by)], []).append(sums)
+        return summed(by, self.rows, retired)
+
+    def totals(self) -> Totals:
+        """Return held and idle time of the whole cluster."""
+        rows: Sequence[AttemptRow | CostRow] = (*self.rows, *self.retired.values())
+        return Totals(
+            gpu_us=Split.sum(row.gpu_us for row in rows),
+            micro_usd=Split.sum(row.micro_usd for row in rows),
+            idle_gpu_us=self.idle[0],
+            idle_micro_usd=self.idle[1],
+            energy_mj=Split.sum(row.energy_mj for row in rows),
+            idle_energy_mj=self.idle_mj[0],
+            integrated_mj=sum(row.integrated_mj for row in rows) + self.idle_mj[1],
+        )
+
+
 class Ledger:
     """A fold over the log. With `detailed` it keeps each attempt's segments, which a picture needs."""
 
@@ -189,16 +229,15 @@ class Ledger:
         others = (*self._settling.values(), *self._open.values())
         return self._segments | {(each.job.job_id, each.epoch): each.segments(now_us) for each in others}
 
-    def cost(self, by: By, now_us: int) -> tuple[CostRow, ...]:
-        """Return the rows of each job, user, queue, service or attempt summed, in the order of their keys.
+    def at(self, now_us: int) -> "LedgerAt":
+        """Return the accounts as they are at a time."""
+        now_us = max(now_us, self.at_us)
+        energy = (self._idle.energy_mj, self._idle.integrated_mj)
+        return LedgerAt(self.rows(now_us), dict(self._retired), self._idle.until(now_us), energy)
 
-        Sums by job and by attempt are without retired jobs.
-        """
-        retired: dict[str, list[CostRow]] = {}
-        if by in RETIRED_BY:
-            for key, sums in self._retired.items():
-                retired.setdefault(key[RETIRED_BY.index(by)], []).append(sums)
-        return summed(by, self.rows(now_us), retired)
+    def cost(self, by: By, now_us: int) -> tuple[CostRow, ...]:
+        """Return the same as `LedgerAt.cost`, at a time."""
+        return self.at(now_us).cost(by)
 
     def usage(self, now_us: int) -> list[CostLine]:
         """Return tokens and dollars of services by day, tenant, key and model, until now, oldest first."""
@@ -225,18 +264,7 @@ class Ledger:
 
     def totals(self, now_us: int) -> Totals:
         """Return held and idle time of the whole cluster until now."""
-        now_us = max(now_us, self.at_us)
-        rows: Sequence[AttemptRow | CostRow] = (*self.rows(now_us), *self._retired.values())
-        idle_gpu_us, idle_micro_usd = self._idle.until(now_us)
-        return Totals(
-            gpu_us=sum((row.gpu_us for row in rows), Split()),
-            micro_usd=sum((row.micro_usd for row in rows), Split()),
-            idle_gpu_us=idle_gpu_us,
-            idle_micro_usd=idle_micro_usd,
-            energy_mj=sum((row.energy_mj for row in rows), Split()),
-            idle_energy_mj=self._idle.energy_mj,
-            integrated_mj=sum(row.integrated_mj for row in rows) + self._idle.integrated_mj,
-        )
+        return self.at(now_us).totals()
 
     def idle_months(self, now_us: int) -> dict[int, tuple[int, int]]:
         """Return idle GPU-microseconds and micro-dollars of each month of UTC by its start, until now."""

@@ -1,6 +1,6 @@
 """The classes of held time, and one amount divided over them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import add, attrgetter
@@ -52,6 +52,15 @@ class Split:
 
     def __add__(self, other: "Split") -> "Split":
         return Split(*map(add, _amounts(self), _amounts(other)))
+
+    @staticmethod
+    def sum(splits: Iterable["Split"]) -> "Split":
+        """Return the sum.
+
+        >>> Split.sum([Split(useful=1), Split(useful=2, lost=3)]) == Split(useful=3, lost=3)
+        True
+        """
+        return Split(*map(sum, zip(*map(_amounts, splits), strict=True)))
 
     @staticmethod
     def of(amounts: Mapping[Class, int]) -> "Split":

@@ -112,8 +112,8 @@ def sum_rows(
     return CostRow(
         key=key,
         attempts=len(rows) + sum(row.attempts for row in sums),
-        gpu_us=sum((row.gpu_us for row in every), Split()),
-        micro_usd=sum((row.micro_usd for row in every), Split()),
+        gpu_us=Split.sum(row.gpu_us for row in every),
+        micro_usd=Split.sum(row.micro_usd for row in every),
         lost_by_cause=tuple(by_cause[cause] for cause in sorted(by_cause)),
         charged_gpu_us=sum(row.gpu_us.lost for row in charged) + sum(row.charged_gpu_us for row in sums),
         charged_micro_usd=sum(row.micro_usd.lost for row in charged) + sum(row.charged_micro_usd for row in sums),
@@ -121,7 +121,7 @@ def sum_rows(
         steps_repeated=sum(row.steps_repeated for row in every),
         tokens=sum(row.tokens for row in every),
         price_sources=tuple(sorted({source for row in every for source in row.price_sources})),
-        energy_mj=sum((row.energy_mj for row in every), Split()),
+        energy_mj=Split.sum(row.energy_mj for row in every),
         integrated_mj=sum(row.integrated_mj for row in every),
     )
 

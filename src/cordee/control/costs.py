@@ -29,11 +29,12 @@ def cost(
     of_attempts = sees is not None or by in ("job", "epoch")
     now_us = operations.clock.now_us()
     with operations.control.changed:
-        ledger, jobs = operations.control.ledger, set(operations.control.state.jobs)
-        rows, totals = ledger.cost(by, now_us), ledger.totals(now_us)
-        attempts = ledger.rows(now_us) if of_attempts else ()
+        accounts, jobs = operations.control.ledger.at(now_us), set(operations.control.state.jobs)
+        attempts = accounts.rows if of_attempts else ()
         measured = {job_id: operations.control.measurements.attempts(job_id) for job_id in jobs if attempts}
-    if of_attempts:
+    if not of_attempts:
+        rows = accounts.cost(by)
+    else:
         # A job that is in the state may have been retired by an earlier version, in another form.
         bodies = operations.store.archive.retired()
         ended = []
@@ -49,4 +50,4 @@ def cost(
         for each in found
     }
     views = [cost_row_view(row, measures.get(row.key, [])) for row in rows]
-    return CostView.of(totals, by=by, at_us=now_us, rows=views, electricity=electricity_of(operations.home))
+    return CostView.of(accounts.totals(), by=by, at_us=now_us, rows=views, electricity=electricity_of(operations.home))

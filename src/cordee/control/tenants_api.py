@@ -102,8 +102,8 @@ def metrics(operations: Asked, services: Services, budgets: AskedBudgets, by: By
     now_us, found = operations.clock.now_us(), seen_services(services, by)
     limits = services.tenants.tenants() if by.sees_all else []
     with operations.control.changed:
-        ledger = operations.control.ledger
-        jobs, totals, lines = ledger.cost("service", now_us), ledger.totals(now_us), ledger.usage(now_us)
+        accounts, lines = operations.control.ledger.at(now_us), operations.control.ledger.usage(now_us)
+    jobs, totals = accounts.cost("service"), accounts.totals()
     if not by.sees_all:
         names = {each.name for each in found}
         lines = [line for line in lines if line.key.service in names]

@@ -74,7 +74,8 @@ def jobs_of(control: Control, view: Callable[[str], JobDetailView], clock: Clock
 
     def micro_usd() -> dict[str, int]:
         with control.changed:
-            return {row.key: row.micro_usd.held for row in control.ledger.cost("job", clock.now_us())}
+            accounts = control.ledger.at(clock.now_us())
+        return {row.key: row.micro_usd.held for row in accounts.cost("job")}
 
     def limited() -> dict[str, int]:
         with control.changed:

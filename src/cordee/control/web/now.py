@@ -120,7 +120,7 @@ def now_parts(operations: Operations, books: Books, forecasts: Forecasts, viewer
     with control.changed:
         records = [control.state.nodes.records[name] for name in sorted(control.state.nodes.records)]
         attempts = list(control.state.attempts.values())
-        totals = control.ledger.totals(found.at_us)
+        accounts = control.ledger.at(found.at_us)
         queued = in_line(operations)
         jobs = {job_id: record.job for job_id, record in control.state.jobs.items() if not record.phase.ended}
         since = {job_id: control.state.jobs[job_id].submitted_us for job_id in queued}
@@ -131,7 +131,7 @@ def now_parts(operations: Operations, books: Books, forecasts: Forecasts, viewer
             for sample in curves.nodes.values()
             if sample.epoch == attempt.epoch
         ]
-    gone = operations.members.gone()
+    totals, gone = accounts.totals(), operations.members.gone()
     records = [record for record in records if record.up or record.node.name not in gone]
     held = _held(operations, attempts, samples)
     seen = {job.job_id: job for job in found.jobs}
