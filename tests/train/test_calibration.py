@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from cordee.hardware.measured import Sample, tables_of
 from cordee.train.calibration import cases as listed
 from cordee.train.calibration.__main__ import main
 from cordee.train.calibration.cases import EXTENTS, Maker, cases
-from cordee.train.calibration.timing import SWEEPS_MIN, Case, CudaDevice, Device, measure
+from cordee.train.calibration.pace import WAIT_S, Pace
+from cordee.train.calibration.sweeps import measure
+from cordee.train.calibration.timing import SWEEPS_MIN, Case, CudaDevice, Device
 
 TINY = replace(
     EXTENTS["cpu"], rows=(1,), tokens=(16, 32), sides=(16, 64), edge=(16, 64), elements=(1 << 12,), sequences=(16,),
@@ -54,6 +57,43 @@ def test_a_limit_ends_what_does_not_settle_and_its_doubt_says_so() -> None:
     noisy = iter([1.0, 0.2, 3.0, 1.5] * 100)
     (found,) = measure([Case("copy fp32", (8.0,), 8.0, lambda: None)], Clockwork(noisy), 0.0)
     assert found.runs == SWEEPS_MIN and found.doubt > 0.1
+
+
+class Guest(Device):
+    """A device whose work has its own seconds, times how slow the device is just now."""
+
+    def __init__(self, slow: Iterator[float]) -> None:
+        self._slow = slow
+
+    def seconds(self, run: object, times: int = 1) -> float:
+        return next(self._slow)
+
+
+def _paced(slow: Iterator[float], known_s: float | None = None) -> tuple[Sample, dict[str, float]]:
+    """Measure one case, whose every run is followed by a look at the reference (three runs of it)."""
+    device, case = Guest(slow), Case("product fp32 forward", (8.0,), 8.0, lambda: None)
+    pace = Pace(device, [case], known_s, pause=lambda seconds: None)
+    (found,) = measure([case], device, 1e9, pace)
+    return found, pace.numbers()
+
+
+def test_runs_while_the_device_was_slower_are_repeated() -> None:
+    slow = chain([1.0] * 20, [1.3] * 40, repeat(1.0))
+    found, numbers = _paced(slow)
+    assert (found.p75_s, found.runs) == (1.0, SWEEPS_MIN)
+    assert numbers["slowed_fraction"] == pytest.approx(0.3) and numbers["repeated_runs"] > 0 < numbers["waited_s"]
+
+
+def test_where_the_device_gets_faster_all_runs_before_are_repeated() -> None:
+    found, numbers = _paced(chain([1.3] * 20, repeat(1.0)))
+    assert (found.p75_s, found.runs) == (1.0, SWEEPS_MIN)
+    assert numbers["repeated_runs"] > 1 and not numbers["waited_s"]
+
+
+def test_a_device_that_stays_slower_than_in_its_earlier_calibration_is_measured_and_told() -> None:
+    found, numbers = _paced(repeat(1.3), known_s=1.0)
+    assert found.seconds == 1.3 and numbers["waited_s"] == WAIT_S
+    assert numbers["slower_than_before"] == pytest.approx(0.3) and numbers["repeated_runs"] == 0
 
 
 def test_every_case_of_a_cpu_runs_and_its_tables_are_whole(tiny: Device) -> None:

@@ -13,7 +13,8 @@ from cordee.plan.kernels import TILES
 from cordee.train.calibration import quantised
 from cordee.train.calibration.beyond import beyond
 from cordee.train.calibration.cases import EXTENTS, Maker
-from cordee.train.calibration.timing import SWEEPS_MIN, Case, CudaDevice, Device, able, measure
+from cordee.train.calibration.sweeps import measure
+from cordee.train.calibration.timing import SWEEPS_MIN, Case, CudaDevice, Device, able
 
 KERNELS = ("copy", "strided", "softmax", "scan", "norm")
 

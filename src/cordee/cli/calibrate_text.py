@@ -12,8 +12,8 @@ from cordee.agent.calibration.files import Kept
 from cordee.agent.calibration.session import Calibration
 from cordee.cli import terminal
 from cordee.hardware.catalog import Gpu
-from cordee.hardware.measured import Sample
-from cordee.units import US_PER_S, format_bytes, format_latency, plural
+from cordee.hardware.measured import SPEED_MOVED, Sample
+from cordee.units import US_PER_S, format_bytes, format_duration, format_latency, plural
 
 _SHOWN = (
     ("products", "product {} forward", "flop"),
@@ -107,6 +107,13 @@ def _at(sample: Sample, kind: str) -> str:
 def _numbers(found: Calibration) -> Iterator[tuple[str, str]]:
     numbers = found.numbers
     yield "memory", f"{format_bytes(numbers['memory_bytes'])}, {format_bytes(numbers['context_bytes'])} of it libraries"
+    if numbers.get("repeated_runs") or numbers.get("waited_s"):
+        slower, repeated = numbers["slowed_fraction"], plural(round(numbers["repeated_runs"]), "run")
+        waited = format_duration(numbers["waited_s"])
+        yield "speed", f"was lower by up to {slower:.0%} for a while: {repeated} repeated, {waited} waited"
+    if abs(moved := numbers.get("slower_than_before", 0.0)) > SPEED_MOVED:
+        way, then = ("lower", "calibrate again later") if moved > 0 else ("higher", "plans with that one were too slow")
+        yield "speed", f"is {way} by {abs(moved):.0%} than in the calibration before this one: {then}"
     if "int4_rows" in numbers:
         yield "4-bit weights", f"are faster than 16-bit ones up to {numbers['int4_rows']:.0f} rows (Triton's kernel)"
     if "write_bytes_per_s" in numbers:

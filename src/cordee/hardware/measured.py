@@ -16,6 +16,8 @@ import numpy as np
 from cordee.hardware.arrays import Floats, Ints, Real
 
 Point = tuple[float, ...]
+SPEED_MOVED = 0.06
+"""Of a reference product's time: a device that is slower by more than this fraction runs at another speed."""
 
 
 class Sample(NamedTuple):

@@ -19,13 +19,14 @@ FOLDER, EARLIER = "hardware", "earlier"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One device in a calibration's file, and what has changed since."""
+    """One device in a calibration's file, what has changed since, and the seconds of its reference product."""
 
     name: str
     path: Path
     as_of: str
     fingerprint: Mapping[str, str]
     changed: tuple[str, ...]
+    reference_s: float | None = None
 
 
 def write(home: Path, name: str, facts: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> Path:
@@ -78,6 +79,12 @@ def cpu_facts(
     }
 
 
+def known_reference_s(home: Path, name: str, marks: Mapping[str, str]) -> float | None:
+    """Return the seconds of the reference product in the calibration that is kept of this device, if it still holds."""
+    here = (each for each in kept(home, marks["host"]) if each.name == name)
+    return next((each.reference_s for each in here if not stale(each.fingerprint, marks)), None)
+
+
 def kept(home: Path, host: str) -> tuple[Kept, ...]:
     """Return the calibrations of this host's devices, GPUs first, with what has changed since each."""
     found = []
@@ -90,5 +97,6 @@ def kept(home: Path, host: str) -> tuple[Kept, ...]:
             marks = facts.get("fingerprint", {}) if isinstance(facts, dict) else {}
             if marks.get("host") == host:
                 changed = stale(marks, same_device(marks))
-                found.append(Kept(name, path, str(facts.get("as_of", "")), marks, changed))
+                reference_s = facts.get("numbers", {}).get("reference_s")
+                found.append(Kept(name, path, str(facts.get("as_of", "")), marks, changed, reference_s))
     return tuple(sorted(found, key=lambda each: each.fingerprint.get("device") == CPU))

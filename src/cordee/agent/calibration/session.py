@@ -105,7 +105,7 @@ def calibrate(home: Path, wanted: Wanted, catalogue: Catalogue, said: Callable[[
     gpu = _known(catalogue, marks) if wanted.gpu is not None else None
     found = Calibration(device_name(marks) if gpu is None else gpu.name, wanted.precision, marks)
     around = Neighbours()
-    for each in _measured(wanted, said):
+    for each in _measured(wanted, files.known_reference_s(home, found.name, marks), said):
         if isinstance(each, Number):
             found.numbers[each.name] = each.value
         elif isinstance(each, Refused):
@@ -136,11 +136,12 @@ def _known(catalogue: Catalogue, marks: dict[str, str]) -> Gpu:
         raise CatalogueError(error.message, hint=hint) from None
 
 
-def _measured(wanted: Wanted, said: Callable[[str], None]) -> Iterator[Found]:
+def _measured(wanted: Wanted, known_s: float | None, said: Callable[[str], None]) -> Iterator[Found]:
     where = [] if wanted.gpu is None else ["--gpu", str(wanted.gpu)]
     said("products, attention, small operations, optimizer, host")
     options = ["--threads", str(wanted.threads), "--dtype", wanted.precision, "--limit", f"{wanted.limit_s:g}"]
-    yield from probe("device", *where, *options)
+    known = [] if known_s is None else ["--known", f"{known_s:g}"]
+    yield from probe("device", *where, *options, *known)
     ranks = wanted.gpus if wanted.gpu is not None else _cpu_ranks(wanted.threads)
     if wanted.collectives and ranks > 1:
         said(f"collectives among {ranks} ranks")

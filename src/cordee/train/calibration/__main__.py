@@ -11,8 +11,10 @@ from cordee.train.calibration.beyond import beyond
 from cordee.train.calibration.cases import DTYPES, Maker, cases
 from cordee.train.calibration.collectives import measure_collectives
 from cordee.train.calibration.memory import measure_memory, measure_sustained
+from cordee.train.calibration.pace import Pace
 from cordee.train.calibration.real_step import Steps, real_steps
-from cordee.train.calibration.timing import CudaDevice, Device, keep_memory, measure
+from cordee.train.calibration.sweeps import measure
+from cordee.train.calibration.timing import CudaDevice, Device, keep_memory
 from cordee.train.calibration.transfers import measure_copies
 
 COPIES_S = 20.0
@@ -26,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     parser.add_argument("--limit", type=float, default=40.0, help="seconds")
+    parser.add_argument("--known", type=float, help="seconds of the reference in an earlier calibration")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--config", type=Path, help="step: a config.json")
     parser.add_argument("--seq", type=int, default=256)
@@ -63,7 +66,10 @@ def _device(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     make = Maker(device, given.dtype)
     more, refused = beyond(make)
     yield from ({"refused": each.what, "why": each.why} for each in refused)
-    yield from (sample._asdict() for sample in measure([*cases(make), *more], device, given.limit))
+    listed = [*cases(make), *more]
+    pace = Pace(device, listed, given.known)
+    yield from (sample._asdict() for sample in measure(listed, device, given.limit, pace))
+    yield from ({"number": name, "value": value} for name, value in pace.numbers().items())
     if isinstance(device, CudaDevice):
         yield from (sample._asdict() for sample in measure_copies(device, COPIES_S))
 

@@ -1,12 +1,9 @@
-"""Times of short work on a device, repeated in sweeps over all cases until each is steady.
-
-A sweep runs every case once, so that a neighbour who comes and goes disturbs a few runs of each and not all of one.
-"""
+"""Times of short work on a device: a case of a table, run once more."""
 
 import ctypes
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 
@@ -15,7 +12,7 @@ import torch
 from cordee.errors import first_line
 from cordee.hardware.measured import Point, Refused, Sample
 
-SWEEPS_MIN, SWEEPS_MAX = 7, 200
+SWEEPS_MIN = 7
 DOUBT = 0.015  # of the median, at which a case is steady
 SAMPLE_S = 2e-3  # a run is repeated within a sample until it lasts as long
 FLUSH_BYTES = 256 << 20  # more than any GPU's L2
@@ -150,24 +147,3 @@ def able(cases: Sequence[Case]) -> tuple[list[Case], list[Refused]]:
         else:
             kept.append(case)
     return [case for case in kept if case.table not in refused], list(starmap(Refused, refused.items()))
-
-
-def measure(cases: Sequence[Case], device: Device, limit_s: float) -> Iterator[Sample]:
-    """Yield each case's time once it is steady; those that are not when the limit has passed come last, as they are.
-
-    Args:
-        cases: in the order of a sweep.
-        device: where they run.
-        limit_s: CPU seconds of this process, or wall seconds on a GPU, for all of them together.
-    """
-    clock = time.process_time if device.kind == "cpu" else time.perf_counter
-    until, waiting = clock() + limit_s, list(cases)
-    for sweep in range(SWEEPS_MAX):
-        for case in waiting:
-            case.sample(device)
-        still = [case for case in waiting if not case.steady]
-        yield from (case.result() for case in waiting if case.steady)
-        waiting = still
-        if not waiting or (clock() >= until and sweep + 1 >= SWEEPS_MIN):
-            break
-    yield from (case.result() for case in waiting)

@@ -6,7 +6,8 @@ from functools import partial
 import torch
 
 from cordee.hardware.measured import Sample
-from cordee.train.calibration.timing import Case, CudaDevice, measure
+from cordee.train.calibration.sweeps import measure
+from cordee.train.calibration.timing import Case, CudaDevice
 
 SIZES = tuple(1 << power for power in (16, 20, 24, 28, 30))
 SIDE = 8192
