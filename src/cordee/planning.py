@@ -6,6 +6,7 @@
 import os
 import re
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
@@ -363,7 +364,7 @@ def gpus_here(text: str, catalogue: Catalogue, *, cpu: bool = False) -> str:
     own = [gpu for gpu in own if gpu.is_synchronous or not cpu]
     if not own:
         raise CatalogueError(
-            f"--gpus {text.strip()}: nothing on {host} is calibrated", hint="run cordee calibrate first"
+            f"nothing on {host} is calibrated, so it is not known what is here", hint="run cordee calibrate first"
         )
     gpu = min(own, key=lambda each: each.is_synchronous)
     measured = gpu.measured
@@ -412,8 +413,10 @@ def find_gpu(catalogue: Catalogue, text: str, count: int, kind: str | None) -> G
         CatalogueError: it names none, or one that is unknown.
     """
     if kind is None:
-        known = ", ".join(gpu.name for gpu in catalogue.gpus)
-        raise CatalogueError(f"--gpus {text} does not say which GPU", hint=f"write {count}xH100; known are {known}")
+        known, named = ", ".join(gpu.name for gpu in catalogue.gpus), f"{count}xH100"
+        with suppress(CatalogueError):  # 4090 is a card, not so many
+            named = f"1x{catalogue.find_gpu(str(count)).name}"
+        raise CatalogueError(f"--gpus {text} does not say which GPU", hint=f"write {named}; known are {known}")
     return catalogue.find_gpu(kind)
 
 

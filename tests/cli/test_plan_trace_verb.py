@@ -93,6 +93,37 @@ def test_adapters_are_traced(model: str, capsys: pytest.CaptureFixture[str]) -> 
     assert found["traced"]["trained_parameters"] == 2 * 4 * sum(map(sum, linears))
 
 
+PHI = {
+    "model_type": "phi3", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "intermediate_size": 3072, "vocab_size": 8192, "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param("--train lora", id="phi3-lora"),
+        pytest.param("--train full", id="phi3-full", marks=pytest.mark.soak),
+        pytest.param("--train qlora --quantize-head --dequantized 2", id="phi3-qlora", marks=pytest.mark.soak),
+        pytest.param("--train dora", id="phi3-dora", marks=pytest.mark.soak),
+    ],
+)
+def test_matrices_that_are_one_are_planned_as_they_are_traced(
+    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PHI))
+    words = ("plan", str(tmp_path), "--gpus", "1xH100", "--layout", "dp=1", "--micro-batch", "1", "--batch", "1")
+    assert not _run(
+        *words, "--recompute", "none", "--seq", "2048", *asked.split(), "--trace", "--model-code", "hf", "--json"
+    )
+    found = json.loads(capsys.readouterr().out)
+    traced, planned = found["traced"], found["planned"]
+    off = planned["allocated_bytes"] / traced["allocated_bytes"] - 1
+    said = "\n".join(f"{each['phase']}: {each['parts']}" for each in traced["moments"])
+    assert off == pytest.approx(0, abs=0.02), f"{off:+.2%}; traced {said}; planned {planned}"
+
+
 @pytest.mark.soak
 def test_a_model_without_formulas_is_traced_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")

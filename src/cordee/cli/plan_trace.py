@@ -26,7 +26,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.memory import RankMemory, rank_memory
 from cordee.plan.replay import with_replay
 from cordee.plan.settings import Settings
-from cordee.plan.training import PURE_BF16, Training, find_optimizer
+from cordee.plan.training import PURE_BF16, Training
 from cordee.plan.wanted import LayoutWanted
 from cordee.train.trace_memory.answer import Traced
 from cordee.train.trace_memory.question import MODEL_CODES, ModelCode, Question, Weights
@@ -187,13 +187,9 @@ def _unplanned(wanted: LayoutWanted, settings: Settings, gpus: int) -> tuple[Lay
     if layout.gpus != gpus or not _traceable(layout):
         raise LayoutError(f"{layout} on {gpus} GPUs cannot be traced", hint="leave --layout out, or give fsdp=N")
     batch = settings.global_batch or layout.dp * layout.micro_batch
-    if settings.train != "full":
-        hint = (
-            "adapters are named after the planner's matrices, and it does not know this model: put them in a function"
-        )
-        raise InputError(f"{settings.train} of a model without formulas is not traced", hint=hint)
-    optimizer = find_optimizer(settings.optimizer, settings.precision)
-    return layout, Training(settings.seq_tokens or UNPLANNED_SEQ_TOKENS, batch, optimizer, settings.precision)
+    adapters = settings.adapters(None)
+    seq_tokens, optimizer = settings.seq_tokens or UNPLANNED_SEQ_TOKENS, settings.optimizer_of(adapters)
+    return layout, Training(seq_tokens, batch, optimizer, settings.precision, adapters=adapters)
 
 
 def _traceable(layout: Layout) -> bool:
@@ -221,9 +217,9 @@ def _question(
         hint = f"trace it with adamw or {PURE_BF16}"
         raise InputError(f"{training.optimizer.name} is no optimizer of torch's own", hint=hint)
     adapters = training.adapters
-    if adapters is not None and (adapters.joined or adapters.base.head or adapters.base.copies > 1):
-        hint = "leave --fused-qkv, --quantize-head and --dequantized out; the plan knows them"
-        raise InputError("adapters are traced as peft writes them", hint=hint)
+    if adapters is not None and adapters.joined:
+        hint = "leave --fused-qkv out; the plan knows it"
+        raise InputError("products are traced as the model's own code has them: LitGPT's is not traced", hint=hint)
     recompute: Literal["none", "selective", "full"] = layout.recompute
     sharded = layout.zero >= 2 and layout.data_ranks > 1
     if compiled and (layout.tp > 1 or adapters is not None or not (sharded or layout.data_ranks == 1)):

@@ -74,6 +74,7 @@ def layer_activation_bytes(
     if training.framework == "torch" and not training.tuning.regathers:
         # DTensor keeps what it gathers for the products, the results of the two norms; Megatron-LM gathers them anew.
         per_token = per_token + 2 * shape.hidden * (1 - 1 / split)
+        per_token = per_token + _beside_views(shape) / tp
     moe = shape.experts
     if expert and moe is not None:
         widths = _kept_widths(shape, training)
@@ -115,6 +116,7 @@ def _adapted_layer_bytes(
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     inner = (3 if eager else 2) if shape.gated else 1
     per_token: Real = 2 * norm * shape.hidden + item * (attention + inner * shape.ffn) + 4 * shape.heads
+    per_token += item * _beside_views(shape)
     targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
     if adapters.joined:
         own = [linear for linear in targets if linear.name in ("q", "k", "v")]
@@ -138,6 +140,15 @@ def _adapted_layer_bytes(
         weights = made * item * sum(linear.inputs * linear.outputs for linear in targets)
     total = rank_tokens(layout, training) * per_token + weights
     return total + score_bytes(shape, layout, training) if scores else total
+
+
+def _beside_views(shape: ModelShape) -> int:
+    """Return the width that a joined product of queries, keys and values keeps beside the attention's tensors.
+
+    The values are a view of it, so that all of it stays; queries and keys are new tensors once they are rotated.
+    """
+    rotates = "qkv" in shape.joined and not shape.learned_positions
+    return rotates * (shape.heads + shape.kv_heads) * shape.head_dim
 
 
 def _casts_inputs(layout: Layout, training: Training, adapters: Adapters) -> Real:

@@ -266,7 +266,11 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     if held.heads:
         logits = act.loss_bytes(shape, layout, training)
         beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
-        beside = beside + act.dequantised_head_bytes(shape, training)
+        head = act.dequantised_head_bytes(shape, training)
+        if training.loss_kind == "eager":  # its fp32 tensors are gone when the head's product has its turn again
+            logits = np.maximum(logits, act.output_bytes(shape, layout, training) + head)
+        else:
+            beside = beside + head
         # FSDP2 has let go of the last layer when the head runs.
         beside = beside + gathered * (1 - appear * (layout.zero == 3))
         moments.append(at("loss", kept + between, logits, beside, none))

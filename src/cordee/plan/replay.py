@@ -58,7 +58,7 @@ class _Sizes:
         each = training.activation_bytes * tokens / layout.tp
         matrices = tuple(
             round(training.activation_bytes * linear.inputs * linear.outputs / layout.tp)
-            for linear in layer_linears(shape)
+            for linear in layer_linears(replace(shape, joined=()))
         )
         return cls(
             hidden=round(float(act.boundary_bytes(shape, layout, training))),

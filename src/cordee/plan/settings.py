@@ -10,12 +10,14 @@ from cordee.plan.states import layer_linears
 from cordee.plan.training import (
     BASES,
     FRAMEWORKS,
+    JOINED,
     LINEARS,
     PURE_BF16,
     Adapters,
     Framework,
     Frozen,
     Loss,
+    Optimizer,
     Precision,
     Training,
     Tuning,
@@ -25,6 +27,7 @@ from cordee.workload.model import ModelShape
 from cordee.workload.tuning import Trained, Tuned
 
 TARGET_TOKENS_PER_STEP = 4 * 2**20
+ADAPTED_SEQUENCES_PER_STEP = 16
 LONGEST_DEFAULT_SEQUENCE = 8192
 TRAINED = get_args(Trained)
 # What `base_bits` may say, and the format of the frozen matrices that it means.
@@ -37,9 +40,10 @@ class Settings(Tuned):
     """Training settings as a user gives them; those of a fine-tuner and of an implementation are `Tuned`'s.
 
     `seq_tokens` None is the model's own sequence, 8,192 tokens at most; `global_batch` (sequences in a step over all
-    GPUs) None is about 4 million tokens. `flash` attention keeps no scores. `framework` None stands for any of torch
-    and Megatron-LM, for jobs that do not say which one they use. `loss` None is the framework's own. `expert_loads` are
-    the tokens of each expert in each layer, as measured; None counts experts as equally loaded.
+    GPUs) None is about 4 million tokens, and 16 sequences or more with adapters. `flash` attention keeps no scores.
+    `framework` None stands for any of torch and Megatron-LM, for jobs that do not say which one they use. `loss` None
+    is the framework's own. `expert_loads` are the tokens of each expert in each layer, as measured; None counts experts
+    as equally loaded.
     """
 
     seq_tokens: int | None = None
@@ -63,17 +67,15 @@ class Settings(Tuned):
         if seq < 1 or (shape.learned_positions and seq > shape.learned_positions):
             limit = shape.learned_positions or shape.positions
             raise LayoutError(f"{shape.name} cannot train on sequences of {seq} tokens", hint=f"use 1 to {limit}")
-        batch = self.global_batch if self.global_batch is not None else default_batch(seq, gpus)
+        adapted = self.train != "full"
+        batch = self.global_batch if self.global_batch is not None else default_batch(seq, gpus, adapted=adapted)
         if batch < 1:
             raise LayoutError(f"a global batch of {batch} sequences is empty", hint="use at least 1")
         framework = self.framework or "torch"
         if framework not in FRAMEWORKS:
             raise LayoutError(f"unknown framework {framework!r}", hint="use " + ", ".join(FRAMEWORKS))
-        adapters = self._adapters(shape)
-        # peft keeps adapters in fp32 (`autocast_adapter_dtype`), so that they need no second copy.
-        pure = adapters is not None and self.optimizer != PURE_BF16
-        optimizer = find_optimizer(self.optimizer, "fp32" if pure else self.precision)
-        optimizer = replace(optimizer, in_backward=self.optimizer_in_backward)
+        adapters = self.adapters(shape)
+        optimizer = replace(self.optimizer_of(adapters), in_backward=self.optimizer_in_backward)
         eager_norms = self.model_code == "hf" and not self.compiled
         return Training(
             seq, batch, optimizer, self.precision, self.flash, framework=framework, loss=self._loss(framework),
@@ -122,8 +124,13 @@ class Settings(Tuned):
             )
         return packed
 
-    def _adapters(self, shape: ModelShape) -> Adapters | None:
-        """Return the adapters that are asked for; None where all parameters are trained.
+    def optimizer_of(self, adapters: Adapters | None) -> Optimizer:
+        """Return the optimizer; peft keeps adapters in fp32 (`autocast_adapter_dtype`): they need no second copy."""
+        in_fp32 = adapters is not None and self.optimizer != PURE_BF16
+        return find_optimizer(self.optimizer, "fp32" if in_fp32 else self.precision)
+
+    def adapters(self, shape: ModelShape | None) -> Adapters | None:
+        """Return the adapters that are asked for, None where all parameters are trained; of a model without formulas.
 
         Raises:
             LayoutError: settings that contradict each other, or a model whose adapters are not planned.
@@ -139,7 +146,7 @@ class Settings(Tuned):
         if base is None or (self.train == "qlora" and base.bits == 16):
             hint = "use 4 (nf4), 8 (int8), nf4-double or fp8, or 16 with lora and dora"
             raise LayoutError(f"{self.train} cannot have a base of {self._base_text}", hint=hint)
-        if shape.experts is not None or shape.latent is not None:
+        if shape is not None and (shape.experts is not None or shape.latent is not None):
             what = "a mixture of experts" if shape.experts is not None else "latent attention"
             raise LayoutError(f"adapters of {shape.name} are not planned: it has {what}", hint="use a dense model")
         if (self.framework or "torch") != "torch" or self.precision not in ("bf16", "fp16"):
@@ -147,12 +154,15 @@ class Settings(Tuned):
                 f"adapters are planned with torch in 16 bits, not with {self.framework} in {self.precision}",
                 hint="leave the framework and the precision out",
             )
-        if not 1 <= self.rank <= shape.hidden:
-            raise LayoutError(f"rank {self.rank} is not that of an adapter", hint=f"use 1 to {shape.hidden}, say 16")
+        most = 2**16 if shape is None else shape.hidden
+        if not 1 <= self.rank <= most:
+            raise LayoutError(f"rank {self.rank} is not that of an adapter", hint=f"use 1 to {most}, say 16")
         if base.bits == 16 and (self.quantize_head or self.dequantized != 1):
             raise LayoutError("a base of 16 bits is not quantised", hint="give --base-bits 4 or 8, or --train qlora")
-        if self.fused_qkv and (self.train == "dora" or shape.latent is not None):
+        if self.fused_qkv and self.train == "dora":
             raise LayoutError("a fused product of queries, keys and values has no DoRA", hint="use --train lora")
+        if self.fused_qkv and shape is not None and "qkv" in shape.joined:
+            raise LayoutError(f"{shape.name} has one matrix of them in any code", hint="leave --fused-qkv out")
         base = replace(base, head=base.head or self.quantize_head, copies=max(base.copies, self.dequantized))
         return Adapters(
             self.rank, _targets(self.targets, shape), base, dropout=self.lora_dropout > 0,
@@ -193,17 +203,18 @@ class Settings(Tuned):
         return imbalance_by_ep(self.expert_loads, shape.experts.routed)
 
 
-def _targets(text: str, shape: ModelShape) -> tuple[str, ...]:
+def _targets(text: str, shape: ModelShape | None) -> tuple[str, ...]:
     """Return the matrices that a text names: all, attention, or q,v."""
-    known = tuple(linear.name for linear in layer_linears(shape))
+    known = LINEARS if shape is None else tuple(linear.name for linear in layer_linears(shape))
     names = TARGETS.get(text) or tuple(name.strip() for name in text.split(","))
-    unknown = [name for name in names if name not in known]
+    parts = [part for name in known for part in (name, *JOINED.get(name, ()))]
+    unknown = [name for name in names if name not in parts]
     if unknown and text != "all":
         raise LayoutError(
-            f"{shape.name} has no matrix {unknown[0]!r} for an adapter",
+            f"{'a model' if shape is None else shape.name} has no matrix {unknown[0]!r} for an adapter",
             hint=f"use all, attention, or {','.join(known)}",
         )
-    return tuple(name for name in known if name in names)
+    return tuple(name for name in known if {name, *JOINED.get(name, ())} & set(names))
 
 
 def parse_frozen(text: str, shape: ModelShape) -> Frozen:
@@ -234,8 +245,13 @@ def parse_frozen(text: str, shape: ModelShape) -> Frozen:
     return Frozen(tuple(sorted(layers)), *ends)
 
 
-def default_batch(seq_tokens: int, gpus: int) -> int:
-    """Return about 4 million tokens in sequences, as a multiple of the GPUs' largest divisor that is not above it."""
+def default_batch(seq_tokens: int, gpus: int, *, adapted: bool = False) -> int:
+    """Return about 4 million tokens in sequences, as a multiple of the GPUs' largest divisor that is not above it.
+
+    With adapters 16 sequences (QLoRA, arXiv:2305.14314, table 9), and a multiple of the GPUs, one for each at least.
+    """
+    if adapted:
+        return -(-ADAPTED_SEQUENCES_PER_STEP // gpus) * gpus
     target = max(1, TARGET_TOKENS_PER_STEP // seq_tokens)
     divisor = max(n for n in range(1, min(gpus, target) + 1) if gpus % n == 0)
     return -(-target // divisor) * divisor

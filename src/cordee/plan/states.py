@@ -3,6 +3,7 @@
 Sizes (tp, ep, etp) may be NumPy arrays; the pipeline's are plain numbers. What ZeRO divides is in `memory.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -148,18 +149,23 @@ class Linear(NamedTuple):
 
 @lru_cache(maxsize=256)
 def layer_linears(shape: ModelShape) -> tuple[Linear, ...]:
-    """Return the matrices of one dense layer with grouped-query attention, by the names of `training.LINEARS`."""
+    """Return the matrices of one dense layer with grouped-query attention, by `training.LINEARS` and `JOINED`."""
     h, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    gate = (Linear("gate", h, shape.ffn, "second norm"),) if shape.gated else ()
+    heads = {"q": q, "k": kv, "v": kv}
+    widths = {"gate": shape.ffn, "up": shape.ffn} if shape.gated else {"up": shape.ffn}
     return (
-        Linear("q", h, q, "first norm"),
-        Linear("k", h, kv, "first norm"),
-        Linear("v", h, kv, "first norm"),
+        *_reading("first norm", h, heads, "qkv" if "qkv" in shape.joined else None),
         Linear("o", q, h, "attention"),
-        *gate,
-        Linear("up", h, shape.ffn, "second norm"),
+        *_reading("second norm", h, widths, "gate_up" if "gate_up" in shape.joined else None),
         Linear("down", shape.ffn, h, "product"),
     )
+
+
+def _reading(reads: str, inputs: int, outputs: Mapping[str, int], joined: str | None) -> tuple[Linear, ...]:
+    """Return the matrices that read one input: each by itself, or all of them as one of this name."""
+    if joined is not None:
+        return (Linear(joined, inputs, sum(outputs.values()), reads),)
+    return tuple(Linear(name, inputs, size, reads) for name, size in outputs.items())
 
 
 def adapter_parameters(shape: ModelShape, adapters: Adapters) -> int:

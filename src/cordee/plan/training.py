@@ -20,6 +20,8 @@ FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internev
 LOSSES: tuple[Loss, ...] = ("fused", "chunked", "parallel", "compiled", "eager")
 # The matrices of a dense layer that an adapter can be on; a layer without a gate has no `gate`.
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+# Matrices that a family's code has as one; an adapter on any of them is one on the whole.
+JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,8 @@ BASES: dict[str, Base] = {
 class Adapters:
     """Low-rank adapters over frozen weights: LoRA (arXiv:2106.09685), over quantised weights QLoRA (arXiv:2305.14314).
 
-    Each target, one of `LINEARS`, gets two matrices of this rank: rank x (inputs + outputs) parameters. `base` is the
-    format of the frozen matrices of the layers, one of `BASES`; embeddings, head and norms keep 16 bits.
+    Each target, one of `LINEARS` or `JOINED`, gets two matrices of this rank: rank x (inputs + outputs) parameters.
+    `base` is the format of the frozen matrices of the layers, one of `BASES`; embeddings, head and norms keep 16 bits.
     With `dropout` each target has its own copy of its input, and a mask. With `magnitudes` each target learns the
     length of each of its weight's rows apart from its direction: DoRA (arXiv:2402.09353). `joined`: queries, keys and
     values are one product with one adapter, whose outputs are put into their columns (LitGPT's `LoRAQKVLinear`).

@@ -42,6 +42,10 @@ def _mistral(fields: Fields) -> ModelShape:
     return replace(shape, mixed=mixed, encoder=encoder_parameters(fields))
 
 
+def _phi3(fields: Fields) -> ModelShape:
+    return replace(_mistral(fields), joined=("qkv", "gate_up"))
+
+
 def _mixtral(fields: Fields) -> ModelShape:
     shape = _mistral(fields)
     experts = Experts(
@@ -185,6 +189,7 @@ def _gpt2(fields: Fields) -> ModelShape:
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
+        joined=("qkv",),
     )
 
 
@@ -194,7 +199,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelShape]] = {
     "mistral": _mistral,
     "ministral": _mistral,
     "mixtral": _mixtral,
-    "phi3": _mistral,
+    "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen2_vl": _qwen2,
     "qwen2_vl_text": _qwen2,

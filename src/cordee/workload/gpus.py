@@ -6,6 +6,8 @@ from cordee.errors import SpecError
 
 _PROFILE = r"(?:mig-)?(\d+g\.\d+gb(?:\+[a-z.]+)?)"
 _KIND = r"[A-Za-z][\w. -]*"
+# A number alone is how people call a consumer card: 1x4090.
+_NAMED = rf"{_KIND}|\d{{4}}[\w. -]*"
 
 
 def parse_mig(text: str | int | float) -> tuple[str, str | None] | None:
@@ -55,7 +57,7 @@ def parse_gpus(text: str | int) -> tuple[int, str | None]:
         )
     if re.fullmatch(r"\d+", written):
         count, kind = int(written), None
-    elif match := re.fullmatch(r"(\d+)\s*[x*]\s*([A-Za-z][\w. -]*)", written):
+    elif match := re.fullmatch(rf"(\d+)\s*[x*]\s*({_NAMED})", written):
         count, kind = int(match[1]), match[2]
     elif match := re.fullmatch(r"([A-Za-z][\w. -]*):(\d+)", written):
         count, kind = int(match[2]), match[1]

@@ -80,7 +80,8 @@ class ModelShape:
 
     `mixed` is None where all layers are alike and attend to all tokens. `encoder` counts the parameters of a vision
     or audio encoder beside the decoder; they are part of no other count here. `native_format` names the format in which
-    the checkpoint stores its weights (`checkpoint_format.py`).
+    the checkpoint stores its weights (`checkpoint_format.py`). `joined` names matrices that the family's code and
+    checkpoint have as one: `qkv` (queries, keys, values), `gate_up`.
     """
 
     name: str
@@ -106,6 +107,7 @@ class ModelShape:
     mixed: Mixed | None = None
     encoder: int = 0
     native_format: str = "bf16"
+    joined: tuple[str, ...] = ()
 
     def kind(self, layer: int) -> LayerKind:
         """Return the kind of this layer (from 0)."""

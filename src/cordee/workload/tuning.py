@@ -1,4 +1,4 @@
-"""What is tuned, and how an implementation does so: one list for `cordee plan`, notebooks and job files."""
+"""Fine-tuning, and an implementation's own ways: one list for `cordee plan`, notebooks and job files."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,5 +1,6 @@
 """Traces of ranks that divide a model in other ways than FSDP2, and of adapters, against bytes counted by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,39 @@ def test_adapters_are_all_that_has_gradients_and_moments(base: str) -> None:
     assert _at(found, "step")["gradients"] == pytest.approx(4 * trained, abs=ROUNDED)
     weights = 2 * frozen + 2 * (2 * VOCAB + NORMS) + 4 * trained
     assert _at(found, "states")["weights"] == pytest.approx(weights, abs=ROUNDED)
+
+
+JOINED = {
+    "phi3": {**CONFIG, "model_type": "phi3", "pad_token_id": 0, "original_max_position_embeddings": 256},
+    "gpt_neox": {"model_type": "gpt_neox", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "intermediate_size": 128, "vocab_size": 512},
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "widths"),
+    [
+        ("phi3", ("qkv", "down"), ((256, 512), (768, 256))),
+        pytest.param("gpt_neox", ("v", "up"), ((64, 192), (64, 128)), marks=pytest.mark.soak),
+        pytest.param("gpt2", ("q", "o", "down"), ((64, 192), (64, 64), (256, 64)), marks=pytest.mark.soak),
+    ],
+)
+def test_one_matrix_of_several_has_one_adapter(
+    family: str, targets: tuple[str, ...], widths: tuple[tuple[int, int], ...]
+) -> None:
+    found = _trace(code="hf", config=JOINED[family], adapters=Adapters(8, targets, BASES["nf4"]))
+    assert found.trained_parameters == 2 * 8 * sum(map(sum, widths))
+
+
+def test_a_quantised_head_and_its_copies_are_traced() -> None:
+    plain, double = BASES["nf4"], replace(BASES["nf4"], copies=2)
+    first, second, head = (
+        _trace(code="hf", adapters=Adapters(8, ("q",), base)) for base in (plain, double, replace(plain, head=True))
+    )
+    assert _at(second, "states") == _at(first, "states") and second.allocated_bytes >= first.allocated_bytes
+    saved = 2 * VOCAB - plain.matrix_bytes(256, VOCAB // 256)
+    assert _at(first, "states")["weights"] - _at(head, "states")["weights"] == pytest.approx(saved, abs=ROUNDED)
 
 
 def test_what_nobody_has_said_how_to_divide_is_refused() -> None:

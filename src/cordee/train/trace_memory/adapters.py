@@ -4,6 +4,7 @@ The frozen base is 16-bit, or packed into fewer bits as bitsandbytes has it: the
 weight, forward and backward, and keeps the packed one alone. Embeddings, head and norms are frozen in 16 bits.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,18 +12,26 @@ import torch.nn.functional as F
 from torch import nn
 
 from cordee.errors import ShapeError
-from cordee.plan.training import Adapters
+from cordee.plan.training import JOINED, Adapters, Base
 from cordee.train.trace_memory.question import Question
 from cordee.train.trace_memory.subject import Subject
 
-# Names of the planner's matrices in transformers' models, and in torchtitan's.
-_NAMES = {
-    "q": ("q_proj", "wq"), "k": ("k_proj", "wk"), "v": ("v_proj", "wv"), "o": ("o_proj", "wo"),
-    "gate": ("gate_proj", "w1"), "up": ("up_proj", "w3"), "down": ("down_proj", "w2"),
+# The planner's matrices in modules of these names: transformers', torchtitan's and Megatron-LM's. A module that has
+# several of them has one adapter. The name before the last tells apart what has one name at two places.
+_QKV, _GATE_UP = JOINED["qkv"], JOINED["gate_up"]
+_PARTS: dict[str, tuple[str, ...]] = {
+    "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",), "out_proj": ("o",),
+    "gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("down",),
+    "wq": ("q",), "wk": ("k",), "wv": ("v",), "wo": ("o",), "w1": ("gate",), "w3": ("up",), "w2": ("down",),
+    "qkv_proj": _QKV, "query_key_value": _QKV, "c_attn": _QKV, "linear_qkv": _QKV, "gate_up_proj": _GATE_UP,
+    "attention.dense": ("o",), "self_attention.dense": ("o",), "self_attn.dense": ("o",), "attn.c_proj": ("o",),
+    "dense_h_to_4h": ("up",), "fc1": ("up",), "c_fc": ("up",), "linear_fc1": _GATE_UP,
+    "dense_4h_to_h": ("down",), "fc2": ("down",), "mlp.c_proj": ("down",), "linear_fc2": ("down",),
+    "linear_proj": ("o",),
 }  # fmt: skip
 
 
-def adapt(subject: Subject, question: Question) -> None:
+def adapt(subject: Subject, question: Question) -> Subject:
     """Freeze a model, pack its layers' matrices, and put adapters beside the chosen ones.
 
     Raises:
@@ -30,34 +39,62 @@ def adapt(subject: Subject, question: Question) -> None:
     """
     adapters = question.adapters
     if adapters is None:
-        return
+        return subject
     subject.module.requires_grad_(False)
-    chosen = {name for target in adapters.targets for name in _NAMES[target]}
+    chosen = {part for target in adapters.targets for part in JOINED.get(target, (target,))}
     put = 0
     for layer in subject.layers:
-        for parent in list(layer.modules()):
+        for path, parent in list(layer.named_modules()):
             for name, child in list(parent.named_children()):
-                if not isinstance(child, nn.Linear):
+                if not _is_product(child):
                     continue
                 base = child if adapters.base.bits == 16 else _Packed(child, adapters)
-                is_chosen = name in chosen
+                parts = _PARTS.get(f"{path.rpartition('.')[2]}.{name}") or _PARTS.get(name, ())
+                is_chosen = not chosen.isdisjoint(parts)
                 put += is_chosen
                 parent.register_module(name, _Adapted(child, base, adapters) if is_chosen else base)
     if not put:
-        hint = "adapters go on matrices of the names " + ", ".join(sorted(chosen))
+        names = (name for name, parts in _PARTS.items() if not chosen.isdisjoint(parts))
+        hint = "adapters go on matrices of the names " + ", ".join(sorted(names))
         raise ShapeError("the model's layers have no matrix that an adapter was asked for", hint=hint)
+    return _with_packed_head(subject, adapters) if adapters.base.head else subject
+
+
+def _with_packed_head(subject: Subject, adapters: Adapters) -> Subject:
+    """Return a model whose output head is packed as its layers are."""
+    head = next((each for each in reversed(subject.tail) if _is_product(each)), None)
+    if head is None:
+        raise ShapeError("the model has no output head to quantise", hint="leave --quantize-head out")
+    packed = _Packed(head, adapters)
+    for parent in list(subject.module.modules()):
+        for name, child in list(parent.named_children()):
+            if child is head:
+                parent.register_module(name, packed)
+    return replace(subject, tail=tuple(packed if each is head else each for each in subject.tail))
+
+
+def _is_product(module: nn.Module) -> bool:
+    """Return whether a module is a matrix with or without a bias; GPT-2's are stored the other way round."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _widths(product: nn.Module) -> tuple[int, int]:
+    """Return the inputs and outputs of a product."""
+    outputs, inputs = product.weight.shape if isinstance(product, nn.Linear) else reversed(product.weight.shape)
+    return inputs, outputs
 
 
 class _Adapted(nn.Module):
     """A frozen product, and beside it one of low rank in fp32 that is trained; with DoRA lengths of rows as well."""
 
-    def __init__(self, linear: nn.Linear, base: nn.Module, adapters: Adapters) -> None:
+    def __init__(self, product: nn.Module, base: nn.Module, adapters: Adapters) -> None:
         super().__init__()
+        inputs, outputs = _widths(product)
         self.base = base
         self.dropout = nn.Dropout(0.05) if adapters.dropout else nn.Identity()
-        self.down = nn.Linear(linear.in_features, adapters.rank, bias=False, dtype=torch.float32)
-        self.up = nn.Linear(adapters.rank, linear.out_features, bias=False, dtype=torch.float32)
-        lengths = nn.Parameter(torch.empty(linear.out_features, dtype=torch.float32)) if adapters.magnitudes else None
+        self.down = nn.Linear(inputs, adapters.rank, bias=False, dtype=torch.float32)
+        self.up = nn.Linear(adapters.rank, outputs, bias=False, dtype=torch.float32)
+        lengths = nn.Parameter(torch.empty(outputs, dtype=torch.float32)) if adapters.magnitudes else None
         self.register_parameter("lengths", lengths)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +114,7 @@ class _Adapted(nn.Module):
         made anew, of the dropped input.
         """
         product = self.up(self.down(torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))).T
-        weight = (self.base.unpacked(x) if isinstance(self.base, _Packed) else self.base.weight).to(x.dtype)
+        weight = self._frozen_weight(x).to(x.dtype)
         norm = torch.linalg.norm(weight + 2.0 * product.detach(), dim=1).detach()
         scale = (self.lengths / norm).view(1, -1)
         low = self.up(self.down(x))
@@ -87,22 +124,27 @@ class _Adapted(nn.Module):
             frozen = frozen - self.base.bias
         return (scale - 1) * frozen + scale * low * 2.0
 
+    def _frozen_weight(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.base, _Packed):
+            return self.base.unpacked(x)
+        weight: torch.Tensor = self.base.weight
+        return weight if isinstance(self.base, nn.Linear) else weight.T
+
 
 class _Packed(nn.Module):
     """A frozen product whose weight is bytes."""
 
-    def __init__(self, linear: nn.Linear, adapters: Adapters) -> None:
+    def __init__(self, product: nn.Module, adapters: Adapters) -> None:
         super().__init__()
-        self.shape, self.keeps_inputs = tuple(linear.weight.shape), adapters.base.keeps_inputs
-        size = round(adapters.base.matrix_bytes(linear.in_features, linear.out_features))
+        inputs, outputs = _widths(product)
+        self.shape, self.base = (outputs, inputs), adapters.base
+        size = round(adapters.base.matrix_bytes(inputs, outputs))
         self.weight = nn.Parameter(torch.empty(size, dtype=torch.uint8), requires_grad=False)
-        self.bias = linear.bias
+        self.bias = product.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the weight as it was before it was packed."""
-        found: torch.Tensor = _PackedProduct.apply(
-            x.to(_computes_in(x)), self.weight, self.bias, self.shape, self.keeps_inputs
-        )
+        found: torch.Tensor = _PackedProduct.apply(x.to(_computes_in(x)), self.weight, self.bias, self.shape, self.base)
         return found
 
     def unpacked(self, x: torch.Tensor) -> torch.Tensor:
@@ -118,14 +160,16 @@ class _PackedProduct(torch.autograd.Function):
     """A product that unpacks its weight each time that it needs it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: Any, shape: Any, keeps_inputs: bool) -> Any:
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: Any, shape: Any, base: Base) -> Any:
         """Unpack, multiply, keep the bytes."""
-        ctx.shape = shape
-        ctx.save_for_backward(packed, *((x,) if keeps_inputs else ()))
-        return F.linear(x, x.new_empty(shape), None if bias is None else bias.to(x.dtype))
+        ctx.shape, ctx.copies = shape, base.copies
+        ctx.save_for_backward(packed, *((x,) if base.keeps_inputs else ()))
+        weight, *_others = (x.new_empty(shape) for _ in range(base.copies))
+        return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Unpack again, and give the input its gradient."""
         (gradient,) = gradients
-        return gradient @ gradient.new_empty(ctx.shape), None, None, None, None
+        weight, *_others = (gradient.new_empty(ctx.shape) for _ in range(ctx.copies))
+        return gradient @ weight, None, None, None, None

@@ -50,7 +50,7 @@ def prepare(question: Question, mesh: DeviceMesh | None) -> Subject:
         subject = build(question)
     finally:
         torch.set_default_dtype(default)
-    adapt(subject, question)
+    subject = adapt(subject, question)
     divide(subject, question, mesh)
     subject = recompute(subject, question)
     if question.compiled:
