@@ -83,15 +83,19 @@ def test_where_nothing_fits_each_remedy_fits_and_says_how() -> None:
         "--gpus 16xH100",
         "offload to the host on the same 8 GPUs",
         "--optimizer adamw-8bit on the same 8 GPUs",
+        "--train qlora on the same 8 GPUs",
     ]
     # 12 bytes a parameter of each GPU's eighth go to the host; 8-bit states are 6.03 bytes a parameter in all.
-    more, host, less = (remedy.because for remedy in plan.remedies)
+    more, host, less, adapted = (remedy.because for remedy in plan.remedies)
     assert more == "1.28 TB for 1.129 TB of state"
     assert host == "105.8 GB a GPU on the host, 846.8 GB a node"
     assert less == "425.5 GB of state instead of 1.129 TB"
+    assert adapted == "46 GB of state: adapters over 4-bit weights"
     for remedy in plan.remedies:
         asked = f"offload={remedy.candidate.layout.offload}"
-        again = planned(L70, H100, remedy.gpus, optimizer=remedy.training.optimizer.name, layout=asked)
+        train = "qlora" if remedy.training.adapters else "full"
+        name = "adamw" if train == "qlora" else remedy.training.optimizer.name
+        again = planned(L70, H100, remedy.gpus, optimizer=name, layout=asked, train=train)
         assert again.best is not None and again.best.layout == remedy.candidate.layout
 
 

@@ -79,7 +79,7 @@ _FUNCTIONS = {"port-forward": "port_forward"}
 EXAMPLES = {
     "demo": "cordee demo --out report.html",
     "web": "cordee web --print",
-    "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
+    "plan": "cordee plan llama-3-8b --gpus 1xRTX-4090 --train qlora --seq 4096",
     "serve": "cordee serve plan llama-3-8b --gpus 8xH100 --rate 20/s --ttft 500ms --tpot 50ms",
     "rag": "cordee rag build kb docs/ && cordee rag query kb 'how does a save survive?'",
     "calibrate": "cordee calibrate --to /shared/checkpoints",

@@ -53,7 +53,10 @@ Gpus = Annotated[
     ),
 ]
 Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="the model's, at most 8192")]
-Batch = Annotated[int | None, typer.Option(help="Sequences in a step, over all GPUs.", show_default="~4M tokens")]
+Batch = Annotated[
+    int | None,
+    typer.Option(help="Sequences in a step, over all GPUs.", show_default="~4M tokens; with adapters 16 sequences"),
+]
 MicroBatch = Annotated[int | None, typer.Option(help="Sequences in a micro-batch.", show_default="searched, 1 to 8")]
 OptimizerName = Annotated[
     str, typer.Option(help="Optimizer: adamw, adamw-bf16, adamw-8bit, adamw-8bit-paged, muon, ...")

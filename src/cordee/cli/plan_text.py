@@ -31,6 +31,7 @@ PIPED_WIDTH = 100
 NARROWEST = 20
 NARROWEST_BAR = 11
 WIDEST_FOLDED = 26
+LARGE_LOSS = 1 / 3  # of the peak, at which another loss is proposed
 COLOURS = {
     "weights": "blue",
     "gradients": "green",
@@ -208,10 +209,11 @@ def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
         indented(out, words)
     if plan.expert_balance is not None:
         indented(out, plan.expert_balance, style="")
-    if plan.remedies:
+    if not plan.fits:
         title(out, "What would fit")
         for remedy in plan.remedies:
             indented(out, str(remedy), style="")
+        indented(out, "without --gpus: which kinds of GPU hold it", style="")
 
 
 def _waterfall(out: Console, plan: Answer) -> None:
@@ -242,6 +244,8 @@ def _waterfall(out: Console, plan: Answer) -> None:
     left = limit - candidate.peak_bytes
     rest = f"{format_gb(left)} free" if left >= 0 else f"over by {format_gb(-left)}"
     out.print(f"  {'total':<14}{format_gb(candidate.peak_bytes):>9}  {rest}", style="" if left >= 0 else "red")
+    if memory.worst.loss_bytes > LARGE_LOSS * candidate.peak_bytes and plan.training.loss_kind == "eager":
+        indented(out, "--loss chunked (Liger, Unsloth) never has all logits at once: the loss is a small part then")
     if plan.seen_interval_bytes is not None:
         low, high = plan.seen_interval_bytes
         seen = "all of it" if low == limit else f"{format_gb(low)} to {format_gb(high)} in nine of ten runs"

@@ -47,7 +47,7 @@ def _best_at(case: Case, wanted: LayoutWanted, seq_tokens: int) -> Layout | None
     shape, training = case.shape, case.training
     if seq_tokens > (shape.learned_positions or LONGEST_TOKENS):
         return None
-    batch = default_batch(seq_tokens, case.gpus)
+    batch = default_batch(seq_tokens, case.gpus, adapted=case.training.adapters is not None)
     longer = replace(case, training=replace(training, seq_tokens=seq_tokens, global_batch=batch))
     winner, _ = optimum(longer, wanted, default_choices(longer))
     fewest = training.sequences_together

@@ -13,7 +13,7 @@ from cordee.plan.memory import gpu_state_bytes, rank_memory, state_bytes
 from cordee.plan.offload import host_bytes
 from cordee.plan.optimum import Case, best_of_meshes, optimum
 from cordee.plan.rules import validate
-from cordee.plan.settings import default_batch
+from cordee.plan.settings import Settings, default_batch
 from cordee.plan.space import Choices
 from cordee.plan.step import StepTime, model_flop_fraction, step_interval_s, step_time
 from cordee.plan.training import BASES, find_optimizer
@@ -133,10 +133,14 @@ def _sizes(fewest: int, most: int) -> list[int]:
 
 
 def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
-    """Return what would make it fit: more GPUs; on the same ones offload, a smaller optimizer, a shorter sequence."""
+    """Return what would make it fit: more GPUs; on the same ones offload, adapters, a smaller optimizer or loss.
+
+    And a shorter sequence.
+    """
     training, state = case.training, state_bytes(case.shape, case.training)
     same = f"on the same {plural(case.gpus, 'GPU')}"
-    found = [_more_gpus(case, global_batch)]
+    more = _more_gpus(case, global_batch)
+    found = [more]
     offload = replace(default_choices(case), offloads=("optimizer", "activations", "both"))
     found.append(_if_fits(case, f"offload to the host {same}", _on_the_host, offload))
     adapters = training.adapters
@@ -151,6 +155,11 @@ def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
         less = f"{format_bytes(state_bytes(case.shape, lean.training))} of state instead of {format_bytes(state)}"
         here = _if_fits(lean, f"--optimizer {smaller.name} {same}", lambda _case, _layout: less)
         found.append(here or _more_gpus(lean, global_batch, f" --optimizer {smaller.name}"))
+    found.append(_with_adapters(case, global_batch, same))
+    if training.framework == "torch" and training.loss_kind == "eager":
+        chunked = replace(case, training=replace(training, loss="chunked"))
+        here = _if_fits(chunked, f"--loss chunked {same}", lambda _case, _layout: "logits are never whole")
+        found.append(here or (None if more else _more_gpus(chunked, global_batch, " --loss chunked")))
     shorter = training.seq_tokens // 2
     while shorter >= 1024:
         brief = replace(case, training=replace(training, seq_tokens=shorter))
@@ -162,6 +171,23 @@ def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
     return tuple(remedy for remedy in found if remedy is not None)
 
 
+def _with_adapters(case: Case, global_batch: int | None, same: str) -> Remedy | None:
+    """Return adapters over 4-bit weights in place of training in full; None where they are not planned or too large."""
+    training = case.training
+    if training.adapters is not None or training.tuning.stage is not None or training.tuning.frozen is not None:
+        return None
+    asked = Settings(
+        train="qlora", seq_tokens=training.seq_tokens, global_batch=global_batch, precision=training.precision,
+        framework=training.framework, loss=training.loss,
+    )  # fmt: skip
+    try:
+        adapted = replace(case, training=asked.training(case.shape, case.gpus))
+    except LayoutError:
+        return None
+    less = f"{format_bytes(state_bytes(case.shape, adapted.training))} of state: adapters over 4-bit weights"
+    return _if_fits(adapted, f"--train qlora {same}", lambda _case, _layout: less)
+
+
 def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remedy | None:
     """Return the first of 1.5, 2, 3, 4, 6, ... times the GPUs or nodes on which some layout fits."""
     if case.gpu.whole is not None:  # There are no gangs on MIG instances.
@@ -170,7 +196,9 @@ def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remed
     fewest = max(case.gpus + 1, fewest_gpus_to_hold(gpu_state_bytes(case.shape, case.training), case.gpu))
     for total in (*_sizes(fewest, node - 1), *(node * nodes for nodes in _sizes(1, LARGEST_SEARCH_GPUS // node))):
         if total >= fewest:
-            batch = global_batch or default_batch(case.training.seq_tokens, total)
+            batch = global_batch or default_batch(
+                case.training.seq_tokens, total, adapted=case.training.adapters is not None
+            )
             larger = replace(case, gpus=total, training=replace(case.training, global_batch=batch))
             remedy = _if_fits(larger, f"--gpus {total}x{case.gpu.name}{besides}", _together)
             if remedy is not None:

@@ -99,7 +99,7 @@ def with_stage(training: Training, stage: Stage, *, asked_batch: int | None, gpu
     if training.tuning.packed_tokens is not None:
         raise LayoutError(f"{stage.name} compares whole sequences, which are not packed", hint="leave --packed out")
     if stage.name == "dpo":
-        pairs = asked_batch or default_batch(2 * training.seq_tokens, gpus)
+        pairs = asked_batch or default_batch(2 * training.seq_tokens, gpus, adapted=training.adapters is not None)
         return replace(training, global_batch=2 * pairs, tuning=tuning)
     assert stage.rollouts is not None, "GRPO generates what it trains on"
     group, batch = stage.rollouts.group, training.global_batch
