@@ -66,6 +66,30 @@ def test_calibrated_then_planned(home: Path, capsys: pytest.CaptureFixture[str])
     assert 38 < step_s < 60
 
 
+def test_a_calibration_begins_with_the_reference_of_the_one_before_and_says_what_moved(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"reference_s": 2e-3, "slowed_fraction": 0.3, "waited_s": 12.0, "repeated_runs": 31.0}
+    asked: list[tuple[str, ...]] = []
+
+    def paced(work: str, *options: str) -> Iterator[Sample | Number | Refused]:
+        asked.append(options)
+        yield from _probed(work)
+        yield from (Number(name, value) for name, value in found.items())
+
+    monkeypatch.setattr(session, "probe", paced)
+    _, out, _ = run(capsys, "calibrate", "--cpu", "--alone")
+    assert "--known" not in asked[0]
+    assert "a product took up to 30% longer for a while: 31 runs repeated, 12 s waited" in out
+    found |= {"slower_than_before": 0.29, "slowed_fraction": 0.0, "waited_s": 0.0, "repeated_runs": 0.0}
+    _, out, _ = run(capsys, "calibrate", "--cpu", "--alone")
+    assert asked[1][-2:] == ("--known", "0.002")
+    assert "takes 29% longer than in the calibration before" in out and "for a while" not in out
+    found["slower_than_before"] = -0.2
+    _, out, _ = run(capsys, "calibrate", "--cpu", "--alone")
+    assert "took 25% longer in the calibration before: its plans were too slow" in out
+
+
 def test_what_is_kept_is_shown_with_what_has_changed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "calibrate", "--show")
     assert code == 35 and "run cordee calibrate" in err

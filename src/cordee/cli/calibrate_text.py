@@ -110,10 +110,12 @@ def _numbers(found: Calibration) -> Iterator[tuple[str, str]]:
     if numbers.get("repeated_runs") or numbers.get("waited_s"):
         slower, repeated = numbers["slowed_fraction"], plural(round(numbers["repeated_runs"]), "run")
         waited = format_duration(numbers["waited_s"])
-        yield "speed", f"was lower by up to {slower:.0%} for a while: {repeated} repeated, {waited} waited"
-    if abs(moved := numbers.get("slower_than_before", 0.0)) > SPEED_MOVED:
-        way, then = ("lower", "calibrate again later") if moved > 0 else ("higher", "plans with that one were too slow")
-        yield "speed", f"is {way} by {abs(moved):.0%} than in the calibration before this one: {then}"
+        yield "speed", f"a product took up to {slower:.0%} longer for a while: {repeated} repeated, {waited} waited"
+    moved = numbers.get("slower_than_before", 0.0)
+    if moved > SPEED_MOVED:
+        yield "speed", f"a product takes {moved:.0%} longer than in the calibration before: calibrate again later"
+    if (earlier := 1 / (1 + moved) - 1) > SPEED_MOVED:
+        yield "speed", f"a product took {earlier:.0%} longer in the calibration before: its plans were too slow"
     if "int4_rows" in numbers:
         yield "4-bit weights", f"are faster than 16-bit ones up to {numbers['int4_rows']:.0f} rows (Triton's kernel)"
     if "write_bytes_per_s" in numbers:
