@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from starlette.requests import ClientDisconnect
 
+from cordee.control.acts import Act, carried_out
 from cordee.control.precedence import TURN_S, Precedence
 from cordee.control.questions import Asking
 from cordee.control.store.sql import SqlStore
@@ -46,6 +47,11 @@ def test_a_request_gives_way_until_the_decision_is_made(store: SqlStore, how: st
     precedence, done = store.precedence, list[str]()
 
     def ask() -> None:
+        with carried_out(Act(0)):
+            work()
+        done.append(how)
+
+    def work() -> None:
         if how == "read":
             store.read(sa.select(jobs.c.job_id))
         elif how == "write":
@@ -55,7 +61,6 @@ def test_a_request_gives_way_until_the_decision_is_made(store: SqlStore, how: st
             store.archive.retired()
         else:
             Asking(precedence).check()
-        done.append(how)
 
     with precedence:
         thread = threading.Thread(target=ask)
@@ -65,6 +70,13 @@ def test_a_request_gives_way_until_the_decision_is_made(store: SqlStore, how: st
         assert store.jobs() == [], "the thread that decides does not wait for itself"
     thread.join(10)
     assert done == [how]
+
+
+def test_a_thread_that_works_for_no_request_does_not_wait(store: SqlStore) -> None:
+    """A link's thread may hold the executor's lock, for which the decision would wait."""
+    with store.precedence, beside(store.jobs):
+        pass
+    assert store.precedence.waiting == []
 
 
 def test_a_request_ends_however_much_there_is_to_decide() -> None:
@@ -85,5 +97,7 @@ def test_a_question_whose_client_left_ends_where_it_gives_way() -> None:
 def test_turns_are_short_while_it_decides() -> None:
     before_s, precedence = sys.getswitchinterval(), Precedence()
     with precedence:
+        with precedence:  # a change that consists of changes
+            pass
         assert sys.getswitchinterval() < TURN_S
     assert sys.getswitchinterval() == pytest.approx(before_s)

@@ -20,6 +20,7 @@ class Precedence:
     """The thread that decides, and those that give way to it.
 
     Enter it with the state's lock held, so that one thread at a time is in it, and no thread that holds the lock waits.
+    Only threads that work for requests give way: those of agents' links may hold what the decision needs.
 
     Attributes:
         waiting: a lock of each thread that gives way; with one for all of them they would wait for each other.
@@ -28,14 +29,21 @@ class Precedence:
     def __init__(self, wait_s: float = _WAIT_S) -> None:
         """Let threads give way for this time at most, so that a request ends however much there is to decide."""
         self._decider: int | None = None
+        self._depth = 0
         self._wait_s, self._turn_s = wait_s, sys.getswitchinterval()
         self.waiting: list[Any] = []
 
     def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
         self._decider, self._turn_s = threading.get_ident(), sys.getswitchinterval()
         sys.setswitchinterval(min(self._turn_s, _SHORT_S))
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
         self._decider = None
         waiting, self.waiting = self.waiting, []
         for each in waiting:

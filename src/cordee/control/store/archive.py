@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from cordee.control.acts import acting
 from cordee.control.precedence import Precedence
 from cordee.control.snapshot import Snapshot
 from cordee.control.store import tables
@@ -141,7 +142,8 @@ class Archive:
             after = int(first)
 
     def _read(self, query: sa.Select[Any]) -> list[tuple[Any, ...]]:
-        self._precedence.give_way()
+        if acting() is not None:
+            self._precedence.give_way()
         try:
             with self._engine.connect().execution_options(cordee_read=True) as connection:
                 return [tuple(row) for row in connection.execute(query)]

@@ -43,7 +43,7 @@ class SqlStore:
         Args:
             url: `sqlite:///PATH` or `postgresql://...`.
             lead: writes are refused once it is lost; None: this process alone writes to the database.
-            precedence: of decisions, to which reads give way.
+            precedence: of decisions, to which requests give way.
 
         Raises:
             StoreError: it cannot be opened, or a newer version of Cordee wrote it.
@@ -203,7 +203,8 @@ class SqlStore:
         The record of the act that it is part of is written with it.
         """
         act = acting()
-        self.precedence.give_way()
+        if act is not None:
+            self.precedence.give_way()
         with self._engine.begin() as connection:
             if self._lead is not None:
                 self._lead.fence(connection)
@@ -231,7 +232,8 @@ class SqlStore:
         Raises:
             StoreError: the database cannot be read.
         """
-        self.precedence.give_way()
+        if acting() is not None:
+            self.precedence.give_way()
         try:
             with self._engine.connect().execution_options(cordee_read=True) as connection:
                 found = connection.execute(query)
