@@ -303,10 +303,9 @@ class Operations:
         with self.control.changed:
             of_sweeps = {each.job_id: known[0].sweep_id for each in found if (known := sweep_of(JobId(each.job_id)))}
             ahead = {each.job_id: self._steps_ahead(each) for each in found if each.ended_us is None}
-        return [
-            each.model_copy(update={"sweep": of_sweeps.get(each.job_id), **ahead.get(each.job_id, {})})
-            for each in found
-        ]
+        more: dict[str, dict[str, int | str | None]] = {each: {"sweep": sweep} for each, sweep in of_sweeps.items()}
+        more |= {each: more.get(each, {}) | steps for each, steps in ahead.items() if steps}
+        return [each.model_copy(update=more[each.job_id]) if each.job_id in more else each for each in found]
 
     def _steps_ahead(self, job: JobView) -> dict[str, int | None]:
         """Return the steps of a job that runs, and the time for those that are left; hold the control's `changed`."""
@@ -506,8 +505,11 @@ class Operations:
         return (newest["epoch"], newest["ended_us"] is not None, over) if newest else (0, True, over)
 
 
+_OF_ROW = tuple(JobView.model_fields.keys() - {"sweep", "steps_total", "left_us"})
+
+
 def _job_view(row: Mapping[str, Any]) -> JobView:
-    return JobView(**{name: row[name] for name in JobView.model_fields.keys() - {"sweep", "steps_total", "left_us"}})
+    return JobView(**{name: row[name] for name in _OF_ROW})
 
 
 def _attempt_view(row: Mapping[str, Any]) -> AttemptView:
