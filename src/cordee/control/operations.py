@@ -304,7 +304,7 @@ class Operations:
             of_sweeps = {each.job_id: known[0].sweep_id for each in found if (known := sweep_of(JobId(each.job_id)))}
             ahead = {each.job_id: self._steps_ahead(each) for each in found if each.ended_us is None}
         more: dict[str, dict[str, int | str | None]] = {each: {"sweep": sweep} for each, sweep in of_sweeps.items()}
-        more |= {each: more.get(each, {}) | steps for each, steps in ahead.items() if steps}
+        more |= {each: {**more.get(each, {}), **steps} for each, steps in ahead.items() if steps}
         return [each.model_copy(update=more[each.job_id]) if each.job_id in more else each for each in found]
 
     def _steps_ahead(self, job: JobView) -> dict[str, int | None]:
