@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cordee.events import (
+    NODE_LEFT,
     AttemptPlaced,
     CheckpointCommitted,
     NodeCordoned,
@@ -15,6 +16,8 @@ from cordee.events import (
     Queue,
     QueuesSet,
     RanksEnded,
+    ServerShuttingDown,
+    ServerUp,
 )
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, decide, explain
@@ -350,6 +353,18 @@ def test_a_node_that_goes_down_again_and_again_rests_for_an_hour():
     assert decision.events == ()
     assert "n1 is quarantined because it went down too often" in explain(world.state, JobId("x"), world.now_us).text
     assert brief(world.at(180 + HOUR_S).cycle()) == ["place x n1:1"]
+
+
+@pytest.mark.parametrize("ends", [(), (ServerShuttingDown(at_us=0),)], ids=["left", "shutdown"])
+def test_a_node_that_goes_as_it_was_told_to_does_not_rest(ends):
+    """An engine gives idle nodes back many times an hour, and a server may be shut down as often."""
+    world = World(node("n1"), job("x", 1, at_us=400 * S))
+    for epoch in range(1, 6):
+        world.tell(*(replace(end, at_us=epoch * 60 * S) for end in ends))
+        why = "the agent exited" if ends else NODE_LEFT
+        world.tell(NodeDown(at_us=epoch * 60 * S, node="n1", epoch=epoch, why=why), ServerUp(at_us=epoch * 60 * S))
+        world.tell(node("n1", epoch=epoch + 1, at_us=epoch * 60 * S + S))
+    assert brief(world.at(400).cycle()) == ["place x n1:1"]
 
 
 def test_a_cordoned_node_takes_no_job_and_a_drained_one_gives_notice():

@@ -8,6 +8,7 @@ from cordee.events.artifact import ArtifactPushed, ArtifactRemoved, ArtifactStag
 from cordee.events.attempt import AttemptEvent
 from cordee.events.budget import Budget, BudgetReached, BudgetRemoved, BudgetSet
 from cordee.events.kinds import (
+    NODE_LEFT,
     AttemptEnded,
     AttemptPlaced,
     EstimateMissed,
@@ -98,6 +99,7 @@ from cordee.events.values import (
 )
 
 __all__ = [
+    "NODE_LEFT",
     "NO_PRICE",
     "After",
     "AfterEnd",

@@ -157,6 +157,9 @@ class NodeUp:
     node: Node
 
 
+NODE_LEFT = "it has left"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDown:
     """The node's agent is gone. Nothing is placed there until a NodeUp; its rank groups end with their RanksEnded."""
@@ -165,6 +168,11 @@ class NodeDown:
     node: str
     epoch: int
     why: str
+
+    @property
+    def left(self) -> bool:
+        """Return whether the agent ended as it was told to."""
+        return self.why == NODE_LEFT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

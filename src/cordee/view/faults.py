@@ -3,7 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cordee.events import Event, Node, NodeDown, NodeReclaimed, NodeUncordoned, NodeUp, ServerShuttingDown, ServerUp
+from cordee.events import (
+    NODE_LEFT,
+    Event,
+    Node,
+    NodeDown,
+    NodeReclaimed,
+    NodeUncordoned,
+    NodeUp,
+    ServerShuttingDown,
+    ServerUp,
+)
 
 LEMON = 3
 """The number of faults from which on a node is named a lemon."""
@@ -11,7 +21,7 @@ LEMON = 3
 _NO_FAULTS = ("in use by", "left out by", "offered by another", "of another kind")
 """Beginnings of reasons for which a GPU is unavailable and not sick."""
 
-_NO_DOWNS = ("it has left", "its agent is gone: another one has the node")
+_NO_DOWNS = (NODE_LEFT, "its agent is gone: another one has the node")
 """Beginnings of reasons for which a node is down and the machine has no fault."""
 
 

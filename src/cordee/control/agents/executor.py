@@ -38,7 +38,7 @@ from cordee.control.node_tokens import check_node
 from cordee.control.ports import Pending, Report
 from cordee.errors import ForbiddenError, NodeLeftError, StandbyError, StoreError, TokenError
 from cordee.event_json import encode
-from cordee.events import AttemptPlaced
+from cordee.events import NODE_LEFT, AttemptPlaced
 
 _log = logging.getLogger("cordee.control")
 
@@ -201,7 +201,7 @@ class AgentsExecutor:
             if member.session is not None:
                 member.session.send(Shutdown())
             else:
-                self.nodes.report_down(member, "it has left")
+                self.nodes.report_down(member, NODE_LEFT)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `reports` has something new; return False after a timeout."""
@@ -364,7 +364,7 @@ class AgentsExecutor:
                 _log.info("the connection to the agent of %s ended: %s", name, why)
                 member.disconnect()
                 if member.leaves:
-                    self.nodes.report_down(member, "it has left")
+                    self.nodes.report_down(member, NODE_LEFT)
                 self.watch.poke()
                 self.nodes.notify()
 

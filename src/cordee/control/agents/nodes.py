@@ -11,6 +11,7 @@ from cordee.control.agents.inbox import Inbox
 from cordee.control.agents.leases import LeaseTerms
 from cordee.control.ports import Report
 from cordee.events import (
+    NODE_LEFT,
     Event,
     NodeDown,
     NodeReachable,
@@ -144,6 +145,7 @@ class Nodes:
     def report_down(self, member: Member, why: str) -> None:
         """Report once that the agent with the node's epoch is gone, even if it died while no server ran."""
         if member.up:
+            why = NODE_LEFT if member.leaves else why
             down = NodeDown(at_us=self.clock.now_us(), node=member.name, epoch=member.epoch, why=why)
             self._report(member, down)
             member.up = False

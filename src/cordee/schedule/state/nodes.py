@@ -101,13 +101,13 @@ class Nodes:
             record = replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us)
             self._set(replace(record, unreachable=known.unreachable and same), event.at_us)
 
-    def down(self, event: NodeDown) -> None:
-        """Take a node out of use until it is up again; quarantine it if it went down too often."""
+    def down(self, event: NodeDown, *, expected: bool) -> None:
+        """Take a node out of use until it is up again; quarantine it if it went down too often unexpectedly."""
         known = self.records.get(event.node)
         if known is None or event.epoch < known.node.epoch:
             return
         downs = known.downs
-        if known.up and known.reclaimed_us is None:
+        if known.up and known.reclaimed_us is None and not expected:
             downs = (*(at_us for at_us in downs if at_us > event.at_us - FLAPS_WITHIN_US), event.at_us)
         until_us = known.quarantined_until_us
         if len(downs) >= FLAPS and downs != known.downs:

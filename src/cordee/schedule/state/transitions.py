@@ -412,7 +412,7 @@ _HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
     SweepDeclared: chains.sweep_declared,
     SweepEnded: chains.sweep_ended,
     NodeUp: lambda state, event: state.nodes.up(event),
-    NodeDown: lambda state, event: state.nodes.down(event),
+    NodeDown: lambda state, event: state.nodes.down(event, expected=event.left or state.shutting_down),
     NodeUnreachable: lambda state, event: state.nodes.heard(event),
     NodeReachable: lambda state, event: state.nodes.heard(event),
     NodeReclaimed: _node_reclaimed,
