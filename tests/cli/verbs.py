@@ -1,8 +1,13 @@
 """Verbs called in this process."""
 
+from collections.abc import Callable
+
 import pytest
 
 from cordee.cli.main import main
+
+Verb = Callable[..., str]
+"""Runs a verb against the server of the module; what it prints."""
 
 
 def code_of(*words: str) -> int:

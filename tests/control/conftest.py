@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agent_bench import Bench
 from api_scene import Api
 from services_world import World
 
@@ -29,3 +30,10 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip("a small disk needs the right to mount a tmpfs")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
