@@ -63,13 +63,18 @@ def _empty_database() -> bytes:
         return path.read_bytes()
 
 
+def new_database(path: Path) -> str:
+    """Write an empty database of this version; return its URL."""
+    path.write_bytes(_empty_database())
+    return f"sqlite:///{path}"
+
+
 class Scene:
     """A control plane with one node of four slots."""
 
     def __init__(self, folder: Path, url: str = "", *, node: Node = NODE, at_us: int = 1_000_000) -> None:
-        if not url and not (folder / "cordee.db").exists():
-            (folder / "cordee.db").write_bytes(_empty_database())
-        self.url = url or f"sqlite:///{folder}/cordee.db"
+        path = folder / "cordee.db"
+        self.url = url or (f"sqlite:///{path}" if path.exists() else new_database(path))
         self.time, self.agents = Time(), Agents()
         self.time.us = at_us
         self.store = SqlStore(self.url)

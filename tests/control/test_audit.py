@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from api_scene import OTHER, SPEC, TOKEN, Api
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stage import new_database
 
 from cordee.answers.queues import QueueRules, QueuesSubmission
 from cordee.control.acts import QUIET, Act, carried_out
@@ -180,7 +181,7 @@ tampers = st.sampled_from(["drop", "swap", "edit", "double"])
 def test_any_history_verifies_and_any_tampering_does_not(
     tmp_path_factory: pytest.TempPathFactory, history: list[Any], how: str, data: st.DataObject
 ) -> None:
-    store = SqlStore("sqlite://")  # in memory
+    store = SqlStore(new_database(tmp_path_factory.mktemp("history") / "cordee.db"))
     store.audit.add([(Act(1, who=who, named=named, object=about), DONE, n) for who, named, about, n in history])
     found, head = list(store.audit.records()), store.audit.head()
     store.close()

@@ -1,5 +1,6 @@
 """The database behind the store: SQLite in the home, or PostgreSQL by its URL."""
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def is_old(engine: sa.Engine) -> bool:
     """Return whether the database has a schema with servers, and an older one than this version's."""
     with engine.connect() as connection:
         found = MigrationContext.configure(connection).get_current_revision()
-    return found is not None and "0005" <= found < max(_known(_config()))
+    return found is not None and "0005" <= found < max(_known())
 
 
 def migrate(engine: sa.Engine) -> None:
@@ -84,8 +85,7 @@ def migrate(engine: sa.Engine) -> None:
     Raises:
         StoreError: a newer version of Cordee wrote the database, or a step failed; nothing has changed.
     """
-    config = _config()
-    known = _known(config)
+    known = _known()
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
@@ -97,6 +97,7 @@ def migrate(engine: sa.Engine) -> None:
             )
         if found == max(known):
             return
+        config = _config()
         config.attributes["connection"] = connection
         try:
             upgrade(config, "head")
@@ -111,8 +112,9 @@ def _config() -> Config:
     return config
 
 
-def _known(config: Config) -> set[str]:
-    return {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+@cache
+def _known() -> frozenset[str]:
+    return frozenset(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
