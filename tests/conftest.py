@@ -10,10 +10,17 @@ from s3_world import s3, s3_server  # noqa: F401 - fixtures
 pytest.register_assert_rewrite("gang_scene", "kill_story", "log_histories", "random_worlds")
 
 
+_FIRST = ("slurm", "ray", "gang")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start gangs or clusters come first, so that no worker sits with one of them at the end."""
-    slow = {item.path for item in items if item.get_closest_marker("gang") or item.get_closest_marker("slurm")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Files that start clusters or gangs come first, so that no worker sits with one of them at the end."""
+    turns = {item.path: len(_FIRST) for item in items}
+    for item in items:
+        for turn, mark in enumerate(_FIRST):
+            if item.get_closest_marker(mark):
+                turns[item.path] = min(turn, turns[item.path])
+    items.sort(key=lambda item: turns[item.path])
 
 
 # The same examples each time: who sees a failure has caused it. What nobody has seen yet is for the soak, which draws.
