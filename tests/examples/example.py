@@ -1,16 +1,16 @@
-"""Runs one of the examples, as `python examples/<name>` does; what they import is here once, for all of them."""
+"""Runs one of the examples, as `python examples/<name>` does; torch is imported here once, for all of them.
+
+Lightning and transformers take 20 s to import: only the soak runs their examples, and each of those imports its own.
+"""
 
 # ruff: noqa: F401
 import runpy
 import warnings
 
-import lightning.pytorch
 import torch
 import torch._dynamo
 import torch.distributed.fsdp
 import torch.distributed.pipelining
-import torchdata.stateful_dataloader
-from transformers import LlamaForCausalLM, Trainer
 
 import cordee.train.job
 

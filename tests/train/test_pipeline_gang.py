@@ -20,7 +20,7 @@ def _cells(table: ScheduleTable, rank: int) -> list[str]:
     return [str(action) for cell in table.cells[rank] for action in cell]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.soak), 4])
 def test_all_schedules_give_the_gradients_of_the_unpipelined_model(ranks: int) -> None:
     count = 2 * ranks
     line, loop, vee = StagePlacement("line", ranks), StagePlacement("loop", ranks, 2), StagePlacement("v", ranks, 2)

@@ -56,7 +56,7 @@ def rehearsed(run: Runs, folder: Path, fault: str, world: int) -> Verdict:
     return compare(*found)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_the_steps_past_the_save_are_those_after_the_resume(run: Runs, tmp_path: Path, world: int) -> None:
     found = rehearsed(run, tmp_path, "gang" if world > 1 else "", world)
     assert (found.passed, found.notes) == (True, ()), found

@@ -38,13 +38,17 @@ def same(out: Path, whole: Path, rank: int = 0) -> None:
     ("kills", "argv"),
     [
         # Samples that draw from the rank's generator; where validation has just run; two batches a step.
-        ([8, 35], ["--data", "plain", "--validate", "4", "--accumulate", "2"]),
-        # A loader that knows its place.
-        ([9, 26], ["--data", "stateful", "--workers", "2", "--max-steps", "45"]),
+        pytest.param([8, 35], ["--data", "plain", "--validate", "4", "--accumulate", "2"], id="plain"),
+        # A loader that knows its place; `test_notice_at_one_of_two_ranks` has one too.
+        pytest.param(
+            [9, 26],
+            ["--data", "stateful", "--workers", "2", "--max-steps", "45"],
+            id="stateful",
+            marks=pytest.mark.soak,
+        ),
         # No length, an order of its own, and samples that draw from a worker's generator.
-        ([5, 40], ["--data", "stream", "--workers", "1", "--validate", "5"]),
+        pytest.param([5, 40], ["--data", "stream", "--workers", "1", "--validate", "5"], id="stream"),
     ],
-    ids=["plain", "stateful", "stream"],
 )
 def test_two_notices_cost_no_step_and_no_bit(run: Runs, tmp_path: Path, kills: list[int], argv: list[str]) -> None:
     whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")

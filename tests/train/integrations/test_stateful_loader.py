@@ -105,9 +105,9 @@ def losses(to: Path, *, until: int, where: str, workers: int, owned: bool) -> di
 @pytest.mark.parametrize(
     ("where", "workers", "owned"),
     [
-        ("before", 0, True),
+        pytest.param("before", 0, True, marks=pytest.mark.soak),
         ("inside", 0, False),
-        ("lazily", 0, False),
+        pytest.param("lazily", 0, False, marks=pytest.mark.soak),
         ("before", 2, False),
         ("lazily", 2, True),
     ],
