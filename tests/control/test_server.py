@@ -12,7 +12,8 @@ import pytest
 
 from cordee.client import Client
 from cordee.control.home import Home
-from cordee.control.server import Offer, Server, SystemClock
+from cordee.control.server import Server, SystemClock
+from cordee.control.start_options import Offer
 from cordee.errors import CatalogueError, CordeeError, HomeUnsuitableError, InputError, NoServerError, StoreError
 from cordee.events import ServerUp
 from cordee.ids import JobId

@@ -134,7 +134,8 @@ def up(
     if foreground:
         check_installed()
         check_not_connected(folder)
-        from cordee.control.server import Options, serve
+        from cordee.control.server import serve
+        from cordee.control.start_options import Options
 
         serve(folder, Options(**options), on_ready=lambda url: print(f"the server runs at {url}", flush=True))
         return

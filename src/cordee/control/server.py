@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -31,11 +30,11 @@ from cordee.control.agents.link import AgentLinks, read_all
 from cordee.control.api import above_jobs, create_app, local_owner
 from cordee.control.audited import record_tokens
 from cordee.control.collector import collected_when_idle
-from cordee.control.engines.choice import LOCAL, NONE, check_engine, engine_of
+from cordee.control.engines.choice import LOCAL, NONE, engine_of
 from cordee.control.engines.port import Engine, Host
 from cordee.control.engines.slurm import SlurmRequest
 from cordee.control.gateway_process import gateway_beside, listen_address
-from cordee.control.home import SQLITE, Home
+from cordee.control.home import Home
 from cordee.control.http import WebServer
 from cordee.control.listen import OFF, PORT, Listener
 from cordee.control.members import Members, PublicAddress, hash_of
@@ -49,16 +48,14 @@ from cordee.control.secret_store import SecretStore
 from cordee.control.server_log import log_format, log_to
 from cordee.control.snapshots import Snapshots, newest_fold
 from cordee.control.standby import LOOPBACK, LeaderOnly, Standby
+from cordee.control.start_options import Offer, Options, database_of
 from cordee.control.store.credentials import Credentials
-from cordee.control.store.database import check_database, count_jobs
 from cordee.control.store.leader import Lead
 from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.control.token_file import TokenFile
 from cordee.errors import (
     CordeeError,
-    HomeUnsuitableError,
-    InputError,
     ReplacedError,
     ServerError,
     StoreError,
@@ -68,7 +65,6 @@ from cordee.hardware.load import load_home
 from cordee.schedule.policy import Policy
 from cordee.schedule.state.state import State
 from cordee.schedule.waiting_data import waiting_data
-from cordee.units import plural
 
 NODE_WAIT_S, CLUSTER_WAIT_S = 20.0, 60.0
 _RETRY_S = 1.0
@@ -82,36 +78,6 @@ class SystemClock:
     def now_us(self) -> int:
         """Return microseconds since the Unix epoch."""
         return time.time_ns() // 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The machines, and their GPUs or CPU slots; `price_as` names the GPU that sets the price of a slot."""
-
-    slots: int | None
-    price_as: str | None
-    on: str = LOCAL
-
-    @classmethod
-    def of(cls, home: Home, slots: str | None, price_as: str | None, on: str | None = None) -> "Offer":
-        """Return the offer of these options; an option that is not given is that of the last `up`.
-
-        Raises:
-            InputError: `slots` is not a number, or no engine is called `on`.
-            CatalogueError: the GPU is unknown.
-            MissingExtraError: the engine's library is not installed.
-        """
-        last = home.settings()
-        slots = last.get("slots", "auto") if slots is None else slots
-        price_as = last.get("price_as", "none") if price_as is None else price_as
-        on = last.get("on", LOCAL) if on is None else on
-        check_engine(on)
-        if slots != "auto" and not (slots.isdecimal() and int(slots) > 0):
-            raise InputError(f"{slots!r} is not a number of CPU slots", hint="write --slots 8, or --slots auto")
-        if price_as != "none":
-            load_home(home.path).find_gpu(price_as)
-        home.keep_settings({"slots": slots, "price_as": price_as, "on": on})
-        return cls(None if slots == "auto" else int(slots), None if price_as == "none" else price_as, on)
 
 
 class Server:
@@ -447,50 +413,6 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of `cordee up`; None: as for the last one."""
-
-    slots: str | None = None
-    price_as: str | None = None
-    listen: str | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    database: str | None = None
-    standby: bool = False
-    on: str | None = None
-    lease: str | None = None
-    gateway: str | None = None
-    log_format: str | None = None
-
-
-def _database(home: Home, options: Options) -> str | None:
-    """Return the URL of the PostgreSQL of these options, by default that of the last `up`; None: SQLite in the home.
-
-    Raises:
-        InputError: it is none, or a standby has none.
-        HomeUnsuitableError: the home has jobs in SQLite, which would be out of sight.
-    """
-    url = options.database or home.settings().get("database", SQLITE)
-    if url == SQLITE:
-        if options.standby:
-            raise InputError(
-                "a standby needs a database that both servers reach",
-                hint="cordee up --standby --database postgresql://USER@HOST/DATABASE",
-            )
-    else:
-        check_database(url)
-        own = home.path / "cordee.db"
-        if own.exists() and (jobs := count_jobs(f"sqlite:///{own}")):
-            raise HomeUnsuitableError(
-                f"{own} has the log of {plural(jobs, 'job')}, which another database would hide",
-                hint="take it to a new home: cordee admin backup FILE, then cordee admin restore FILE --home NEW"
-                " --database URL; or move the file away to begin anew",
-            )
-    home.keep_settings({"database": url})
-    return None if url == SQLITE else url
-
-
 def _lead(home: Home, public: Listener | None, database: str) -> Lead:
     """Return this server's claim to the lead, with the keys by which agents and clients know it."""
     if public is None:
@@ -535,7 +457,7 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
     log_to(home.path / "server.log", log_format(home, options.log_format))
     try:
         offer = Offer.of(home, options.slots, options.price_as, options.on)
-        database, stand_by = _database(home, options), options.standby
+        database, stand_by = database_of(home, options), options.standby
         listen, terms = options.listen, LeaseTerms.of(home, options.lease)
         gateway = listen_address(home, options.gateway)
         if listen is None and offer.on != LOCAL and home.settings().get("listen", OFF) == OFF:
