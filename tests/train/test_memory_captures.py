@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forks import run
+from forks import run, start
 from test_job import alone, end_of, environment, folders, gang, steps_of
 from uploading import generations
 
@@ -237,10 +237,15 @@ with cordee.job({"w": torch.zeros(8)}, to=sys.argv[1], every=1000) as job:
 
 
 def test_an_uploader_that_hangs_does_not_hold_a_rank_that_ends_itself(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HUNG, str(tmp_path)], stdout=subprocess.PIPE, text=True) as run:
-        uploader = int(run.stdout.readline())
-        try:
-            assert run.wait(WAIT_S / 2) == 60
-        finally:
-            os.kill(uploader, signal.SIGKILL)
-            run.kill()
+    script = tmp_path / "hung.py"
+    script.write_text(HUNG)
+    read, write = os.pipe()
+    rank = start([sys.executable, str(script), str(tmp_path / "to")], environment(), stdout=write)
+    os.close(write)
+    with os.fdopen(read) as said:
+        uploader = int(said.readline())
+    try:
+        assert rank.wait(WAIT_S / 2) == 60
+    finally:
+        os.kill(uploader, signal.SIGKILL)
+        rank.kill()
