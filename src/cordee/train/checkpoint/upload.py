@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import CheckpointError, CordeeError, DestinationError, FencedError
-from cordee.events import CheckpointCommitted
 from cordee.ids import JobId
 from cordee.points import point
 from cordee.storage import rescue
@@ -38,7 +37,6 @@ from cordee.storage.manifest import (
     write_part,
 )
 from cordee.storage.sealed import Damaged, seal
-from cordee.telemetry.stream import StreamWriter
 from cordee.train.checkpoint.reuse import ReusableChunks
 from cordee.workload.keep import parse_keep
 
@@ -415,6 +413,9 @@ def _report_commit(rank: int, log: Log, command: dict[str, Any]) -> None:
         return
     if (record.nonce, record.fields["save"]) != (log.nonce, command["save"]):
         return  # it was not committed
+    from cordee.events import CheckpointCommitted  # half of an uploader's start, and few need it
+    from cordee.telemetry.stream import StreamWriter
+
     now_us = time.time_ns() // 1000
     event = CheckpointCommitted(
         at_us=now_us,
