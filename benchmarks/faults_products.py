@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # an optimizer's first step imports it: once here, and not in each rank
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 import cordee
+import cordee.train.job
 from cordee.train.checkpoint.checkpointer import Checkpointer
 from faults_world import Context, digest_of
 

@@ -6,6 +6,7 @@ A script calls `gang`, and a test calls `run_script` on it. Or `runs.py` starts 
 one prints what `notice` says, the last rank gets SIGTERM.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 280.0
+HEAVY = ("torch._dynamo", "cordee.train.job")
+"""What a script imports late: an optimizer in its first step, `import cordee` when `cordee.job` is called."""
 
 
 def environments(world: int) -> list[dict[str, str]]:
@@ -113,6 +116,8 @@ def _run(main: Callable[[list[str]], None], order: dict[str, Any]) -> dict[str, 
 
 
 def _serve(path: Path) -> None:
+    for name in HEAVY:
+        importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

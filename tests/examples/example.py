@@ -3,16 +3,12 @@
 Lightning and transformers take 20 s to import: only the soak runs their examples, and each of those imports its own.
 """
 
-# ruff: noqa: F401
 import runpy
 import warnings
 
 import torch
-import torch._dynamo
 import torch.distributed.fsdp
 import torch.distributed.pipelining
-
-import cordee.train.job
 
 
 def main(argv: list[str]) -> None:

@@ -11,19 +11,22 @@ import shutil
 import signal
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-import torch._dynamo  # an optimizer's first step imports it: once here, and not in each rank
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import cordee
-from forked import gang
+from forked import HEAVY, gang
+
+for each in HEAVY:  # once here, and not in each rank
+    import_module(each)
 
 STEPS, GLOBAL_BATCH, SAMPLES = 18, 24, 100
 # How many ranks, and the step in which one of them is told to leave.
