@@ -24,7 +24,7 @@ NAMES = ("gpt-3-175b", "llama-3-70b", "llama-3-405b", "mixtral-8x7b", "deepseek-
 SHAPES = {name: load_shape(name) for name in NAMES}
 
 
-FEW, MANY = 25_000, 100_000
+FEW, MANY = 8_000, 100_000
 
 
 def _sub_space(seed: int, size: int) -> tuple[Case, LayoutWanted, Choices]:
