@@ -94,6 +94,10 @@ def _shut_down(state: State, shutting_down: bool) -> None:
     state.changes.count()
 
 
+def _node_down(state: State, event: NodeDown) -> None:
+    state.nodes.down(event, expected=event.left or state.shutting_down)
+
+
 def _node_reclaimed(state: State, event: NodeReclaimed) -> None:
     if state.nodes.reclaimed(event):
         _unsettle(state, event.node)
@@ -412,7 +416,7 @@ _HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
     SweepDeclared: chains.sweep_declared,
     SweepEnded: chains.sweep_ended,
     NodeUp: lambda state, event: state.nodes.up(event),
-    NodeDown: lambda state, event: state.nodes.down(event, expected=event.left or state.shutting_down),
+    NodeDown: _node_down,
     NodeUnreachable: lambda state, event: state.nodes.heard(event),
     NodeReachable: lambda state, event: state.nodes.heard(event),
     NodeReclaimed: _node_reclaimed,
