@@ -256,6 +256,7 @@ class Books:
         """Return the GPU time that each queue's own jobs held in a stretch of time."""
         found: dict[str, int] = {}
         for row in self.rows(now_us):
+            self._operations.control.precedence.give_way()
             if part := span.part_of(row.placed_us, now_us if row.ended_us is None else row.ended_us):
                 found[row.queue] = found.get(row.queue, 0) + round(row.gpu_us.held * part)
         return found
@@ -271,6 +272,7 @@ class Books:
         by: dict[str, dict[str, Amounts]] = {"user": {}, "queue": {}, "project": {}, "job": {}, "model": {}}
         total, lost = Amounts(), dict[tuple[str, str, str], int]()
         for row in rows:
+            self._operations.control.precedence.give_way()
             part = span.part_of(row.placed_us, now_us if row.ended_us is None else row.ended_us)
             if not part:
                 continue
