@@ -54,7 +54,7 @@ class Api:
         self.services, self.sweeps = ServiceOperations.over(self.operations), SweepOperations.over(self.operations)
         self.rehearsals = RehearsalOperations.over(self.operations)
         app = create_app(self.operations, self.services, self.sweeps, self.rehearsals)
-        self.artifacts = app.state.artifacts
+        self.artifacts, self.pages = app.state.artifacts, app.state.pages
         self._http = WebServer(app, listener, public)
         self._http.begin()
         self.client = Client(folder, url=self.url, token=TOKEN)

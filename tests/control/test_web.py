@@ -3,10 +3,12 @@
 import csv
 import io
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +18,8 @@ from web_world import H100, HOUR, S, Team, a_week, with_artifacts
 from cordee.control.access import Access
 from cordee.control.months import Books, Span
 from cordee.control.roles import ADMIN, Bearer
+from cordee.control.web.job import job_parts
+from cordee.control.web.parts import Parts
 from cordee.control.web.sessions import LASTS_S
 from cordee.events import NodeCordoned, StopRequested
 from cordee.units import MiB, format_bytes, format_micro_usd
@@ -342,6 +346,35 @@ def test_a_follower_gets_what_changed_and_no_more(team: Team, ada: httpx.Client)
         assert next(lines) == "event: parts"
         assert '"tree"' in next(lines)
     assert ada.get("/live", params={"page": "nothing"}).status_code == 404
+
+
+def test_pages_that_wait_to_be_drawn_keep_no_thread_and_are_not_drawn_for_who_has_left(
+    team: Team, ada: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty requests for a page with new words each; all threads for requests stay free meanwhile."""
+    job_id, drawn = team.ids["segment-vit"], list[str]()
+
+    def counted(*given: Any) -> Parts:
+        drawn.append(given[-1].words)
+        return job_parts(*given)
+
+    monkeypatch.setattr("cordee.control.web.pages.job_parts", counted)
+    [(name, cookie)] = ada.cookies.items()
+    url = httpx.URL(team.api.url)
+    lines = [socket.create_connection((url.host, url.port or 80)) for _ in range(60)]
+    with team.api.pages.drawings._drawing:  # as if one page took for ever
+        for at, line in enumerate(lines):
+            ask = f"GET /jobs/{job_id}?words=w{at} HTTP/1.1\r\nHost: x\r\nCookie: {name}={cookie}\r\n\r\n"
+            line.sendall(ask.encode())
+        while team.api.pages.turns.waiting < len(lines):
+            assert team.api.client.health().pid
+        assert job_id in [each.job_id for each in team.api.client.jobs()]
+        for line in lines:
+            line.close()
+        for _ in range(10):
+            assert team.api.client.health().pid
+    assert ada.get(f"/jobs/{job_id}", params={"words": "last"}).status_code == 200
+    assert drawn[-1] == "last" and len(drawn) < 5, "one was begun, and the others have left"
 
 
 def test_files_of_the_pages_may_be_kept_for_ever(ada: httpx.Client) -> None:

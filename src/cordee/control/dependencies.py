@@ -1,5 +1,6 @@
 """Dependencies of the routes: the operations, the owner or node of a request's token, its parameters and its body."""
 
+import asyncio
 import difflib
 import hmac
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ async def shown_by(request: Request) -> str:
 Shown = Annotated[str, Depends(shown_by)]
 
 
-def bearer_of(operations: Asked, shown: Shown) -> Bearer:
+def bearer_of(operations: Operations, shown: str) -> Bearer:
     """Return who a token stands for.
 
     Raises:
@@ -65,8 +66,13 @@ def bearer_of(operations: Asked, shown: Shown) -> Bearer:
     raise TokenError(why, hint="the server's operator has it: in `token` and `tokens` of the server's home")
 
 
+async def _bearer(operations: Asked, shown: Shown) -> Bearer:
+    """Return the same, in none of the threads that work for requests: all of them may be taken."""
+    return await asyncio.to_thread(bearer_of, operations, shown)
+
+
 async def access_of(
-    request: Request, operations: Asked, shown: Shown, bearer: "Annotated[Bearer, Depends(bearer_of)]"
+    request: Request, operations: Asked, shown: Shown, bearer: "Annotated[Bearer, Depends(_bearer)]"
 ) -> Access:
     """Return who asks, and what that one may see and do.
 

@@ -45,30 +45,32 @@ class Asking:
 class Questions:
     """The questions of one server."""
 
-    def __init__(self, precedence: Precedence | None = None) -> None:
-        self._precedence = precedence
+    def __init__(self, precedence: Precedence | None = None, *, most: int = WAITING_MAX) -> None:
+        """Let as many as `most` wait."""
+        self._precedence, self._most = precedence, most
         self._turn = asyncio.Lock()
         self.waiting = 0
 
-    async def answer(self, request: Request, work: Callable[[Asking], T]) -> T:
-        """Return what `work` returns, once those that came before are done.
+    async def answer(self, request: Request | None, work: Callable[[Asking], T]) -> T:
+        """Return what `work` returns, once those that came before are done; without a request nobody leaves.
 
         Raises:
             OverloadedError: too many wait.
             ClientDisconnect: the client has left; work that had begun has ended.
         """
-        if self.waiting >= WAITING_MAX:
+        if self.waiting >= self._most:
             raise OverloadedError(f"{self.waiting} questions that cost wait already", hint="ask again in a minute")
         asking = Asking(self._precedence)
         self.waiting += 1
-        watch = asyncio.ensure_future(_leaves(request, asking))
+        watch = None if request is None else asyncio.ensure_future(_leaves(request, asking))
         try:
             async with self._turn:
                 asking.check()
                 return await asyncio.to_thread(work, asking)
         finally:
             self.waiting -= 1
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
 
 
 async def _leaves(request: Request, asking: Asking) -> None:

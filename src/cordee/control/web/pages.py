@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from starlette.requests import Request
+
 from cordee.control.access import Access
 from cordee.control.lab import Lab
 from cordee.control.months import Books, Span
 from cordee.control.operations import Operations
+from cordee.control.questions import WAITING_MAX, Questions
 from cordee.control.services.operations import ServiceOperations
 from cordee.control.sweeps.operations import SweepOperations
 from cordee.control.web import others
@@ -35,6 +38,9 @@ NAV = (
     ("l", "Policy lab", "/lab"),
 )
 """The key, the name and the path of each page, as the bar has them."""
+
+FOLLOWERS_MAX, FOLLOWERS_OF_ONE_MAX = 256, 64
+"""Pages that are followed at a time, by all and by one person; each is a connection that stays open."""
 
 _WORDS_MAX = 200
 
@@ -86,14 +92,29 @@ class Pages:
     books: Books = field(init=False)
     drawings: Drawings = field(init=False)
     lab: Lab = field(init=False)
+    turns: Questions = field(init=False)
     followers: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.forecasts, self.books = Forecasts(self.operations), Books(self.operations)
         self.drawings, self.lab = Drawings(), Lab(self.operations)
+        self.turns = Questions(self.operations.control.precedence, most=WAITING_MAX + FOLLOWERS_MAX)
+
+    async def drawn(self, wanted: Wanted, viewer: Access, request: Request | None = None) -> Parts:
+        """Return the parts of a page for a viewer; who waits while others are drawn keeps no thread.
+
+        Raises:
+            NotFoundError: there is no such page, or nothing of that name.
+            OverloadedError: too many wait.
+            ClientDisconnect: the client of the request has left.
+        """
+        _, fresh_s = self._drawing(wanted, viewer)
+        if (found := self.drawings.fresh((wanted, viewer.scope), fresh_s)) is not None:
+            return found
+        return await self.turns.answer(request, lambda _: self.parts(wanted, viewer))
 
     def parts(self, wanted: Wanted, viewer: Access) -> Parts:
-        """Return the parts of a page for a viewer.
+        """Return the same, drawn in this thread.
 
         Raises:
             NotFoundError: there is no such page, or nothing of that name.

@@ -35,10 +35,10 @@ class Drawings:
 
     def get(self, key: Hashable, draw: Callable[[], Parts], *, fresh_s: float = _FRESH_S) -> Parts:
         """Return the parts of this key: those of last time while they are fresh enough, else drawn again."""
-        if (found := self._fresh(key, fresh_s)) is not None:
+        if (found := self.fresh(key, fresh_s)) is not None:
             return found
         with self._drawing:
-            if (found := self._fresh(key, fresh_s)) is not None:  # another thread drew them meanwhile
+            if (found := self.fresh(key, fresh_s)) is not None:  # another thread drew them meanwhile
                 return found
             from_s, from_cpu_s = self._clock(), time.thread_time()
             parts = draw()
@@ -50,7 +50,8 @@ class Drawings:
                     self._drawn.popitem(last=False)
             return parts
 
-    def _fresh(self, key: Hashable, fresh_s: float) -> Parts | None:
+    def fresh(self, key: Hashable, fresh_s: float = _FRESH_S) -> Parts | None:
+        """Return the parts of this key of last time; None: they are not fresh enough, or not there."""
         with self._lock:
             found = self._drawn.get(key)
         if found is None or self._clock() - found.at_s > max(fresh_s, found.took_s / FRACTION):

@@ -16,14 +16,11 @@ from cordee.control.dependencies import Asked
 from cordee.control.web import others
 from cordee.control.web.frame import HEADERS, PageRoute, asset_answer, framed
 from cordee.control.web.login import AskedSessions
-from cordee.control.web.pages import Pages, Wanted
+from cordee.control.web.pages import FOLLOWERS_MAX, FOLLOWERS_OF_ONE_MAX, Pages, Wanted
 from cordee.control.web.parts import Parts
 from cordee.control.web.sessions import Sessions, session_id
 from cordee.errors import BusyError, CordeeError, TokenError
 from cordee.view.page import part
-
-FOLLOWERS_MAX, FOLLOWERS_OF_ONE_MAX = 256, 64
-"""Pages that are followed at a time, by all and by one person; each is a connection that stays open."""
 
 _EVERY_S = 1.0  # between two updates of a page
 _QUIET_S = 5.0  # after which a page is drawn again, although the log has not changed
@@ -71,14 +68,16 @@ def file(version: str, name: str) -> Response:
     return asset_answer(name if version else "")
 
 
-def _shown(
+async def _shown(
     request: Request, pages: Pages, visit: Visit, name: str, title: str, *, here: str, ref: str = "", lead: str = ""
 ) -> Response:
     wanted = Wanted.of(name, ref, request.query_params)
-    parts = pages.parts(wanted, visit.viewer)
+    parts = await pages.drawn(wanted, visit.viewer, request)
     notice = NOTICES.get(request.query_params.get("done", ""), "")
     person = visit.viewer.name
-    return framed(title, parts, here=here, lead=lead, live=wanted, person=person, form=visit.form, notice=notice)
+    return await asyncio.to_thread(
+        lambda: framed(title, parts, here=here, lead=lead, live=wanted, person=person, form=visit.form, notice=notice)
+    )
 
 
 NOTICES = {
@@ -93,85 +92,90 @@ NOTICES = {
 
 
 @router.get("/")
-def now(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def now(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show the cluster and its queue as they are now."""
-    return _shown(request, pages, visit, "now", "Now", here="Now")
+    return await _shown(request, pages, visit, "now", "Now", here="Now")
 
 
 @router.get("/queues")
-def queues(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def queues(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show the tree of queues."""
-    return _shown(request, pages, visit, "queues", "Queues", here="Queues")
+    return await _shown(request, pages, visit, "queues", "Queues", here="Queues")
 
 
 @router.get("/nodes")
-def nodes(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def nodes(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show the nodes."""
-    return _shown(request, pages, visit, "nodes", "Nodes", here="Nodes")
+    return await _shown(request, pages, visit, "nodes", "Nodes", here="Nodes")
 
 
 @router.get("/nodes/{name}")
-def node(name: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def node(name: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show one node."""
-    return _shown(request, pages, visit, "node", name, here="Nodes", ref=name)
+    return await _shown(request, pages, visit, "node", name, here="Nodes", ref=name)
 
 
 @router.get("/sweeps")
-def sweeps(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def sweeps(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show the sweeps."""
-    return _shown(request, pages, visit, "sweeps", "Sweeps", here="Sweeps")
+    return await _shown(request, pages, visit, "sweeps", "Sweeps", here="Sweeps")
 
 
 @router.get("/sweeps/{ref}")
-def sweep(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def sweep(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show one sweep."""
-    return _shown(request, pages, visit, "sweep", ref, here="Sweeps", ref=ref)
+    return await _shown(request, pages, visit, "sweep", ref, here="Sweeps", ref=ref)
 
 
 @router.get("/services")
-def services(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def services(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show the services."""
-    return _shown(request, pages, visit, "services", "Services", here="Services")
+    return await _shown(request, pages, visit, "services", "Services", here="Services")
 
 
 @router.get("/artifacts")
-def artifacts(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def artifacts(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show the artifacts."""
-    return _shown(request, pages, visit, "artifacts", "Artifacts", here="Artifacts")
+    return await _shown(request, pages, visit, "artifacts", "Artifacts", here="Artifacts")
 
 
 @router.get("/artifacts/{ref:path}")
-def artifact(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def artifact(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show one version of an artifact with its lineage."""
-    return _shown(request, pages, visit, "artifact", ref, here="Artifacts", ref=ref)
+    return await _shown(request, pages, visit, "artifact", ref, here="Artifacts", ref=ref)
 
 
 @router.get("/audit")
-def audit(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def audit(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show who did what."""
-    return _shown(request, pages, visit, "audit", "Audit", here="Audit")
+    return await _shown(request, pages, visit, "audit", "Audit", here="Audit")
 
 
 @router.get("/jobs/{ref}")
-def job(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def job(ref: str, request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show one job."""
-    found = pages.operations.job(visit.viewer.job(ref))
-    return _shown(request, pages, visit, "job", found.name, here="", ref=found.job_id, lead=found.job_id)
+    found = await asyncio.to_thread(lambda: pages.operations.job(visit.viewer.job(ref)))
+    return await _shown(request, pages, visit, "job", found.name, here="", ref=found.job_id, lead=found.job_id)
 
 
 @router.get("/cost")
-def cost(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def cost(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Show the costs of a month."""
     wanted = Wanted.of("cost", "", request.query_params)
     span, now_us = pages.month(wanted), pages.operations.clock.now_us()
-    names = others.months_until(pages.books.first_us(now_us), now_us)
-    chosen = part("months", names, span.name, wanted.by, template="web/cost.html.j2")
-    parts: Parts = {"months": chosen, **pages.parts(wanted, visit.viewer)}
-    return framed("Cost", parts, here="Cost", lead=f"{span.name}, in UTC", person=visit.viewer.name, form=visit.form)
+    drawn = await pages.drawn(wanted, visit.viewer, request)
+
+    def framed_parts() -> Response:
+        names = others.months_until(pages.books.first_us(now_us), now_us)
+        parts: Parts = {"months": part("months", names, span.name, wanted.by, template="web/cost.html.j2"), **drawn}
+        lead = f"{span.name}, in UTC"
+        return framed("Cost", parts, here="Cost", lead=lead, person=visit.viewer.name, form=visit.form)
+
+    return await asyncio.to_thread(framed_parts)
 
 
 @router.get("/cost.csv")
-def cost_csv(request: Request, pages: AskedPages, visit: Visitor) -> Response:
+async def cost_csv(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     """Return the chargeback of a month as CSV."""
     wanted = Wanted.of("cost", "", request.query_params)
     span, now_us = pages.month(wanted), pages.operations.clock.now_us()
@@ -179,7 +183,8 @@ def cost_csv(request: Request, pages: AskedPages, visit: Visitor) -> Response:
     def draw() -> Parts:
         return {"csv": csv_of(lines_of(pages.books, visit.viewer, now_us, from_us=span.from_us, to_us=span.to_us))}
 
-    text = pages.drawings.get(("csv", wanted, visit.viewer.scope), draw, fresh_s=10.0)["csv"]
+    key = "csv", wanted, visit.viewer.scope
+    text = (await pages.turns.answer(request, lambda _: pages.drawings.get(key, draw, fresh_s=10.0)))["csv"]
     name = f"cordee-{span.name}.csv"
     headers = HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}
     return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
@@ -197,7 +202,7 @@ async def live(request: Request, pages: AskedPages, sessions: AskedSessions, vis
         raise BusyError(f"{FOLLOWERS_MAX} pages are followed already", hint="reload this page later")
     if pages.followers[visit.viewer.name] >= FOLLOWERS_OF_ONE_MAX:
         raise BusyError(f"{FOLLOWERS_OF_ONE_MAX} pages of {visit.viewer.name} are followed already", hint="close some")
-    await asyncio.to_thread(pages.parts, wanted, visit.viewer)  # what cannot be drawn is refused here
+    await pages.drawn(wanted, visit.viewer)  # what cannot be drawn is refused here
     stream = _followed(pages, sessions, wanted, visit)
     return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS | {"X-Accel-Buffering": "no"})
 
@@ -209,7 +214,7 @@ async def _followed(pages: Pages, sessions: Sessions, wanted: Wanted, visit: Vis
         while not operations.closing and await asyncio.to_thread(sessions.of, visit.cookie, follows=True) is not None:
             number = operations.control.number
             try:
-                parts = await asyncio.to_thread(pages.parts, wanted, visit.viewer)
+                parts = await pages.drawn(wanted, visit.viewer)
             except CordeeError:
                 return  # it is gone, or the database is: the browser asks again
             fresh = {name: html for name, html in parts.items() if sent.get(name) != html}
