@@ -16,6 +16,7 @@ from cordee.cli.main import main
 from cordee.event_json import encode
 from cordee.simulate.answer import PolicyComparison, Replay
 from cordee.simulate.cluster import cluster
+from cordee.simulate.frontier import Recommendation
 from cordee.simulate.run import run
 from cordee.simulate.services.answer import TogetherAnswer
 from cordee.simulate.synthetic import Synthetic
@@ -23,7 +24,12 @@ from cordee.simulate.traces import Tally
 from cordee.simulate.workload import Costs, submissions
 
 SCHEMAS = Path(__file__).with_name("simulate_schemas.json")
-ANSWERS: dict[str, Any] = {"simulate": PolicyComparison, "services": TogetherAnswer, "replay": Replay}
+ANSWERS: dict[str, Any] = {
+    "simulate": PolicyComparison,
+    "recommend": Recommendation,
+    "services": TogetherAnswer,
+    "replay": Replay,
+}
 TRACE = """job_id,user,vc,submit_s,gpus,duration_s,status
 a,ann,v1,0,8,3600,
 b,bob,v2,10,4,600,

@@ -1,7 +1,8 @@
-"""The frontier of patience: names with a patience, weeks drawn again, and the policy at the knee."""
+"""The frontier of patience: names with a patience, blocks drawn again, the policy at the knee, and how sure it is."""
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,25 @@ from pydantic import TypeAdapter
 from cordee.cli.main import main
 from cordee.errors import InputError
 from cordee.schedule.policy import NAMED
+from cordee.simulate.answer import PolicyComparison, comparison
 from cordee.simulate.cluster import cluster
 from cordee.simulate.compare import Result, Scenario, simulate
-from cordee.simulate.frontier import DAY_US, FRONTIER, Recommendation, knee, recommendation, resampled
+from cordee.simulate.frontier import (
+    DAY_US,
+    FRONTIER,
+    Recommendation,
+    block_us,
+    recommendation,
+    resampled,
+    samples_for,
+    sentences,
+)
+from cordee.simulate.knee import RULE, knee
+from cordee.simulate.metrics import Lost
 from cordee.simulate.policies import named_policies
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally
+from cordee.units import US_PER_HOUR
 
 
 def scenario(days: int) -> Scenario:
@@ -56,39 +70,177 @@ def test_weeks_or_the_days_of_a_short_trace_are_drawn_again_with_their_times_of_
     assert names <= {name for name, job in jobs.items() if 2 * DAY_US <= job.submit_us < 5 * DAY_US}
 
 
-def results(**figures: tuple[float, float]) -> list[Result]:
-    """Results with these mean times to the end and longest times away."""
-    done = simulate(replace(scenario(1), limit=2), named_policies(["fifo"])[0])
+def test_a_trace_of_hours_is_drawn_in_eighths_that_begin_at_any_time() -> None:
+    """Once it was one block of a day: every resampled trace was the trace itself."""
+    given = replace(scenario(10), window_us=(0, DAY_US))
+    jobs = {job.job_id: job for job in given.jobs(given.tally())}
+    span_us = 9 * DAY_US // 10
+    assert block_us(given) == span_us // 8
+    for seed in range(5):
+        drawn = list(resampled(given, seed).jobs(given.tally()))
+        names = [job.job_id.partition("-")[2] for job in drawn]
+        assert (
+            names != list(jobs)[: len(names)]
+            and set(names) <= set(jobs)
+            and len({job.job_id for job in drawn}) == len(drawn)
+        )
+        for job, name in zip(drawn, names, strict=True):
+            index = int(job.job_id.partition("-")[0])
+            assert index * block_us(given) <= job.submit_us < (index + 1) * block_us(given)
+            assert job.gpus == jobs[name].gpus
+
+
+def test_one_job_can_be_drawn() -> None:
+    (job,) = resampled(replace(scenario(1), limit=1), 0).jobs(scenario(1).tally())
+    assert job.job_id == "0-job-1"
+
+
+@pytest.fixture(scope="module")
+def some() -> Result:
+    """A result whose figures are replaced."""
+    return simulate(replace(scenario(1), limit=2), named_policies(["fifo"])[0])
+
+
+NAMES = {"half": "cordee:0.5", "one": "cordee:1", "two": "cordee:2", "las": "2d-las", "no_notice": "no-notice"}
+
+
+def results(some: Result, **figures: tuple[float, float, float, float]) -> list[Result]:
+    """Results with these mean times to the end, p99 slowdowns, longest times away and GPU-hours lost."""
     found = []
-    for name, (jct_s, away_s) in figures.items():
-        (named,) = named_policies([name.replace("_", ":")])
-        spreads = {"jct_s": replace(done.summary.jct_s, mean=jct_s), "away_s": replace(done.summary.away_s, max=away_s)}
-        found.append(replace(done, policy=named, summary=replace(done.summary, **spreads)))
+    for name, (jct_s, slowdown, away_s, lost) in figures.items():
+        (named,) = named_policies([NAMES.get(name, name)])
+        summary = replace(
+            some.summary,
+            jct_s=replace(some.summary.jct_s, mean=jct_s),
+            slowdown_p99=slowdown,
+            away_s=replace(some.summary.away_s, max=away_s),
+            lost=(Lost(cause="move", redone_gpu_us=round(lost * US_PER_HOUR), save_gpu_us=0, micro_usd=0),),
+        )
+        found.append(replace(some, policy=named, summary=summary))
     return found
 
 
-def test_the_knee_is_the_shortest_time_away_among_nearly_the_shortest_means() -> None:
-    assert knee(results(cordee_1=(100, 50), cordee_2=(104, 20), cordee_4=(106, 10))) == "cordee:2"
-    assert knee(results(easy=(50, 1), cordee_1=(100, 50), fifo=(104, 20))) == "fifo", "easy knows the run times"
-    trace = results(cordee_1=(100, 50), cordee_2=(104, 20))
-    samples = [results(cordee_1=(90, 40), cordee_2=(120, 10)), results(cordee_1=(110, 60), cordee_2=(111, 30))]
-    told = recommendation(trace, samples, 7)
-    assert (told.policy, told.chosen, told.samples) == ("cordee:2", 1, 2)
-    (_, cost) = told.costs
-    assert (cost.jct_s.value, cost.jct_s.low, cost.jct_s.high) == (104, 104, 120)
-    assert (cost.away_s.low, cost.away_s.high) == (10, 30)
+def chosen(found: list[Result]) -> str | None:
+    return knee([(each.policy, each.summary) for each in found])
 
 
-def test_recommend_says_which_policy_and_what_each_would_have_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["simulate", "synthetic", "--jobs", "60", "--load", "1.2", "--cluster", "2x8", "--recommend", "--samples=2"]
+def told(trace: list[Result], samples: list[list[Result]]) -> Recommendation:
+    given = scenario(1)
+    return recommendation(comparison(given, given.tally(), 2, trace), trace, samples, DAY_US)
+
+
+def test_the_knee_weighs_slowdown_time_away_and_losses_among_nearly_the_shortest_means(some: Result) -> None:
+    base = (100.0, 10.0, 5000.0, 20.0)
+    for better in ((104.0, 5.0, 5000.0, 20.0), (104.0, 10.0, 2500.0, 20.0), (104.0, 10.0, 5000.0, 10.0)):
+        assert chosen(results(some, one=base, two=better)) == "cordee:2"
+        assert chosen(results(some, one=base, two=(106.0, *better[1:]))) == "cordee:1", "its mean is longer"
+    assert chosen(results(some, one=base, two=(99.0, *base[1:]))) == "cordee:2", "the shorter mean of two"
+    assert chosen(results(some, one=base, two=base)) == "cordee:1", "the first of two"
+    free = (100.0, 10.0, 0.0, 0.0)
+    assert chosen(results(some, one=free, two=(100.0, 9.0, 50.0, 0.9))) == "cordee:2", "as good as none"
+    peers = dict.fromkeys(("easy", "las", "fgd", "no_notice"), (50.0, 1.0, 1.0, 0.0))
+    assert chosen(results(some, **peers, one=base)) == "cordee:1", "no server runs the others"
+    assert chosen(results(some, **peers)) is None
+
+
+def test_costs_have_a_spread_and_differences_on_the_same_samples(some: Result) -> None:
+    trace = results(some, easy=(50, 1, 1, 0), half=(100, 10, 5000, 20), two=(104, 5, 5000, 20))
+    samples = [
+        results(some, half=(10.0 * index, 10, 5000, 0), two=(10.2 * index, 5, 5000, 20)) for index in range(1, 12)
+    ]
+    answer = told(trace, samples)
+    assert (answer.policy, answer.clear, answer.other, answer.baseline) == (
+        "cordee:2",
+        False,
+        "cordee:0.5",
+        "cordee:0.5",
+    )
+    easy, half, two = answer.costs
+    assert easy.chosen is None and easy.jct_s.low is None and easy.jct_s.over == 0.5
+    assert (half.chosen, two.chosen) == (11, 0)
+    assert (half.jct_s.value, half.jct_s.low, half.jct_s.high) == (100, 20, 100)
+    assert two.jct_s.over == 1.04 and two.jct_s.over_low == pytest.approx(1.02) == two.jct_s.over_high
+    assert (two.lost_gpu_hours.over, two.lost_gpu_hours.over_low) == (1.0, None), "nothing is no multiple of nothing"
+    lines = sentences(answer)
+    assert lines[:2] == ["no clear winner: cordee:2 or cordee:0.5", "11 resampled traces: 11 for cordee:0.5"]
+    assert f"rule: {RULE}" in lines
+
+
+def test_a_winner_of_half_the_samples_is_recommended(some: Result) -> None:
+    wins = results(some, half=(100, 10, 5000, 20), two=(104, 5, 5000, 20))
+    loses = results(some, half=(100, 10, 5000, 20), two=(106, 5, 5000, 20))
+    answer = told(wins, [wins, loses])
+    assert (answer.policy, answer.clear, answer.other) == ("cordee:2", True, None)
+    assert sentences(answer)[0] == "recommended: cordee:2, in 1 of 2 resampled traces as well"
+    assert not told(wins, [wins, loses, loses]).clear
+    same = results(some, half=(100, 10, 5000, 20), two=(100, 10, 5000, 20))
+    assert any("all patiences give the same figures" in line for line in sentences(told(same, [same])))
+    assert (samples_for(50), samples_for(1_000), samples_for(100_000)) == (20, 10, 4)
+
+
+SHORT = ["simulate", "synthetic", "--jobs", "60", "--load", "1.2", "--cluster", "2x8"]
+TWO = ["--policy", "cordee:0.5,cordee:8,2d-las"]
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as left:
-        main([*words, "--json"])
+        main([*SHORT, *words])
     assert not left.value.code
-    told = TypeAdapter(Recommendation).validate_python(json.loads(capsys.readouterr().out))
-    assert [each.policy for each in told.costs] == list(FRONTIER) and told.policy in FRONTIER
-    assert all(each.jct_s.low <= each.jct_s.value <= each.jct_s.high for each in told.costs)
+    return capsys.readouterr().out
+
+
+def test_recommend_says_which_policy_and_what_each_would_have_cost(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page, drawn = tmp_path / "page.html", tmp_path / "attempts.json"
+    files = ["--html", str(page), "--chrome-trace", str(drawn)]
+    answer = TypeAdapter(Recommendation).validate_python(
+        json.loads(said(capsys, "--recommend", "--samples=3", *TWO, "--json", *files))
+    )
+    assert [each.policy for each in answer.costs] == ["cordee:0.5", "cordee:8", "2d-las"]
+    assert (answer.samples, answer.compared.jobs, answer.compared.gpus) == (3, 59, 16)
+    assert all(
+        low is not None and low < high for low, high in [(each.jct_s.low, each.jct_s.high) for each in answer.costs[:2]]
+    )
+    assert "Recommendation</h2>" in page.read_text() and json.loads(drawn.read_text())
+    printed = said(capsys, "--recommend", "--samples=3", *TWO)
+    assert sentences(answer)[0] in printed and "60 synthetic jobs: 59 jobs on 2 nodes, 16 GPUs" in printed
+    assert "left out: 1 row, larger than the cluster's 16 GPUs" in printed
+    rows = [line for line in printed.splitlines() if line.startswith(("POLICY", "cordee")) or "–" in line]
+    assert len(rows) > 4 and max(map(len, rows)) <= 74, "a terminal adds six characters of its frame"
+
+
+def test_the_frontier_has_its_four_figures_a_knee_and_a_drawing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    printed = said(capsys, "--frontier", "--html", str(page))
+    head, *rows = printed.splitlines()[1 : len(FRONTIER) + 2]
+    assert head.split("  ")[0] == "POLICY" and all(
+        name in head for name in ("MEAN JCT", "P99 SLOWDOWN", "AWAY MAX", "LOST GPU-H")
+    )
+    assert [row.split()[0].rstrip("*<") for row in rows] == list(FRONTIER) and sum("<" in row for row in rows) == 1
+    assert f"< the knee: {RULE}" in printed
+    text = page.read_text()
+    assert "The frontier</h2>" in text and " (knee)" in text and all(f">{name}<" in text for name in ("2d-las", "srsf"))
+    answer = TypeAdapter(PolicyComparison).validate_python(json.loads(said(capsys, "--frontier", *TWO, "--json")))
+    assert answer.knee in ("cordee:0.5", "cordee:8") and [each.policy for each in answer.policies][2] == "2d-las"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--frontier --recommend", "--recommend compares the policies of --frontier as well"),
+        ("--samples 3", "--samples is of --recommend"),
+        ("--frontier --samples 3", "--samples is of --recommend"),
+        ("--recommend --policy cordee:-1", "no policy with a patience"),
+        ("--frontier --policy fifo,2d-las", "none of the policies is cordee with a patience"),
+        ("--recommend --requests synthetic --service chat.yaml", "--recommend is not for jobs beside a service"),
+        ("--chrome-trace x --requests synthetic --service chat.yaml", "--chrome-trace is not for jobs beside"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(capsys: pytest.CaptureFixture[str], words: str, says: str) -> None:
     with pytest.raises(SystemExit) as left:
-        main(words)
-    printed = capsys.readouterr().out
-    assert f"recommended: {told.policy}" in printed and not left.value.code
-    assert max(map(len, printed.splitlines())) <= 80
+        main([*SHORT, *words.split()])
+    printed = capsys.readouterr().err
+    assert left.value.code == 10 and says in printed and "hint: " in printed

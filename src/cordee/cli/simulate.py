@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.progress import MofNCompleteColumn
@@ -32,7 +32,8 @@ from cordee.simulate.answer import PolicyComparison, comparison, replayed
 from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_clusters
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
 from cordee.simulate.compare import simulate as simulate_one
-from cordee.simulate.frontier import FRONTIER, recommendation, resampled
+from cordee.simulate.frontier import FRONTIER, Recommendation, block_us, recommendation, resampled, samples_for
+from cordee.simulate.knee import can_be_chosen
 from cordee.simulate.observed import newest, observe
 from cordee.simulate.policies import POLICIES, NamedPolicy, named_policies
 from cordee.simulate.synthetic import Synthetic
@@ -42,6 +43,7 @@ from cordee.units import US_PER_S, parse_duration_s
 from cordee.workload.queues import parse_queues
 
 SYNTHETIC = "synthetic"
+DEFAULT = "cordee,fifo"
 UNNAMED_GPU = "GPU"  # of a cluster such as 80x8
 
 
@@ -61,8 +63,10 @@ Diurnal = Annotated[float, typer.Option(help="With `synthetic`: variation of arr
 Form = Annotated[str | None, typer.Option("--format", help="Format of the trace.", show_default="by its content")]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat a bad row as an error.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
-Policies = Annotated[
-    str, typer.Option(help=f"Policies, separated by commas, or `cordee:2` with a patience: {', '.join(POLICIES)}.")
+_POLICIES_HELP = f"Policies, separated by commas, or `cordee:2` with a patience: {', '.join(POLICIES)}."
+Policies = Annotated[str, typer.Option(help=_POLICIES_HELP)]
+SomePolicies = Annotated[
+    str | None, typer.Option("--policy", help=_POLICIES_HELP, show_default=f"{DEFAULT}; those of --frontier")
 ]
 VcNodes = Annotated[Path | None, typer.Option("--vc-clusters", help="CSV file of virtual clusters and their nodes.")]
 Until = Annotated[
@@ -80,12 +84,19 @@ PriceAs = Annotated[
     typer.Option(help="GPU whose price stands for GPUs without one, or none.", show_default="H100 if unnamed"),
 ]
 Frontier = Annotated[
-    bool, typer.Option("--frontier", help="Compare patiences of `cordee`, 2d-las and easy; --html draws them.")
+    bool,
+    typer.Option("--frontier", help="Compare patiences of `cordee` with other policies; --html draws them."),
 ]
 Recommend = Annotated[
-    bool, typer.Option("--recommend", help="Say which of them suits the trace, with the spread over resampled weeks.")
+    bool,
+    typer.Option(
+        "--recommend", help="As --frontier; say which patience suits the trace, with the spread over resampled traces."
+    ),
 ]
-Samples = Annotated[int, typer.Option(min=1, max=100, help="With --recommend: resampled traces.")]
+Samples = Annotated[
+    int | None,
+    typer.Option(min=1, max=100, help="With --recommend: resampled traces.", show_default="4 to 20, by the jobs"),
+]
 Chrome = Annotated[
     Path | None, typer.Option("--chrome-trace", help="Write the attempts on the first nodes as a Chrome trace.")
 ]
@@ -95,7 +106,7 @@ def simulate(
     trace: Trace,
     *,
     cluster_: ClusterText,
-    policy: Policies = "cordee,fifo",
+    policy: SomePolicies = None,
     seed: Seed = 0,
     jobs: Jobs = None,
     from_: From = "0s",
@@ -121,7 +132,7 @@ def simulate(
     target: Target = 0.8,
     frontier: Frontier = False,
     recommend: Recommend = False,
-    samples: Samples = 3,
+    samples: Samples = None,
     html: Html = None,
     chrome: Chrome = None,
     as_json: terminal.Json = False,
@@ -133,7 +144,13 @@ def simulate(
 
     With --requests and --service, run the jobs and a service on one cluster, beside two clusters of the same size.
     """
-    policies = named_policies(FRONTIER if frontier or recommend else _names(policy))
+    with_service = requests is not None or service is not None
+    _check_together(frontier=frontier, recommend=recommend, samples=samples, chrome=chrome, with_service=with_service)
+    policies = named_policies(FRONTIER if policy is None and (frontier or recommend) else _names(policy or DEFAULT))
+    if (frontier or recommend) and not any(map(can_be_chosen, policies)):
+        raise InputError(
+            "none of the policies is cordee with a patience", hint="add some: --policy cordee:0.5,cordee:2,2d-las"
+        )
     nodes = _priced(cluster(cluster_), price_as)
     scenario = _scenario(
         trace,
@@ -152,29 +169,39 @@ def simulate(
     )
     if spot is not None:
         scenario = _with_spot(scenario, spot, _us(notice))
-    if requests is not None or service is not None:
+    if with_service:
         wanted = Wanted(requests, service, rate, split, _us(warm_up), _us(load_time), target, price_as)
         simulate_together(scenario, policies[0], wanted, html=html, as_json=as_json)
         return
-    if recommend:
-        _recommend(scenario, policies, samples, as_json=as_json)
-        return
-    _compare(scenario, policies, html, chrome, as_json=as_json)
+    _compare(scenario, policies, _Wanted(html, chrome, as_json, recommend, samples))
 
 
-def _recommend(scenario: Scenario, policies: Sequence[NamedPolicy], samples: int, *, as_json: bool) -> None:
-    """Run each policy on the trace and on its weeks drawn again, and say which one suits it."""
-    _, total = _counted(scenario)
-    results = [_run(scenario, each, total) for each in policies]
-    drawn = []
-    for index in range(samples):
-        again = resampled(scenario, scenario.seed + index)
-        drawn.append([_run(again, each, total) for each in policies])
-    answer = recommendation(results, drawn, scenario.seed)
-    if as_json:
-        terminal.print_json(answer)
-    else:
-        print_recommendation(answer)
+class _Wanted(NamedTuple):
+    """The answer that is asked for, and its files."""
+
+    html: Path | None
+    chrome: Path | None
+    as_json: bool
+    recommend: bool
+    samples: int | None
+
+
+def _check_together(
+    *, frontier: bool, recommend: bool, samples: int | None, chrome: Path | None, with_service: bool
+) -> None:
+    """Refuse options of which one would be ignored.
+
+    Raises:
+        InputError: an option says nothing beside the others.
+    """
+    if frontier and recommend:
+        raise InputError("--recommend compares the policies of --frontier as well", hint="give one of the two")
+    if samples is not None and not recommend:
+        raise InputError("--samples is of --recommend", hint="add --recommend, or leave it out")
+    if with_service:
+        options = {"--frontier": frontier, "--recommend": recommend, "--chrome-trace": chrome is not None}
+        for name in (name for name, given in options.items() if given):
+            raise InputError(f"{name} is not for jobs beside a service", hint=f"leave out {name}, or --requests")
 
 
 def _counted(scenario: Scenario) -> tuple[Tally, int]:
@@ -190,38 +217,55 @@ def _counted(scenario: Scenario) -> tuple[Tally, int]:
     return tally, total
 
 
-def _compare(
-    scenario: Scenario, policies: Sequence[NamedPolicy], html: Path | None, chrome: Path | None, *, as_json: bool
-) -> None:
-    """Run each policy, and write what is asked for."""
+def _compare(scenario: Scenario, policies: Sequence[NamedPolicy], wanted: _Wanted) -> None:
+    """Run each policy, on resampled traces too if asked for, and write what is asked for."""
     tally, total = _counted(scenario)
     results = [_run(scenario, each, total) for each in policies]
     answer = comparison(scenario, tally, total, results)
-    _write(html, chrome, scenario, answer, results)
-    if as_json:
-        terminal.print_json(answer)
-        return
-    print_comparison(answer)
+    told = _recommendation(scenario, answer, results, total, wanted) if wanted.recommend else None
+    _write(wanted, scenario, answer, results, told)
+    if wanted.as_json:
+        terminal.print_json(told or answer)
+    elif told is not None:
+        print_recommendation(told)
+    else:
+        print_comparison(answer)
+
+
+def _recommendation(
+    scenario: Scenario, answer: PolicyComparison, results: Sequence[Result], total: int, wanted: _Wanted
+) -> Recommendation:
+    """Run the policies that a server can run on resampled traces, and say which one suits the trace."""
+    able = [each.policy for each in results if can_be_chosen(each.policy)]
+    drawn = []
+    for index in range(samples_for(total) if wanted.samples is None else wanted.samples):
+        again = resampled(scenario, scenario.seed + index)
+        drawn.append([_run(again, each, total) for each in able])
+    return recommendation(answer, results, drawn, block_us(scenario))
 
 
 def _write(
-    html: Path | None, chrome: Path | None, scenario: Scenario, answer: PolicyComparison, results: Sequence[Result]
+    wanted: _Wanted,
+    scenario: Scenario,
+    answer: PolicyComparison,
+    results: Sequence[Result],
+    told: Recommendation | None,
 ) -> None:
     """Write the page and the Chrome trace, where they are asked for."""
-    if html is not None:
+    if wanted.html is not None:
         from cordee.simulate.page import comparison_page
 
-        write_page(html, comparison_page(scenario, answer, results))
-    if chrome is not None:
+        write_page(wanted.html, comparison_page(scenario, answer, results, told))
+    if wanted.chrome is not None:
         from cordee.simulate.chrome_trace import simulation_chrome_trace
 
-        write_page(chrome, simulation_chrome_trace(results))
+        write_page(wanted.chrome, simulation_chrome_trace(results))
 
 
 def replay(
     log: Annotated[Path, typer.Argument(help="A Cordee home, its database, or its log as JSON lines.")],
     *,
-    policy: Policies = "cordee,fifo",
+    policy: Policies = DEFAULT,
     baseline: Annotated[str, typer.Option(help="Policy that the log ran under.")] = "cordee",
     last: Annotated[
         str | None, typer.Option(help="Only jobs that had not ended so long ago: 7d.", show_default="all")

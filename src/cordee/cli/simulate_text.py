@@ -1,51 +1,83 @@
 """The answers of `cordee simulate` and `cordee replay` on a terminal: waits, use of the GPUs, and losses by cause."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.table import Table
 
 from cordee.cli import terminal
 from cordee.simulate.answer import PolicyComparison, PolicyResult, Replay
-from cordee.simulate.frontier import Range, Recommendation
+from cordee.simulate.frontier import Figure, Recommendation, sentences
+from cordee.simulate.knee import RULE
 from cordee.units import US_PER_HOUR, format_duration, format_micro_usd, plural
 
 TIMES = ("JCT", "P50", "P99", "WAIT", "P99 WAIT", "AWAY MAX", "JAIN")
 GPUS = ("GOODPUT", "HELD", "FRAG", "PREEMPTED", "LOST GPU-H", "LOST", "ENDED")
+KNEE = "<"
+"""The mark of the knee, behind the policy's name."""
 
 
 def print_comparison(answer: PolicyComparison) -> None:
     """Print tables that fit 80 columns, and remarks."""
+    _print_head(answer)
+    if answer.knee is not None:
+        terminal.stdout().print(_frontier(answer))
+        _print(f"{KNEE} the knee: {RULE}")
+    _print_tables(answer.policies)
+    for line in (*_losses(answer), *_remarks(answer)):
+        _print(line)
+
+
+def _print_head(answer: PolicyComparison) -> None:
     cluster = f"{plural(answer.nodes, 'node')}, {plural(answer.gpus, 'GPU')}"
     _print(f"{answer.trace}: {plural(answer.jobs, 'job')} on {cluster}")
-    _print_tables(answer.policies)
-    for line in _remarks(answer):
-        _print(line)
 
 
 COSTS = ("MEAN JCT", "P99 SLOWDOWN", "AWAY MAX", "LOST GPU-H")
 
 
+def _frontier(answer: PolicyComparison) -> Table:
+    table = terminal.table("POLICY", *COSTS, right=COSTS)
+    for each in answer.policies:
+        summary = each.summary
+        figures = (summary.jct_s.mean, summary.slowdown_p99, summary.away_s.max, each.lost_gpu_hours)
+        written = (write(figure) for write, figure in zip(_WRITE, figures, strict=True))
+        table.add_row(_name(each.policy, each.knows_run_times, answer.knee), *written)
+    return table
+
+
 def print_recommendation(answer: Recommendation) -> None:
     """Print what each policy would have cost, and which one is recommended."""
+    _print_head(answer.compared)
     table = terminal.table("POLICY", *COSTS, right=COSTS)
     for each in answer.costs:
-        name = each.policy + ("*" if each.knows_run_times else "")
-        times = (_spread(each.jct_s, format_duration), _spread(each.slowdown_p99, _slowdown))
-        lost = _spread(each.lost_gpu_hours, "{:,.1f}".format)
-        table.add_row(name, *times, _spread(each.away_s, format_duration), lost)
+        figures = (each.jct_s, each.slowdown_p99, each.away_s, each.lost_gpu_hours)
+        compares = each.policy != answer.baseline
+        written = (_figure(figure, write, compares) for write, figure in zip(_WRITE, figures, strict=True))
+        table.add_row(_name(each.policy, each.knows_run_times, answer.policy), *written)
     terminal.stdout().print(table)
-    _print(f"recommended: {answer.policy}, in {answer.chosen} of {plural(answer.samples, 'resampled trace')} as well")
-    _print(f"below each figure: its range over weeks drawn again, seeds from {answer.seed} on")
-    if any(each.knows_run_times for each in answer.costs):
-        _print("* knows the true run times, so it is never recommended")
+    for line in (*sentences(answer), *_remarks(answer.compared)):
+        _print(line)
 
 
-def _spread(figure: Range, write: Callable[[float], str]) -> str:
-    return f"{write(figure.value)}\n{write(figure.low)}-{write(figure.high)}"
+def _figure(figure: Figure, write: Callable[[float], str], compares: bool) -> str:
+    """Return a figure of the trace; below it its range, and the difference to the baseline, in resampled traces."""
+    lines = [write(figure.value)]
+    if figure.low is not None and figure.high is not None:
+        lines.append(f"{write(figure.low)}–{write(figure.high)}")
+    if compares and figure.over_low is not None and figure.over_high is not None:
+        lines.append(f"{_percent(figure.over_low)} to {_percent(figure.over_high)} %")
+    return "\n".join(lines)
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+,.0f}"
 
 
 def _slowdown(value: float) -> str:
     return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+_WRITE: tuple[Callable[[float], str], ...] = (format_duration, _slowdown, format_duration, "{:,.1f}".format)
 
 
 def print_replay(answer: Replay) -> None:
@@ -74,6 +106,10 @@ def _print_tables(policies: Sequence[PolicyResult]) -> None:
     out.print(_gpus(policies))
 
 
+def _name(policy: str, knows_run_times: bool, knee: str | None) -> str:
+    return policy + ("*" if knows_run_times else "") + (KNEE if policy == knee else "")
+
+
 def _wait(value_s: float | None) -> str:
     return "no start" if value_s is None else f"a wait of {format_duration(value_s)}"
 
@@ -86,7 +122,7 @@ def _times(policies: Sequence[PolicyResult]) -> Table:
             *(summary.jct_s.mean, summary.jct_s.p50, summary.jct_s.p99),
             *(summary.wait_s.mean, summary.wait_s.p99, summary.away_s.max),
         )
-        name = each.policy + ("*" if each.knows_run_times else "")
+        name = _name(each.policy, each.knows_run_times, None)
         table.add_row(name, *map(format_duration, times_s), f"{summary.slowdown_jain:.3f}")
     return table
 
@@ -108,18 +144,17 @@ def _gpus(policies: Sequence[PolicyResult]) -> Table:
     return table
 
 
-def _remarks(answer: PolicyComparison) -> list[str]:
-    lines = []
+def _losses(answer: PolicyComparison) -> Iterator[str]:
     for each in answer.policies:
-        causes = [
-            f"{lost.cause}: {lost.redone_gpu_us / US_PER_HOUR:,.1f} GPU-h repeated"
-            f" + {lost.save_gpu_us / US_PER_HOUR:,.1f} saving, {format_micro_usd(lost.micro_usd)}"
-            for lost in each.summary.lost
-        ]
-        if causes:
-            lines.append(f"{each.policy} lost by {'; '.join(causes)}")
-        if each.errors:
-            lines.append(f"{each.policy}: {each.errors} scheduling cycles failed")
+        for lost in each.summary.lost:
+            yield (
+                f"{each.policy} lost by {lost.cause}: {lost.redone_gpu_us / US_PER_HOUR:,.1f} GPU-h repeated"
+                f" + {lost.save_gpu_us / US_PER_HOUR:,.1f} saving, {format_micro_usd(lost.micro_usd)}"
+            )
+
+
+def _remarks(answer: PolicyComparison) -> list[str]:
+    lines = [f"{each.policy}: {each.errors} scheduling cycles failed" for each in answer.policies if each.errors]
     if any(each.knows_run_times for each in answer.policies):
         lines.append("* knows the true run times")
     for left in answer.left_out:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cordee.simulate.compare import Result, Scenario
+from cordee.simulate.knee import can_be_chosen, knee
 from cordee.simulate.metrics import Summary
 from cordee.simulate.observed import ObservedLog
 from cordee.simulate.policies import NamedPolicy
@@ -42,7 +43,7 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyComparison:
-    """Policies on the same trace and cluster."""
+    """Policies on the same trace and cluster; `knee` is one of at least two patiences of `cordee`."""
 
     trace: str
     nodes: int
@@ -52,6 +53,7 @@ class PolicyComparison:
     left_out: tuple[LeftOut, ...]
     price_sources: tuple[str, ...]
     policies: tuple[PolicyResult, ...]
+    knee: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class Replay:
 
 def comparison(scenario: Scenario, tally: Tally, jobs: int, results: Sequence[Result]) -> PolicyComparison:
     """Return what was simulated and how each policy did."""
+    several = sum(can_be_chosen(each.policy) for each in results) > 1
     return PolicyComparison(
         trace=scenario.name,
         nodes=len(scenario.nodes),
@@ -105,6 +108,7 @@ def comparison(scenario: Scenario, tally: Tally, jobs: int, results: Sequence[Re
         ),
         price_sources=tuple(sorted({node.price_source for node in scenario.nodes})),
         policies=tuple(_result(each.policy, each) for each in results),
+        knee=knee([(each.policy, each.summary) for each in results]) if several else None,
     )
 
 

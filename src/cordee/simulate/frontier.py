@@ -1,122 +1,245 @@
-"""The frontier of a policy's patience, beside other schedulers, and a recommendation from it.
+"""The frontier of Cordee's patience beside other schedulers, and a recommendation from it.
 
-A longer patience shortens the mean and lengthens the longest time away. Of the policies whose mean JCT is within
-`WITHIN` of the shortest, the recommended one has the shortest time away: the knee of the frontier. How much of that is
-chance is told by the same trace with its weeks drawn again: with replacement, one after another, from a seed.
+How much of a recommendation is chance is told by resampled traces: blocks of the trace, drawn with replacement from a
+seed, one after another (Künsch 1989). Every policy gets the same resampled traces, so policies are compared on each.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import quantiles
 
+from cordee.schedule.policy import Policy
+from cordee.simulate.answer import PolicyComparison
 from cordee.simulate.compare import Result, Scenario
+from cordee.simulate.knee import RULE, can_be_chosen, knee
+from cordee.simulate.metrics import Summary
 from cordee.simulate.traces.job import Tally, TraceJob
-from cordee.units import US_PER_S
+from cordee.units import US_PER_S, format_duration, plural
 
-PATIENCES = (0.1, 0.5, 2, 8)
-"""The points that are drawn: the default, and what is much less or more patient."""
+PATIENCES = (0.5, 1, 2, 4, 8)
+"""The patiences that are compared, the default first."""
 
-FRONTIER = (*(f"cordee:{patience}" for patience in PATIENCES), "2d-las", "easy")
+FRONTIER = (*(f"cordee:{patience:g}" for patience in PATIENCES), "2d-las", "fifo", "srsf", "sjf", "easy")
 """The policies on a frontier."""
 
-WITHIN = 1.05
-"""The mean JCT of a recommended policy over the shortest one."""
-
 DAY_US = 86_400 * US_PER_S
-WEEKS_MIN = 4
-"""The length of a trace in weeks below which its days are drawn again, not its weeks."""
+BLOCKS_MIN = 4
+"""The least number of whole weeks, or of whole days, of a trace whose weeks, or days, are drawn."""
+
+SHORT_BLOCKS = 8
+"""The number of blocks of a trace that is shorter; they begin at any time of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """A figure in the trace itself, and the smallest and the largest in the resampled ones."""
+class Figure:
+    """A figure in the trace itself, and its spread over resampled traces: 10th to 90th percentile.
+
+    Attributes:
+        low, high: of the figure; None: not run on resampled traces.
+        over: the figure over the baseline's in the trace; None: the baseline has nearly none of it.
+        over_low, over_high: the same in each resampled trace.
+    """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    over: float | None
+    over_low: float | None
+    over_high: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost of a policy."""
+    """The cost of a policy; `chosen`: the resampled traces in which it is recommended, None if no server can run it."""
 
     policy: str
     knows_run_times: bool
-    jct_s: Range
-    slowdown_p99: Range
-    away_s: Range
-    lost_gpu_hours: Range
+    chosen: int | None
+    jct_s: Figure
+    slowdown_p99: Figure
+    away_s: Figure
+    lost_gpu_hours: Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The policy at the knee; `chosen` counts the resampled traces in which it would have been recommended as well."""
+    """The recommended policy for a trace.
+
+    Attributes:
+        policy: by the trace itself.
+        clear: it is recommended in at least half of the resampled traces.
+        other: if not: the policy that is recommended most often beside it.
+        rule: how a policy is chosen.
+        baseline: the policy over which the others are given.
+        samples: number of resampled traces.
+        block_s: length of the blocks that are drawn.
+        failed_cycles: scheduling cycles that failed in the resampled traces; there should be none.
+        compared: the policies on the trace itself.
+    """
 
     policy: str
-    chosen: int
+    clear: bool
+    other: str | None
+    rule: str
+    baseline: str
     samples: int
-    seed: int
+    block_s: float
+    failed_cycles: int
     costs: tuple[Cost, ...]
+    compared: PolicyComparison
+
+
+def samples_for(jobs: int) -> int:
+    """Return how many resampled traces are run unless the caller says: 4 to 20, fewer of a trace of more jobs."""
+    return max(4, min(20, 10_000 // max(1, jobs)))
 
 
 def resampled(scenario: Scenario, seed: int) -> Scenario:
-    """Return a scenario of weeks, or of a short trace of days, that are drawn with replacement, one after another."""
+    """Return a scenario of as many blocks of the trace as it has, drawn with replacement, one after another."""
+    read = _window(scenario)
+    times_us = [job.submit_us for job in read]
+    first_us = times_us[0] if read else 0
+    block_us, step_us = _block(times_us)
+    span_us = times_us[-1] - first_us if read else 0
+    count = max(1, round(span_us / block_us))
+    starts = max(1, count if step_us == block_us else (span_us - block_us) // step_us + 1)
+    drawn = [step_us * random.Random(f"{seed}/blocks/{index}").randrange(starts) for index in range(count)]
+
+    def draw(tally: Tally) -> Iterator[TraceJob]:
+        for index, start_us in enumerate(drawn):
+            from_us = first_us + start_us
+            for job in read[bisect_left(times_us, from_us) : bisect_left(times_us, from_us + block_us)]:
+                tally.jobs += 1
+                moved_us = job.submit_us - start_us + index * block_us
+                yield replace(job, job_id=f"{index}-{job.job_id}", submit_us=moved_us)
+
+    return replace(scenario, jobs=draw, window_us=(scenario.window_us[0], None), limit=None)
+
+
+def block_us(scenario: Scenario) -> int:
+    """Return the length of the blocks that are drawn of this trace."""
+    return _block([job.submit_us for job in _window(scenario)])[0]
+
+
+def _window(scenario: Scenario) -> list[TraceJob]:
+    """Return the jobs of the scenario, in order."""
     from_us, until_us = scenario.window_us
     read = sorted(scenario.jobs(replace(scenario.tally(), strict=False)), key=lambda job: job.submit_us)
     read = [job for job in read if from_us <= job.submit_us and (until_us is None or job.submit_us < until_us)]
-    read = read[: scenario.limit]
-    first_us, last_us = (read[0].submit_us, read[-1].submit_us) if read else (0, 0)
-    block_us = 7 * DAY_US if last_us - first_us >= WEEKS_MIN * 7 * DAY_US else DAY_US
-    weeks: dict[int, list[TraceJob]] = {}
-    for job in read:
-        weeks.setdefault((job.submit_us - first_us) // block_us, []).append(job)
-    count = max(weeks, default=0) + 1
-    drawn = [random.Random(f"{seed}/weeks/{index}").randrange(count) for index in range(count)]
-
-    def draw(tally: Tally) -> Iterator[TraceJob]:
-        for index, week in enumerate(drawn):
-            for job in weeks.get(week, ()):
-                tally.jobs += 1
-                moved_us = job.submit_us + (index - week) * block_us
-                yield replace(job, job_id=f"{index}-{job.job_id}", submit_us=moved_us)
-
-    return replace(scenario, jobs=draw, window_us=(from_us, None), limit=None)
+    return read[: scenario.limit]
 
 
-def knee(results: Sequence[Result]) -> str:
-    """Return the policy with the shortest time away among those of nearly the shortest mean JCT.
+def _block(times_us: Sequence[int]) -> tuple[int, int]:
+    """Return the length of a block, and of what times of the trace a block's beginning is a multiple.
 
-    A policy that knows the run times is none that a cluster can run, so it is never recommended.
+    Weeks and days keep the times of day of the submissions. A trace that is too short for them has no pattern of days.
     """
-    known = [each for each in results if not each.policy.estimates] or list(results)
-    within_s = WITHIN * min(each.summary.jct_s.mean for each in known)
-    near = [each for each in known if each.summary.jct_s.mean <= within_s]
-    return min(near, key=lambda each: (each.summary.away_s.max, each.summary.jct_s.mean, each.policy.name)).policy.name
+    span_us = times_us[-1] - times_us[0] if times_us else 0
+    for whole_us in (7 * DAY_US, DAY_US):
+        if span_us >= BLOCKS_MIN * whole_us:
+            return whole_us, whole_us
+    return max(1, span_us // SHORT_BLOCKS), 1
 
 
-def recommendation(results: Sequence[Result], samples: Sequence[Sequence[Result]], seed: int) -> Recommendation:
-    """Return the policy at the knee of a trace's frontier, with the spread over resampled ones."""
-    chosen = knee(results)
+def recommendation(
+    compared: PolicyComparison,
+    results: Sequence[Result],
+    samples: Sequence[Sequence[Result]],
+    block_us: int,
+) -> Recommendation:
+    """Return the policy that is recommended for a trace, and what each costs in it and in resampled ones.
+
+    Args:
+        compared: the answer of `results`.
+        results: on the trace; at least one policy can be recommended.
+        samples: on each resampled trace, those that can be.
+        block_us: the length of the blocks that were drawn.
+    """
+    chosen = knee([(each.policy, each.summary) for each in results])
+    assert chosen is not None, "at least one policy can be recommended"
+    votes = Counter(knee([(each.policy, each.summary) for each in sample]) for sample in samples)
+    others = [name for name, _ in votes.most_common() if name != chosen]
+    clear = 2 * votes[chosen] >= len(samples)
+    able = [each for each in results if can_be_chosen(each.policy)]
+    baseline = next((each for each in able if each.policy.policy == Policy()), able[0])
+    drawn = [{each.policy.name: each.summary for each in sample} for sample in samples]
     return Recommendation(
         policy=chosen,
-        chosen=sum(knee(sample) == chosen for sample in samples),
+        clear=clear,
+        other=None if clear else others[0],
+        rule=RULE,
+        baseline=baseline.policy.name,
         samples=len(samples),
-        seed=seed,
-        costs=tuple(_cost(result, [sample[index] for sample in samples]) for index, result in enumerate(results)),
+        block_s=block_us / US_PER_S,
+        failed_cycles=sum(each.errors for sample in samples for each in sample),
+        costs=tuple(
+            _cost(each, baseline, drawn, votes[each.policy.name] if can_be_chosen(each.policy) else None)
+            for each in results
+        ),
+        compared=compared,
     )
 
 
-def _cost(result: Result, samples: Sequence[Result]) -> Cost:
-    summaries = [result.summary, *(each.summary for each in samples)]
+def sentences(answer: Recommendation) -> list[str]:
+    """Return the recommendation, how sure it is, and how it was made."""
+    chosen = {each.policy: each.chosen for each in answer.costs if each.chosen is not None}
+    of = plural(answer.samples, "resampled trace")
+    if answer.clear:
+        lines = [f"recommended: {answer.policy}, in {chosen[answer.policy]} of {of} as well"]
+    else:
+        lines = [f"no clear winner: {answer.policy} or {answer.other}"]
+        lines.append(f"{of}: {', '.join(f'{count} for {name}' for name, count in chosen.items() if count)}")
+    if len({_figures(each) for each in answer.costs if each.chosen is not None}) == 1 < len(chosen):
+        lines.append("all patiences give the same figures on this trace: any of them will do")
+    lines.append(f"rule: {answer.rule}")
+    lines.append(
+        "below a figure: its range over resampled traces, 10th to 90th percentile, and that of its difference to"
+        f" {answer.baseline} on the same ones"
+    )
+    lines.append(
+        f"a resampled trace: blocks of {format_duration(answer.block_s)} of this one, drawn with replacement,"
+        f" seeds from {answer.compared.seed} on"
+    )
+    if answer.failed_cycles:
+        lines.append(f"{plural(answer.failed_cycles, 'scheduling cycle')} failed on resampled traces")
+    return lines
+
+
+def _figures(cost: Cost) -> tuple[float, ...]:
+    return cost.jct_s.value, cost.slowdown_p99.value, cost.away_s.value, cost.lost_gpu_hours.value
+
+
+def _cost(result: Result, baseline: Result, samples: Sequence[dict[str, Summary]], chosen: int | None) -> Cost:
+    def figure(read: Callable[[Summary], float]) -> Figure:
+        name, other = result.policy.name, baseline.policy.name
+        low, high = _middle([read(each[name]) for each in samples if name in each])
+        pairs = [(read(each[name]), read(each[other])) for each in samples if name in each]
+        over_low, over_high = _middle([mine / its for mine, its in pairs if its > 0])
+        value, its = read(result.summary), read(baseline.summary)
+        over = value / its if its > 0 else None
+        return Figure(value=value, low=low, high=high, over=over, over_low=over_low, over_high=over_high)
+
     return Cost(
         policy=result.policy.name,
         knows_run_times=result.policy.estimates,
-        jct_s=_range([each.jct_s.mean for each in summaries]),
-        slowdown_p99=_range([each.slowdown_p99 for each in summaries]),
-        away_s=_range([each.away_s.max for each in summaries]),
-        lost_gpu_hours=_range([each.lost_gpu_hours for each in summaries]),
+        chosen=chosen,
+        jct_s=figure(lambda summary: summary.jct_s.mean),
+        slowdown_p99=figure(lambda summary: summary.slowdown_p99),
+        away_s=figure(lambda summary: summary.away_s.max),
+        lost_gpu_hours=figure(lambda summary: summary.lost_gpu_hours),
     )
 
 
-def _range(values: Sequence[float]) -> Range:
-    return Range(value=values[0], low=min(values), high=max(values))
+def _middle(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the 10th and the 90th percentile.
+
+    >>> _middle([1.0, 2.0, 3.0]), _middle([4.0]), _middle([])
+    ((1.2, 2.8), (4.0, 4.0), (None, None))
+    """
+    if len(values) < 2:
+        return (values[0], values[0]) if values else (None, None)
+    tenths = quantiles(values, n=10, method="inclusive")
+    return tenths[0], tenths[-1]

@@ -9,7 +9,9 @@ import cordee
 from cordee.events import Outcome
 from cordee.simulate.answer import PolicyComparison, PolicyResult
 from cordee.simulate.compare import Result, Scenario
+from cordee.simulate.frontier import Figure, Recommendation, sentences
 from cordee.simulate.gantt import Held
+from cordee.simulate.knee import RULE
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 from cordee.view.chart import Axis, ChartLine, Mark, chart_html
 from cordee.view.gantt import Bar, gantt_html
@@ -25,8 +27,10 @@ _TICKS_S = (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
 _KIND = {Outcome.FINISHED: "finished", Outcome.CHECKPOINTED: "left", None: "runs"}
 
 
-def comparison_page(scenario: Scenario, answer: PolicyComparison, results: Sequence[Result]) -> str:
-    """Return the page, self-contained."""
+def comparison_page(
+    scenario: Scenario, answer: PolicyComparison, results: Sequence[Result], told: Recommendation | None = None
+) -> str:
+    """Return the page, self-contained; with a recommendation, where there is one."""
     best = min(answer.policies, key=lambda each: each.summary.jct_s.mean)
     facts = [
         (f"{answer.jobs:,}", f"jobs of {answer.trace}"),
@@ -38,7 +42,8 @@ def comparison_page(scenario: Scenario, answer: PolicyComparison, results: Seque
         "The same jobs arrived at the same cluster under each policy. The code that decided is the code that schedules "
         "production jobs; the clock and the nodes were simulated."
     )
-    sections = [_table(answer), _frontier(answer), _waits(results), _cluster(results), _losses(answer)]
+    sections = [None if told is None else _recommendation(told), _table(answer), _frontier(answer)]
+    sections += [_waits(results), _cluster(results), _losses(answer)]
     sections += _gantts(scenario, results)
     footer = (
         f"Written by cordee {cordee.__version__} with `cordee simulate`, seed {answer.seed}. "
@@ -83,6 +88,28 @@ def _table(answer: PolicyComparison) -> Section:
     )
 
 
+def _recommendation(told: Recommendation) -> Section:
+    """Return the figures that the rule weighs, with their spread."""
+    columns = ("", "time to the end, mean", "slowdown, 99th percentile", "longest time without GPUs", "GPU-hours lost")
+    rows = []
+    for each in told.costs:
+        figures = (each.jct_s, each.slowdown_p99, each.away_s, each.lost_gpu_hours)
+        chosen = "" if each.chosen is None else f"{each.chosen} of {told.samples}"
+        rows.append([each.policy, *map(_over, figures), chosen])
+    table = table_html((*columns, "recommended"), rows)
+    title, *notes = sentences(told)
+    lead = f"{title[0].upper()}{title[1:]}. Figures over those of {told.baseline}: in the trace, and in resampled ones."
+    return Section("Recommendation", lead, (table,), notes=notes)
+
+
+def _over(figure: Figure) -> str:
+    """Return a figure over the baseline's."""
+    if figure.over is None:
+        return ""
+    spread = figure.over_low is not None and figure.over_high is not None
+    return f"{figure.over:.2f}" + (f" ({figure.over_low:.2f} to {figure.over_high:.2f})" if spread else "")
+
+
 def _frontier(answer: PolicyComparison) -> Section | None:
     """Return the mean against the longest time away; one policy alone is no frontier."""
     points = {each.policy: (each.summary.away_s.max, each.summary.jct_s.mean) for each in answer.policies}
@@ -98,10 +125,12 @@ def _frontier(answer: PolicyComparison) -> Section | None:
                 marks[-1] = replace(marks[-1], name=f"{marks[-1].name}, {name.removeprefix('cordee:')}")
             else:
                 marks.append(Mark(*point, name.removeprefix("cordee:")))
+            if name == answer.knee:
+                marks[-1] = replace(marks[-1], name=f"{marks[-1].name} (knee)")
     lines += [ChartLine(name, [point]) for name, point in points.items() if not name.startswith("cordee:")]
     figure = chart_html(lines, away, mean, marks, label="mean time to the end by the longest time without GPUs")
     lead = "Patience, the numbers, moves along the line; further left and further down is better."
-    return Section("The frontier", lead, (figure,))
+    return Section("The frontier", lead, (figure,), notes=() if answer.knee is None else (f"The knee: {RULE}.",))
 
 
 def _waits(results: Sequence[Result]) -> Section:
