@@ -38,8 +38,9 @@ class Rule:
     """One order of jobs.
 
     Attributes:
-        order: `fifo`, `sjf`, `srsf`, `levels`, or `fair` (Gavel's max-min fairness: the least part of its time goes
-            first, in rounds of six minutes).
+        order: `fifo`, `sjf`, `srsf`, `levels`, or `fair` (max-min rounds: every six minutes the jobs start
+            that have run for the least part of their time since submission; not Gavel's rule, which divides the time
+            that its optimum allots by what a job had since it was computed last).
         levels: GPU-seconds received at which a job moves down.
         patience: the wait after which a job is overdue; None: never.
         unit: of `patience`: `s`, the `mean` run time of ended jobs, or that of the `long` ones: weighted by run time.
@@ -67,7 +68,7 @@ RULES = {
     "sjf": Rule(order="sjf"),
     "srsf": Rule(order="srsf", after_s=0, slice_s=0),
     "2d-las": Rule(levels=(3250.0,), after_s=0, slice_s=0),
-    "gavel": Rule(order="fair"),
+    "max-min": Rule(order="fair"),
     "before": Rule(levels=tuple(hours * 3600.0 for hours in (1, 16, 64, 256)), patience=150_000.0),
     **{f"patience {each:g}": Rule(levels=LEVELS, patience=each, unit="long") for each in KNOB},
     "levels by 8": Rule(levels=CLOSER, patience=0.5, unit="long"),

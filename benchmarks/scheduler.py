@@ -4,7 +4,8 @@ python benchmarks/scheduler.py TRACES_FOLDER [--clusters PART,...] [--loads 0.8,
     [--policies cordee,las,easy] [--anchors A,B,before,after] [--victims-jobs 8000] [--half A,before,8000] [--json]
 
 Any folder of traces: each virtual cluster of each trace, whose name holds one of the parts (all, if there is none), on
-as many nodes of 8 GPUs as make it as full as asked. Each policy's figures, and over those of 2D-LAS and EASY.
+as many nodes of 8 GPUs as make it as full as asked. Each policy's figures, and over those of 2D-LAS and EASY; at the
+end a verdict for each target, with the clusters on which the first policy misses it.
 
 Anchors: philly_oct_10k.csv.gz (A) and philly_oct_60k.csv.gz (B), jobs of Microsoft's Philly trace on 80 nodes of 8
 GPUs, and philly.csv.gz: what came before B and after it, on as many nodes as make the cluster as full as B does (82 %).
@@ -19,7 +20,7 @@ import platform
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,49 @@ def over(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{rows[0]['policy']} over {other}: {', '.join(parts)}"
 
 
+TARGETS: tuple[tuple[str, str, Callable[[dict[str, Any], dict[str, Any]], bool]], ...] = (
+    ("mean at most 1.05 of 2D-LAS", "las", lambda own, las: own["jct_s"] <= 1.05 * las["jct_s"]),
+    (
+        "p99 slowdown at most half of 2D-LAS's, or 1",
+        "las",
+        lambda own, las: own["slowdown_p99"] <= max(1.0, 0.5 * las["slowdown_p99"]),
+    ),
+    (
+        "longest time away at most half of 2D-LAS's",
+        "las",
+        lambda own, las: own["away_s_max"] <= 0.5 * las["away_s_max"],
+    ),
+    ("GPU-hours lost at most 2D-LAS's", "las", lambda own, las: own["lost_gpu_hours"] <= las["lost_gpu_hours"]),
+    ("mean not above EASY's", "easy", lambda own, easy: own["jct_s"] <= easy["jct_s"]),
+    ("p99 slowdown not above EASY's", "easy", lambda own, easy: own["slowdown_p99"] <= easy["slowdown_p99"]),
+    ("1,000 jobs a CPU second, of at least 2,000 jobs", "", lambda own, _: own["jobs_per_cpu_s"] >= 1_000),
+)
+"""The targets on each cluster: a name, the policy that it is over, and the verdict on our figures and its."""
+
+
+def missed(rows: list[dict[str, Any]]) -> dict[str, bool]:
+    """Whether the first policy misses each target that applies to it here."""
+    named = {row["policy"]: row for row in rows}
+    own, found = rows[0], {}
+    for name, other, reached in TARGETS:
+        if (other in named and other != own["policy"]) or (not other and own["jobs"] >= 2_000):
+            found[name] = not reached(own, named.get(other, own))
+    return found
+
+
+def verdicts(found: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """How often the first policy reaches each target, and where it does not."""
+    by_cluster = {title: missed(rows) for title, rows in found.items()}
+    for name, _, _ in TARGETS:
+        where = [title for title, misses in by_cluster.items() if name in misses]
+        short = [title.partition(" jobs,")[0].rpartition(": ")[0] + title.partition(" jobs,")[2] for title in where]
+        not_there = [each for each, title in zip(short, where, strict=True) if by_cluster[title][name]]
+        if where:
+            yield f"{name}: reached on {len(where) - len(not_there)} of {len(where)}" + "".join(
+                f"\n    not on {each}" for each in not_there
+            )
+
+
 def one(
     name: str, policy: Policy, submitted: Iterable[Submission], count: int = 80, queues: tuple[Queue, ...] = ()
 ) -> dict[str, Any]:
@@ -170,6 +214,8 @@ def clusters(args: argparse.Namespace) -> dict[str, Any]:
             found[title] = rows
             if not args.json:
                 show(title, rows)
+    if found and not args.json:
+        print("\ntargets", *verdicts(found), sep="\n")
     return found
 
 

@@ -20,7 +20,7 @@ def encode(event: Event) -> dict[str, Any]:
 
     >>> from cordee.events import ServerUp
     >>> encode(ServerUp(at_us=5))
-    {'kind': 'ServerUp', 'at_us': 5}
+    {'kind': 'ServerUp', 'at_us': 5, 'patience': None}
     """
     data = {"kind": type(event).__name__, **dataclasses.asdict(event)}
     if isinstance(event, AttemptPlaced):
@@ -34,7 +34,7 @@ def decode(data: dict[str, Any]) -> Event:
     """Return the event that `encode` turned into this data.
 
     >>> decode({"kind": "ServerUp", "at_us": 5})
-    ServerUp(at_us=5)
+    ServerUp(at_us=5, patience=None)
 
     Raises:
         ValueError: the kind is unknown, or fields are missing or unknown.

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from cordee.control.start_options import Offer
 from cordee.errors import CatalogueError, CordeeError, HomeUnsuitableError, InputError, NoServerError, StoreError
 from cordee.events import ServerUp
 from cordee.ids import JobId
+from cordee.schedule import Policy
 from interrupts import interruptible
 
 
@@ -81,6 +83,9 @@ def test_the_options_of_up_hold_for_the_next_one(tmp_path: Path) -> None:
     assert Offer.of(home, None, None) == Offer(8, "H100")
     assert Offer.of(home, "auto", None) == Offer(None, "H100")
     assert Offer.of(home, None, "none") == Offer(None, None)
+    assert Offer.of(home, None, None, patience="2") == Offer(None, None, patience=2.0)
+    assert Offer.of(home, None, None) == Offer(None, None, patience=2.0)
+    assert Offer.of(home, None, None, patience="default") == Offer(None, None)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,9 @@ def test_a_wrong_offer_is_refused_and_not_remembered(
     home = Home(tmp_path)
     with pytest.raises(error):
         Offer.of(home, slots, price_as)
+    for patience in ("0", "-1", "nan", "long"):
+        with pytest.raises(InputError, match="is no patience"):
+            Offer.of(home, None, None, patience=patience)
     assert home.settings() == {}
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(HomeUnsuitableError, match=r"settings\.json cannot be read"):
@@ -128,3 +136,11 @@ def test_a_server_in_the_foreground_ends_by_ctrl_c(tmp_path: Path) -> None:
 def test_up_is_written_down(server: Server) -> None:
     server.control.up()
     assert [type(event) for _, event in server._store.events()] == [ServerUp]
+
+
+def test_a_server_decides_by_the_patience_of_its_options(tmp_path: Path) -> None:
+    server = Server(Home(tmp_path), Offer(slots=2, price_as=None, patience=2.0))
+    server.control.up()
+    assert server.control.state.policy == replace(Policy(), patience=2.0)
+    server._executor.close()
+    server._store.close()

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,16 @@ def test_a_start_from_a_snapshot_equals_a_full_replay(url: str, store: SqlStore,
     whole.retire(ended)
     assert taken(fold).body == taken(whole).body
     assert store.archive.retired().keys() == set(ended)
+
+
+def test_a_snapshot_keeps_the_patience_of_the_server(url: str, store: SqlStore) -> None:
+    store.commit([ServerUp(at_us=10**15, patience=2.0)])
+    number = store.archive.log_number()
+    make(url, number, [])
+    fold = newest_fold(store, Policy())
+    assert fold.number == number and fold.state.policy == replace(Policy(), patience=2.0)
+    fold.apply([(number + 1, ServerUp(at_us=10**15))])
+    assert fold.state.policy == Policy()
 
 
 def test_the_next_snapshot_starts_from_the_newest(url: str, store: SqlStore, events: list[Event]) -> None:

@@ -31,7 +31,7 @@ from cordee.events import (
     SpanClass,
 )
 from cordee.ids import JobId
-from cordee.schedule import enact
+from cordee.schedule import Policy, enact
 
 
 @pytest.fixture
@@ -259,6 +259,19 @@ def test_an_error_on_one_job_is_reported_and_stops_no_other(scene: Scene, monkey
 def test_the_log_records_a_restart_of_the_server(scene: Scene) -> None:
     scene.restart()
     assert len(scene.of(ServerUp)) == 2
+
+
+def test_the_patience_of_a_server_holds_from_its_start_to_the_next(scene: Scene) -> None:
+    patient = Control(clock=scene.time, store=scene.store, executor=scene.agents, patience=2.0)
+    assert patient.state.policy == Policy(), "until it is in the log"
+    patient.up()
+    patient.tick()
+    assert patient.state.policy == replace(Policy(), patience=2.0)
+    assert [each.patience for each in scene.of(ServerUp) if isinstance(each, ServerUp)] == [None, 2.0]
+    follower = Control(clock=scene.time, store=scene.store, executor=scene.agents)
+    assert follower.state.policy == patient.state.policy
+    follower.up()
+    assert follower.state.policy == Policy()
 
 
 def test_a_report_that_comes_again_is_acknowledged_again(scene: Scene) -> None:

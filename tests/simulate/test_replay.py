@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from crowded_world import crowded
 
-from cordee.events import AttemptEnded, JobEnded, JobSubmitted, NodeDown
+from cordee.events import AttemptEnded, JobEnded, JobSubmitted, NodeDown, ServerUp
 from cordee.schedule.policy import NAMED, Policy
 from cordee.simulate.observed import newest, observe
 from cordee.simulate.replay import audit, measure_log, replay
@@ -18,6 +18,15 @@ def test_every_moment_of_a_log_is_decided_again_as_it_was(seed: int, policy: str
     found = audit(log, NAMED[policy])
     assert found.differences == (), f"replay: crowded({seed}, policy=NAMED[{policy!r}], defer_reports={bool(seed % 2)})"
     assert found.moments > 40 and found.decisions > 100
+
+
+def test_a_log_is_decided_again_with_the_patience_that_it_says() -> None:
+    hasty = replace(Policy(), patience=0.001)
+    log = list(crowded(1, policy=hasty).log)
+    assert isinstance(log[0], ServerUp) and log[0].patience is None
+    assert audit(log, Policy()).differences, "without it the decisions are others"
+    log[0] = replace(log[0], patience=0.001)
+    assert audit(log, Policy()).differences == ()
 
 
 def test_a_decision_that_these_rules_would_not_make_is_found() -> None:

@@ -75,6 +75,15 @@ MaxGrace = Annotated[
 ]
 
 
+Patience = Annotated[
+    str | None,
+    typer.Option(
+        help="Wait after which a job goes first, as a multiple of how long the long jobs run, or default (0.5).",
+        show_default="as before, else default",
+    ),
+]
+
+
 def up(
     *,
     slots: Annotated[
@@ -109,12 +118,13 @@ def up(
     sbatch: Sbatch = "",
     max_grace: MaxGrace = None,
     artifacts: Artifacts = None,
+    patience: Patience = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Start a server; jobs of an earlier one continue."""
-    from cordee.control.spawn import check_installed, check_not_connected, start_server
+    from cordee.control.spawn import start_server
 
     folder = terminal.folder(home)
     _keep(folder, max_grace, artifacts)
@@ -130,14 +140,10 @@ def up(
         "lease": lease,
         "gateway": gateway,
         "log_format": log_format,
+        "patience": patience,
     }
     if foreground:
-        check_installed()
-        check_not_connected(folder)
-        from cordee.control.server import serve
-        from cordee.control.start_options import Options
-
-        serve(folder, Options(**options), on_ready=lambda url: print(f"the server runs at {url}", flush=True))
+        _serve(folder, options)
         return
     with terminal.waiting(f"starting a server on {folder}"):
         health = start_server(folder, **options)
@@ -145,6 +151,18 @@ def up(
         terminal.print_json(health)
     else:
         _describe(health, folder, slots)
+
+
+def _serve(folder: Path, options: dict[str, Any]) -> None:
+    """Serve in this process."""
+    from cordee.control.spawn import check_installed, check_not_connected
+
+    check_installed()
+    check_not_connected(folder)
+    from cordee.control.server import serve
+    from cordee.control.start_options import Options
+
+    serve(folder, Options(**options), on_ready=lambda url: print(f"the server runs at {url}", flush=True))
 
 
 def _machines(on: str | None, partition: str | None, nodes: int, idle: str, sbatch: str) -> str | None:

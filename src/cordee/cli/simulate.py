@@ -146,11 +146,7 @@ def simulate(
     """
     with_service = requests is not None or service is not None
     _check_together(frontier=frontier, recommend=recommend, samples=samples, chrome=chrome, with_service=with_service)
-    policies = named_policies(FRONTIER if policy is None and (frontier or recommend) else _names(policy or DEFAULT))
-    if (frontier or recommend) and not any(map(can_be_chosen, policies)):
-        raise InputError(
-            "none of the policies is cordee with a patience", hint="add some: --policy cordee:0.5,cordee:2,2d-las"
-        )
+    policies = _policies(policy, several=frontier or recommend)
     nodes = _priced(cluster(cluster_), price_as)
     scenario = _scenario(
         trace,
@@ -174,6 +170,19 @@ def simulate(
         simulate_together(scenario, policies[0], wanted, html=html, as_json=as_json)
         return
     _compare(scenario, policies, _Wanted(html, chrome, as_json, recommend, samples))
+
+
+def _policies(names: str | None, *, several: bool) -> list[NamedPolicy]:
+    """Return the policies of these names; None: those of a frontier if `several` patiences are compared.
+
+    Raises:
+        InputError: there is no such policy, or none of several has a patience that a server can run.
+    """
+    policies = named_policies(FRONTIER if names is None and several else _names(names or DEFAULT))
+    if several and not any(map(can_be_chosen, policies)):
+        hint = "add some: --policy cordee:0.5,cordee:2,2d-las"
+        raise InputError("none of the policies is cordee with a patience", hint=hint)
+    return policies
 
 
 class _Wanted(NamedTuple):

@@ -1,6 +1,7 @@
 """The fold of the log: state, ledger, measurements, services, sweeps, artifacts; from its start or a saved form."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from cordee.account.attempt import AttemptRow
@@ -8,10 +9,11 @@ from cordee.account.curves import Curves, SavedJobCurves
 from cordee.account.ledger import Ledger, SavedLedger
 from cordee.account.measured import Measurement, Measurements, SavedMeasurements
 from cordee.control.directory import Directory, SavedDirectory
+from cordee.control.patience import policy_of
 from cordee.control.rehearsed.fold import Rehearsals, SavedRehearsals
 from cordee.control.trials import SavedSweeps, Sweeps
 from cordee.control.versions import Artifacts, SavedArtifacts
-from cordee.events import Event
+from cordee.events import Event, ServerUp
 from cordee.ids import JobId
 from cordee.reports import RANK_REPORTS, is_rank_report
 from cordee.schedule.policy import Policy
@@ -37,6 +39,7 @@ class SavedFold(NamedTuple):
     curves: dict[JobId, SavedJobCurves]
     rehearsals: SavedRehearsals
     artifacts: SavedArtifacts
+    patience: float | None
 
 
 class EndedJob(NamedTuple):
@@ -52,6 +55,7 @@ class Fold:
     """The values that follow from the log up to `number`.
 
     Attributes:
+        policy: the policy that it was made with; the state's has the patience of the newest start of the server.
         state: what the scheduler knows.
         ledger: GPU time held, by class, and its cost.
         measurements: measured values of attempts beside their estimates.
@@ -66,13 +70,14 @@ class Fold:
 
     def __init__(self, policy: Policy, saved: SavedFold | None = None) -> None:
         """Start before the first event, or with what was saved under this policy."""
+        self.policy = policy
         if saved is None:
             self.state, self.ledger, self.measurements = State(policy), Ledger(), Measurements()
             self.directory, self.sweeps, self.curves = Directory(), Sweeps(), Curves()
             self.rehearsals, self.artifacts = Rehearsals(), Artifacts()
             self.number = self.last_us = 0
         else:
-            self.state = restored_state(saved.state, policy)
+            self.state = restored_state(saved.state, replace(policy, patience=saved.patience))
             self.ledger = Ledger.restored(saved.ledger)
             self.measurements = Measurements.restored(saved.measurements)
             self.directory = Directory.restored(saved.directory)
@@ -95,6 +100,7 @@ class Fold:
             self.curves.saved(),
             self.rehearsals.saved(),
             self.artifacts.saved(),
+            self.state.policy.patience,
         )
 
     def apply(self, numbered: Iterable[tuple[int, Event]]) -> Failed:
@@ -105,6 +111,8 @@ class Fold:
             kind = type(event)
             try:
                 apply(state, event)
+                if kind is ServerUp:
+                    state.use(policy_of(event, self.policy))
                 ledger(event)
                 self._pass_on(kind, number, event)
             except Exception as error:

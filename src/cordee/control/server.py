@@ -123,7 +123,14 @@ class Server:
         priced = Priced(self._executor, catalogue, offer.price_as)
         fold = newest_fold(self._store, Policy())
         self._snapshots = Snapshots(self._store, url, fold)
-        self.control = Control(clock=clock, store=self._store, executor=priced, fold=fold, precedence=precedence)
+        self.control = Control(
+            clock=clock,
+            store=self._store,
+            executor=priced,
+            patience=offer.patience,
+            fold=fold,
+            precedence=precedence,
+        )
         self._cluster.control = self.control
         operations = Operations(
             control=self.control,
@@ -456,7 +463,7 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
     _raise_file_limit()
     log_to(home.path / "server.log", log_format(home, options.log_format))
     try:
-        offer = Offer.of(home, options.slots, options.price_as, options.on)
+        offer = Offer.of(home, options.slots, options.price_as, options.on, options.patience)
         database, stand_by = database_of(home, options), options.standby
         listen, terms = options.listen, LeaseTerms.of(home, options.lease)
         gateway = listen_address(home, options.gateway)
@@ -495,6 +502,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--lease")
     parser.add_argument("--gateway")
     parser.add_argument("--log-format")
+    parser.add_argument("--patience")
     given = vars(parser.parse_args(argv))
     if given["database"] == "-":
         given["database"] = sys.stdin.read().strip()

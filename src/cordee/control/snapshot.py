@@ -66,7 +66,7 @@ def taken(fold: Fold) -> Snapshot:
     """Return a snapshot of the fold; nothing may change it meanwhile."""
     text = json.dumps(codec(SavedFold).encode(fold.saved()), separators=(",", ":")).encode()
     body = zlib.compress(text, _LEVEL)
-    return Snapshot(fold.number, fold.last_us, version(fold.state.policy), _hash(body), body)
+    return Snapshot(fold.number, fold.last_us, version(fold.policy), _hash(body), body)
 
 
 def loaded(snapshot: Snapshot, policy: Policy, log_number: int) -> Fold:

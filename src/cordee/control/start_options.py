@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cordee.control.engines.choice import LOCAL, check_engine
 from cordee.control.home import SQLITE, Home
+from cordee.control.patience import DEFAULT, parse_patience
 from cordee.control.store.database import check_database, count_jobs
 from cordee.errors import HomeUnsuitableError, InputError
 from cordee.hardware.load import load_home
@@ -26,22 +27,29 @@ class Options:
     lease: str | None = None
     gateway: str | None = None
     log_format: str | None = None
+    patience: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The machines, and their GPUs or CPU slots; `price_as` names the GPU that sets the price of a slot."""
+    """The machines, their GPUs or CPU slots, and the patience of their jobs; None: the default one.
+
+    `price_as` names the GPU that sets the price of a slot.
+    """
 
     slots: int | None
     price_as: str | None
     on: str = LOCAL
+    patience: float | None = None
 
     @classmethod
-    def of(cls, home: Home, slots: str | None, price_as: str | None, on: str | None = None) -> "Offer":
+    def of(
+        cls, home: Home, slots: str | None, price_as: str | None, on: str | None = None, patience: str | None = None
+    ) -> "Offer":
         """Return the offer of these options; an option that is not given is that of the last `up`.
 
         Raises:
-            InputError: `slots` is not a number, or no engine is called `on`.
+            InputError: `slots` or `patience` is not a number, or no engine is called `on`.
             CatalogueError: the GPU is unknown.
             MissingExtraError: the engine's library is not installed.
         """
@@ -54,8 +62,10 @@ class Offer:
             raise InputError(f"{slots!r} is not a number of CPU slots", hint="write --slots 8, or --slots auto")
         if price_as != "none":
             load_home(home.path).find_gpu(price_as)
-        home.keep_settings({"slots": slots, "price_as": price_as, "on": on})
-        return cls(None if slots == "auto" else int(slots), None if price_as == "none" else price_as, on)
+        patience = last.get("patience", DEFAULT) if patience is None else patience
+        patient = parse_patience(patience)
+        home.keep_settings({"slots": slots, "price_as": price_as, "on": on, "patience": patience})
+        return cls(None if slots == "auto" else int(slots), None if price_as == "none" else price_as, on, patient)
 
 
 def database_of(home: Home, options: Options) -> str | None:

@@ -108,17 +108,19 @@ class Control:
         store: Store,
         executor: Executor,
         policy: Policy | None = None,
+        patience: float | None = None,
         fold: Fold | None = None,
         precedence: Precedence | None = None,
     ) -> None:
         """Rebuild everything from the store's log, and from a fold of its beginning if there is one.
 
-        Decide by `policy`, or by the default one, and with precedence over the threads that give way to it.
+        Decide by `policy`, or by the default one; from `up` on with this patience, if there is one, and with precedence
+        over the threads that give way to it.
         """
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
-        self._policy = policy or Policy()
-        self.fold = fold or Fold(self._policy)
+        self._patience = patience
+        self.fold = fold or Fold(policy or Policy())
         self.state, self.ledger, self.measurements = self.fold.state, self.fold.ledger, self.fold.measurements
         self.errors: tuple[tuple[str, Exception], ...] = ()
         self.retiring: frozenset[JobId] = frozenset()
@@ -141,7 +143,7 @@ class Control:
 
     def up(self) -> None:
         """Accept jobs, also after a shutdown."""
-        self._append(ServerUp(at_us=self._clock.now_us()))
+        self._append(ServerUp(at_us=self._clock.now_us(), patience=self._patience))
 
     def shut_down(self) -> None:
         """Give every attempt notice, and start nothing until `up`."""
@@ -281,7 +283,7 @@ class Control:
                 point("reports.acknowledged")
             # A decision is based on committed reports only. After a crash between the two commits it is made again.
             now_us = max(self._clock.now_us(), self.fold.last_us)
-            decision = enact(self.state, now_us, self._policy, self._write_decision)
+            decision = enact(self.state, now_us, None, self._write_decision)
             if self.errors or self._failed or decision.errors:
                 self.errors, self._failed = (*self._failed, *decision.errors), []
             if decision.events:

@@ -50,9 +50,10 @@ from cordee.ids import JobId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUp:
-    """The server started and takes jobs."""
+    """The server started and takes jobs. `patience` is its policy's from now on; None: the default one."""
 
     at_us: int
+    patience: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ of a job only what it has done so far.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cordee.control.patience import parse_patience
 from cordee.errors import InputError
 from cordee.schedule.policy import NAMED, Policy
 
@@ -59,10 +60,10 @@ def _named(text: str) -> NamedPolicy:
         return POLICIES[name]
     named = POLICIES[name]
     try:
-        patience = float(number)
-    except ValueError:
-        patience = -1.0
-    if named.policy.patience is None or not 0 < patience < 1e6:
+        patience = parse_patience(number)
+    except InputError:
+        patience = None
+    if named.policy.patience is None or patience is None:
         raise InputError(
             f"{text!r} is no policy with a patience",
             hint="a patience multiplies how long long jobs run, for a policy of Cordee's own: cordee:2",

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cordee.account.ledger import Ledger
+from cordee.control.patience import policy_of
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -16,6 +17,7 @@ from cordee.events import (
     JobEnded,
     KillOrdered,
     NoticeGiven,
+    ServerUp,
 )
 from cordee.schedule import decide
 from cordee.schedule.policy import Policy
@@ -47,18 +49,20 @@ class Audit:
 
 
 def audit(log: Sequence[Event], policy: Policy) -> Audit:
-    """Decide every moment of the log again, each from the log up to it."""
-    state = State()
+    """Decide every moment of the log again, each from the log up to it, with the patience that the log says."""
+    state = State(policy)
     moments = decisions = 0
     differences = []
     for number, group in _groups(log):
         if isinstance(group[0], _DECISIONS):
             moments, decisions = moments + 1, decisions + len(group)
-            decided = decide(state, group[0].at_us, policy).events
+            decided = decide(state, group[0].at_us).events
             if tuple(group) != decided:
                 differences.append(Difference(number=number, logged=tuple(group), decided=decided))
         for event in group:
             apply(state, event)
+            if isinstance(event, ServerUp):
+                state.use(policy_of(event, policy))
     return Audit(moments=moments, decisions=decisions, differences=tuple(differences))
 
 
