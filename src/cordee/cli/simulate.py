@@ -231,12 +231,12 @@ def _compare(scenario: Scenario, policies: Sequence[NamedPolicy], wanted: _Wante
     tally, total = _counted(scenario)
     results = [_run(scenario, each, total) for each in policies]
     answer = comparison(scenario, tally, total, results)
-    told = _recommendation(scenario, answer, results, total, wanted) if wanted.recommend else None
-    _write(wanted, scenario, answer, results, told)
+    advice = _recommendation(scenario, answer, results, total, wanted) if wanted.recommend else None
+    _write(wanted, scenario, answer, results, advice)
     if wanted.as_json:
-        terminal.print_json(told or answer)
-    elif told is not None:
-        print_recommendation(told)
+        terminal.print_json(advice or answer)
+    elif advice is not None:
+        print_recommendation(advice)
     else:
         print_comparison(answer)
 
@@ -258,13 +258,13 @@ def _write(
     scenario: Scenario,
     answer: PolicyComparison,
     results: Sequence[Result],
-    told: Recommendation | None,
+    advice: Recommendation | None,
 ) -> None:
     """Write the page and the Chrome trace, where they are asked for."""
     if wanted.html is not None:
         from cordee.simulate.page import comparison_page
 
-        write_page(wanted.html, comparison_page(scenario, answer, results, told))
+        write_page(wanted.html, comparison_page(scenario, answer, results, advice))
     if wanted.chrome is not None:
         from cordee.simulate.chrome_trace import simulation_chrome_trace
 

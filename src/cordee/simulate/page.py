@@ -28,7 +28,7 @@ _KIND = {Outcome.FINISHED: "finished", Outcome.CHECKPOINTED: "left", None: "runs
 
 
 def comparison_page(
-    scenario: Scenario, answer: PolicyComparison, results: Sequence[Result], told: Recommendation | None = None
+    scenario: Scenario, answer: PolicyComparison, results: Sequence[Result], advice: Recommendation | None = None
 ) -> str:
     """Return the page, self-contained; with a recommendation, where there is one."""
     best = min(answer.policies, key=lambda each: each.summary.jct_s.mean)
@@ -42,7 +42,7 @@ def comparison_page(
         "The same jobs arrived at the same cluster under each policy. The code that decided is the code that schedules "
         "production jobs; the clock and the nodes were simulated."
     )
-    sections = [None if told is None else _recommendation(told), _table(answer), _frontier(answer)]
+    sections = [None if advice is None else _recommendation(advice), _table(answer), _frontier(answer)]
     sections += [_waits(results), _cluster(results), _losses(answer)]
     sections += _gantts(scenario, results)
     footer = (
@@ -88,17 +88,19 @@ def _table(answer: PolicyComparison) -> Section:
     )
 
 
-def _recommendation(told: Recommendation) -> Section:
+def _recommendation(advice: Recommendation) -> Section:
     """Return the figures that the rule weighs, with their spread."""
     columns = ("", "time to the end, mean", "slowdown, 99th percentile", "longest time without GPUs", "GPU-hours lost")
     rows = []
-    for each in told.costs:
+    for each in advice.costs:
         figures = (each.jct_s, each.slowdown_p99, each.away_s, each.lost_gpu_hours)
-        chosen = "" if each.chosen is None else f"{each.chosen} of {told.samples}"
+        chosen = "" if each.chosen is None else f"{each.chosen} of {advice.samples}"
         rows.append([each.policy, *map(_over, figures), chosen])
     table = table_html((*columns, "recommended"), rows)
-    title, *notes = sentences(told)
-    lead = f"{title[0].upper()}{title[1:]}. Figures over those of {told.baseline}: in the trace, and in resampled ones."
+    title, *notes = sentences(advice)
+    lead = (
+        f"{title[0].upper()}{title[1:]}. Figures over those of {advice.baseline}: in the trace, and in resampled ones."
+    )
     return Section("Recommendation", lead, (table,), notes=notes)
 
 
