@@ -55,7 +55,11 @@ def print_recommendation(answer: Recommendation) -> None:
         written = (_figure(figure, write, compares) for write, figure in zip(_WRITE, figures, strict=True))
         table.add_row(_name(each.policy, each.knows_run_times, answer.policy), *written)
     terminal.stdout().print(table)
-    for line in (*sentences(answer), *_remarks(answer.compared)):
+    ranges = (
+        "below a figure: its range over resampled traces, 10th to 90th percentile, and that of its difference to"
+        f" {answer.baseline} on the same ones"
+    )
+    for line in (*sentences(answer), ranges, *_remarks(answer.compared)):
         _print(line)
 
 

@@ -196,10 +196,6 @@ def sentences(answer: Recommendation) -> list[str]:
         lines.append("all patiences give the same figures on this trace: any of them will do")
     lines.append(f"rule: {answer.rule}")
     lines.append(
-        "below a figure: its range over resampled traces, 10th to 90th percentile, and that of its difference to"
-        f" {answer.baseline} on the same ones"
-    )
-    lines.append(
         f"a resampled trace: blocks of {format_duration(answer.block_s)} of this one, drawn with replacement,"
         f" seeds from {answer.compared.seed} on"
     )

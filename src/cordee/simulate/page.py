@@ -98,9 +98,10 @@ def _recommendation(advice: Recommendation) -> Section:
         rows.append([each.policy, *map(_over, figures), chosen])
     table = table_html((*columns, "recommended"), rows)
     title, *notes = sentences(advice)
-    lead = (
-        f"{title[0].upper()}{title[1:]}. Figures over those of {advice.baseline}: in the trace, and in resampled ones."
+    over = (
+        f"Figures over those of {advice.baseline}: in the trace, and the 10th to the 90th percentile in resampled ones."
     )
+    lead = f"{title[0].upper()}{title[1:]}. {over}"
     return Section("Recommendation", lead, (table,), notes=notes)
 
 
