@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import structlog
 from starlette.types import ASGIApp
@@ -123,14 +124,8 @@ class Server:
         priced = Priced(self._executor, catalogue, offer.price_as)
         fold = newest_fold(self._store, Policy())
         self._snapshots = Snapshots(self._store, url, fold)
-        self.control = Control(
-            clock=clock,
-            store=self._store,
-            executor=priced,
-            patience=offer.patience,
-            fold=fold,
-            precedence=precedence,
-        )
+        ports: dict[str, Any] = {"clock": clock, "store": self._store, "executor": priced}
+        self.control = Control(**ports, patience=offer.patience, fold=fold, precedence=precedence)
         self._cluster.control = self.control
         operations = Operations(
             control=self.control,
