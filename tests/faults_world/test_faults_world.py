@@ -19,8 +19,9 @@ from faults_world.faults import FAULTS
 from faults_world.play import play
 
 TESTS = Path(__file__).parents[1]
-SEEDS = tuple(range(50))
-TOGETHER = 10
+SEEDS = (*range(30), 33)
+"""The last one has a notice for a time slice, which is rare; the soak plays other seeds."""
+TOGETHER = 8
 PORTS = {
     "clock.now_us",
     "store.commit",
@@ -45,9 +46,9 @@ def played(seed: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("first", SEEDS[::TOGETHER])
+@pytest.mark.parametrize("first", range(0, len(SEEDS), TOGETHER))
 def test_every_invariant_holds(first: int) -> None:
-    for seed in range(first, first + TOGETHER):
+    for seed in SEEDS[first : first + TOGETHER]:
         played(seed)
 
 
