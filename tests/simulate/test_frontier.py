@@ -172,6 +172,7 @@ def test_a_winner_of_half_the_samples_is_recommended(some: Result) -> None:
     answer = told(wins, [wins, loses])
     assert (answer.policy, answer.clear, answer.other) == ("cordee:2", True, None)
     assert sentences(answer)[0] == "recommended: cordee:2, in 1 of 2 resampled traces as well"
+    assert "a server takes it by: cordee up --patience 2" in sentences(answer)
     assert not told(wins, [wins, loses, loses]).clear
     same = results(some, half=(100, 10, 5000, 20), two=(100, 10, 5000, 20))
     assert any("all patiences give the same figures" in line for line in sentences(told(same, [same])))

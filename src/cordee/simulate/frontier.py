@@ -194,6 +194,9 @@ def sentences(answer: Recommendation) -> list[str]:
         lines.append(f"{of}: {', '.join(f'{count} for {name}' for name, count in chosen.items() if count)}")
     if len({_figures(each) for each in answer.costs if each.chosen is not None}) == 1 < len(chosen):
         lines.append("all patiences give the same figures on this trace: any of them will do")
+    if answer.clear:
+        patience = answer.policy.partition(":")[2] or "default"
+        lines.append(f"a server takes it by: cordee up --patience {patience}")
     lines.append(f"rule: {answer.rule}")
     lines.append(
         f"a resampled trace: blocks of {format_duration(answer.block_s)} of this one, drawn with replacement,"
