@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from cordee.plan.layout import Layout
 from cordee.plan.memory import rank_memory
@@ -23,7 +23,7 @@ from cordee.workload.load import load_config, load_shape
 
 @dataclass(frozen=True)
 class Case:
-    """A model on so many ranks of FSDP2; `published` is max_memory_reserved in GiB, where somebody measured it."""
+    """A model on so many ranks of FSDP2, or of DDP with `zero` 0 and 1; `published` is max_memory_reserved in GiB, where somebody measured it."""
 
     model: str
     ranks: int
@@ -34,6 +34,7 @@ class Case:
     code: str = "torchtitan"
     replicas: int = 1
     published: float | None = None
+    zero: Literal[0, 1, 2, 3] = 3
 
 
 # Published: pytorch/torchtitan@31a17bf benchmarks/llama3_h100_202412_torchtitan.md, its two eager rows of FSDP2.
@@ -52,6 +53,12 @@ CASES = (
     Case("llama-3.1-8b", 8, code="hf"),
     Case("llama-3.1-8b", 64, "full", code="hf"),
     Case("qwen2.5-7b", 8, code="hf"),
+    Case("llama-3.1-8b", 8, seq_tokens=2048, accumulated=2, zero=0),
+    Case("llama-3.1-8b", 8, seq_tokens=2048, zero=1),
+    Case("llama-3.1-8b", 8, "selective", accumulated=2, zero=1),
+    Case("llama-3.1-8b", 8, "full", seq_tokens=2048, accumulated=2, zero=1),
+    Case("llama-3.1-8b", 8, seq_tokens=2048, zero=2),
+    Case("llama-3.1-8b", 8, seq_tokens=2048, accumulated=2, code="hf", zero=1),
 )
 
 
@@ -59,7 +66,9 @@ def compare(case: Case) -> dict[str, Any]:
     """One case: what was planned, traced and published, in GiB, and the errors."""
     question = Question(
         config=load_config(case.model), code=case.code, seq_tokens=case.seq_tokens, micro_batch=case.micro_batch,
-        micro_batches=case.accumulated, fsdp=case.ranks, replicas=case.replicas, recompute=case.recompute,
+        micro_batches=case.accumulated, recompute=case.recompute, zero=case.zero,
+        fsdp=case.ranks if case.zero >= 2 else 1, replicas=case.replicas * (1 if case.zero >= 2 else case.ranks),
+        weights="mixed" if case.zero >= 2 else "autocast",
     )  # fmt: skip
     argv = [sys.executable, "-m", "cordee.train.trace_memory"]
     said = subprocess.run(
@@ -71,7 +80,7 @@ def compare(case: Case) -> dict[str, Any]:
         seq_tokens=case.seq_tokens, global_batch=gpus * case.micro_batch * case.accumulated, model_code=case.code
     )
     layout = Layout(
-        dp=gpus, zero=3, recompute=case.recompute, micro_batch=case.micro_batch,
+        dp=gpus, zero=case.zero, recompute=case.recompute, micro_batch=case.micro_batch,
         shard=case.ranks if case.replicas > 1 else None,
     )  # fmt: skip
     training = settings.training(shape, gpus)

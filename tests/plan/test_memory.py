@@ -1,6 +1,7 @@
 """Memory by hand, against measurements, and by what must always hold."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -45,15 +46,43 @@ def test_the_state_of_llama_3_405b_with_8_bit_adam() -> None:
 
 
 def test_states_by_hand_for_every_zero_stage() -> None:
-    # FSDP2 shards fp32 weights and gradients themselves.
-    n, training = L70.parameters, Training(8192, 512)
-    for zero, (weights, gradients, kept) in enumerate(
-        [(2, 2, 12), (2, 2, 12 / 64), (2, 2 / 64, 12 / 64), (4 / 64, 4 / 64, 8 / 64)]
+    # Megatron-LM's and DeepSpeed's 2 + 2 + 12. torch has fp32 weights and gradients, FSDP2 shards these themselves, and
+    # DDP's gradients are there twice once several micro-batches add up.
+    n, training = L70.parameters, Training(8192, 512, framework="internevo")
+    torch = Training(8192, 512)
+    for used, stages in (
+        (training, [(2, 2, 12), (2, 2, 12 / 64), (2, 2 / 64, 12 / 64), (2 / 64, 2 / 64, 12 / 64)]),
+        (torch, [(4, 8, 8), (4, 8, 8 / 64), (4 / 64, 4 / 64, 8 / 64), (4 / 64, 4 / 64, 8 / 64)]),
     ):
-        stage = rank_memory(L70, Layout(dp=64, zero=zero), training).worst
-        assert stage.weights_bytes == pytest.approx(n * weights, rel=1e-6)
-        assert stage.gradients_bytes == pytest.approx(n * gradients, rel=1e-6)
-        assert stage.optimizer_bytes == pytest.approx(n * kept, rel=1e-6)
+        for zero, (weights, gradients, kept) in enumerate(stages):
+            stage = rank_memory(L70, Layout(dp=64, zero=zero), used).worst
+            assert stage.weights_bytes == pytest.approx(n * weights, rel=1e-6)
+            assert stage.gradients_bytes == pytest.approx(n * gradients, rel=1e-6)
+            assert stage.optimizer_bytes == pytest.approx(n * kept, rel=1e-6)
+
+
+
+@pytest.mark.parametrize(
+    ("zero", "ranks", "recompute", "micro_batches", "traced"),
+    [
+        (0, 1, "none", 2, 160_429_597_696),
+        (0, 8, "none", 2, 192_550_642_688),
+        (0, 8, "full", 1, 147_278_881_792),
+        (1, 8, "none", 1, 104_215_405_568),
+        (1, 8, "none", 2, 136_336_450_560),
+        (1, 8, "full", 2, 123_185_734_656),
+        (2, 8, "none", 1, 42_340_883_456),
+        (2, 8, "full", 2, 35_878_118_400),
+    ],
+)
+def test_replicas_hold_what_a_trace_of_torch_has(
+    zero: int, ranks: int, recompute: Literal["none", "full"], micro_batches: int, traced: int
+) -> None:
+    # Llama 3.1 8B as torchtitan writes it, sequences of 2,048, under DDP, ZeroRedundancyOptimizer, FSDP2.
+    training = Training(2048, ranks * micro_batches)
+    layout = Layout(dp=ranks, zero=zero, recompute=recompute)
+    planned = rank_memory(load_shape("llama-3.1-8b"), layout, training).worst.allocated_bytes
+    assert -0.001 < planned / traced - 1 < 0.007
 
 
 def test_a_llama_layer_keeps_what_the_closed_form_says() -> None:
@@ -61,24 +90,27 @@ def test_a_llama_layer_keeps_what_the_closed_form_says() -> None:
     tokens = 8192
     closed = 2 * tokens * (6 * 8192 + 2 * 8 * 128 + 3 * 28672) + 4 * 64 * tokens
     training = Training(tokens, 1, fused=True)
-    one = layer_activation_bytes(L70, Layout(), training)
+    one = layer_activation_bytes(L70, Layout(zero=3), training)
     assert one == closed
     # Eager PyTorch keeps silu(gate) as well.
-    assert layer_activation_bytes(L70, Layout(), Training(tokens, 1)) == closed + 2 * tokens * 28672
+    assert layer_activation_bytes(L70, Layout(zero=3), Training(tokens, 1)) == closed + 2 * tokens * 28672
     divided = layer_activation_bytes(L70, Layout(tp=8, sp=True), replace(training, framework="megatron"))
     assert divided == closed / 8
+    # Autocast keeps hidden states in fp32, and 16-bit inputs of q, k, v, gate and up each.
+    autocast = layer_activation_bytes(L70, Layout(), training)
+    assert autocast == closed + 2 * tokens * (2 + 3) * 8192
     # DTensor keeps the results of the two norms whole, as it gathered them.
-    assert layer_activation_bytes(L70, Layout(tp=8, sp=True), training) == divided + 2 * tokens * 2 * 8192 * 7 / 8
+    assert layer_activation_bytes(L70, Layout(tp=8, sp=True, zero=3), training) == divided + 2 * tokens * 2 * 8192 * 7 / 8
     again = replace(training, tuning=Tuning(regathers=True))
-    assert layer_activation_bytes(L70, Layout(tp=8, sp=True), again) == divided
-    assert layer_activation_bytes(L70, Layout(cp=4), training) == closed / 4
-    whole_norms = layer_activation_bytes(L70, Layout(tp=8), training)
+    assert layer_activation_bytes(L70, Layout(tp=8, sp=True, zero=3), again) == divided
+    assert layer_activation_bytes(L70, Layout(cp=4, zero=3), training) == closed / 4
+    whole_norms = layer_activation_bytes(L70, Layout(tp=8, zero=3), training)
     assert whole_norms - divided == 2 * tokens * 4 * 8192 * 7 / 8
 
 
 def test_scores_are_what_flash_attention_saves() -> None:
     # Korthikanti et al. 2022, section 4.1: 5*a*s^2*b bytes.
-    shape, training, layout = load_shape("gpt2"), Training(1024, 8, dropout=True), Layout(micro_batch=2)
+    shape, training, layout = load_shape("gpt2"), Training(1024, 8, dropout=True), Layout(micro_batch=2, zero=3)
     kept = layer_activation_bytes(shape, layout, training, scores=True)
     spared = layer_activation_bytes(shape, layout, training)
     assert kept - spared == 5 * 12 * 1024 * 1024 * 2

@@ -15,10 +15,10 @@ def test_fsdp_in_a_torch_pipeline_is_whole_while_micro_batches_pass() -> None:
     own = rank_parameters(L70, layout, training, 1).total
     states, forward, *_, step = timeline(L70, layout, training, 1)
     for still in (states, step):
-        assert still.weights_bytes == still.gradients_bytes == 2 * own / 8
+        assert still.weights_bytes == still.gradients_bytes == 4 * own / 8
     # Gathered weights in 16 bits; gradients add up in fp32 until the last micro-batch.
-    assert forward.weights_bytes == 2 * own / 8 + 2 * own
-    assert forward.gradients_bytes == 2 * own / 8 + 4 * own
+    assert forward.weights_bytes == 4 * own / 8 + 2 * own
+    assert forward.gradients_bytes == 4 * own / 8 + 4 * own
     for other in (Training(8192, 128, framework="megatron"), Training(8192, 128, framework="deepspeed")):
         sharded = timeline(L70, layout, other, 1)[1].weights_bytes
         assert sharded == 2 * rank_parameters(L70, layout, other, 1).total / 8

@@ -160,10 +160,11 @@ def _trained_state(out: Console, plan: Answer) -> None:
     if outer:
         product += f" + {outer:,} x {optimizer.bytes_per_parameter + optimizer.outer_extra_bytes:g}"
     out.print(Text.assemble(f"  {product} = ", (format_bytes(plan.state_bytes), "bold")))
+    wide = plan.training.keeps_fp32
     terms = (
-        ("weights", optimizer.weight_bytes),
-        ("gradients", optimizer.gradient_bytes),
-        ("fp32 master", optimizer.master_bytes),
+        ("fp32 weights" if wide else "weights", optimizer.master_bytes if wide else optimizer.weight_bytes),
+        ("gradients", optimizer.master_bytes if wide else optimizer.gradient_bytes),
+        ("fp32 master", 0 if wide else optimizer.master_bytes),
         ("moments", optimizer.moment_bytes),
     )
     out.print("  " + " + ".join(f"{name} {size:g}" for name, size in terms if size), style="dim")

@@ -84,6 +84,11 @@ def layer_activation_bytes(
     else:
         per_token = per_token + _kept_widths(shape, training) * shape.ffn / tp
     total = tokens * (training.activation_bytes * per_token + 4 * shape.heads / tp)
+    if training.keeps_fp32:
+        # Autocast keeps hidden states, the inputs of the norms, in fp32, and each product casts its own input.
+        products = 3 + (2 if shape.gated else 1)
+        casts = 4 * shape.hidden / split + 2 * (products - 2) * shape.hidden
+        total = total + (layout.zero < 2) * tokens * casts
     if training.tuning.composite_norms and shape.norm == "rms":
         # Two norms, each with its input in fp32 and what it is scaled to, in place of its 16-bit input.
         total = total + tokens * 2 * 4 * shape.hidden / split
@@ -248,12 +253,13 @@ def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
     boundary = boundary_bytes(shape, layout, training)
     # Megatron-LM frees what a stage has sent on; others keep it as the root of the backward pass.
     sent = (layout.pp > 1) * (training.framework != "megatron") * boundary
+    kept_input = boundary * (1 + training.keeps_fp32 * (layout.zero < 2))  # autocast's hidden states are fp32
     if layout.recompute != "full":
         return whole + sent
     if layout.recompute_layers is None or layout.recompute_layers >= held.layers:
-        return held.layers * boundary + sent
+        return held.layers * kept_input + sent
     again = layout.recompute_layers
-    return sent + again * boundary + (held.layers - again) / held.layers * whole
+    return sent + again * kept_input + (held.layers - again) / held.layers * whole
 
 
 def _kept_beside_frozen(shape: ModelShape, layout: Layout, training: Training) -> Real:
@@ -297,7 +303,8 @@ def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, ex
         outer = routed_fraction(shape, layout, training) * shape.hidden
     else:
         inner, outer = shape.ffn / tp, shape.hidden
-    per_token = shape.hidden / sequence_split(layout) + (query + value + attended) / tp + inner + outer
+    states = (1 + training.keeps_fp32 * (layout.zero < 2)) * shape.hidden / sequence_split(layout)
+    per_token = states + (query + value + attended) / tp + inner + outer
     return tokens * (training.activation_bytes * per_token + 4 * heads / tp)
 
 

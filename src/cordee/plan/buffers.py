@@ -122,7 +122,7 @@ def gradients_appear(layout: Layout, training: Training) -> Real:
     """
     if training.framework != "torch" or layout.pp > 1 or training.optimizer.in_backward:
         return 0
-    return 1 * ((layout.zero == 3) | (layout.gpus == 1))
+    return 1 * ((layout.zero >= 2) | (layout.gpus == 1))
 
 
 def frozen_gradient_bytes(layout: Layout, training: Training, parameters: Real) -> Real:
@@ -136,13 +136,27 @@ def frozen_gradient_bytes(layout: Layout, training: Training, parameters: Real) 
     return (layout.zero == 3) * training.activation_bytes * parameters / shards
 
 
-def keeps_fp32_shards(layout: Layout, training: Training) -> Real:
-    """Return 1 where a rank keeps its part of fp32 weights and gathers them in 16 bits: FSDP2 in mixed precision."""
-    optimizer = training.optimizer
-    mixed = optimizer.weight_bytes == 2 and optimizer.master_bytes == 4 and optimizer.gradient_bytes == 2
-    plain = training.framework == "torch" and layout.pp == 1 and training.adapters is None
-    plain = plain and layout.offload not in ("optimizer", "both")
-    return (mixed and plain) * (layout.zero == 3)
+def cast_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding, parameters: Real) -> Real:
+    """Return 16-bit copies of this rank's weights that live through a forward pass: torch's, but for FSDP's own layers.
+
+    Autocast keeps a copy of each matrix until the pass is done, of all but the embedding (a look-up is no product).
+    ZeRO-2 is FSDP2 that shards again after the backward pass only, embedding included.
+    """
+    rows = padded_vocab(shape, layout, training) * shape.hidden / layout.tp
+    matrices = parameters - held.embeddings * (not (shape.tied and held.heads)) * rows
+    sharded = (layout.zero == 2) * (layout.data_ranks > 1)
+    casts = training.keeps_fp32 * (layout.zero < 3) * training.activation_bytes
+    return casts * (matrices + sharded * (parameters - matrices))
+
+
+def accumulated_bytes(layout: Layout, training: Training, gradients: Real) -> Real:
+    """Return the gradients that add up beside DDP's buckets, which they are copied into after the last micro-batch.
+
+    `zero_grad` drops the views of the buckets, and without traffic (`no_sync`) autograd makes tensors of its own.
+    """
+    adds_up = training.framework == "torch" and not training.optimizer.in_backward
+    several = layout.micro_batches(training.global_batch) > 1
+    return adds_up * several * (layout.zero < 2) * (layout.data_ranks > 1) * gradients
 
 
 def shards_on_host(layout: Layout, training: Training) -> Real:

@@ -236,6 +236,10 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     standing = buf.standing_bytes(shape, layout, training, held) + act.WORKSPACE_BYTES
     parameters = rank_parameters(shape, layout, training, rank).total
     weights_whole, gradients_whole = buf.unsharded_bytes(layout, training, parameters)
+    gradients_whole = gradients_whole + buf.accumulated_bytes(layout, training, gradients)
+    cast = buf.cast_bytes(shape, layout, training, held, parameters)
+    # What recomputation drops of a layer are its casts as well; ZeRO-2 has gathered them.
+    cast_back = cast * ((layout.zero == 2) | (layout.recompute == "none"))
     flying = act.in_flight(layout, training, rank)
     one = act.kept_bytes(shape, layout, training, held)
     boundary = act.boundary_bytes(shape, layout, training)
@@ -257,12 +261,12 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     def still(event: str, buffers: Real = 0.0, missing: Real = 0.0) -> Moment:
         return Moment(weights, gradients * (1 - missing), optimizer, 0.0, 0.0, standing + buffers, event)
 
-    def at(event: str, activations: Real, loss: Real, buffers: Real, missing: Real = 0.0) -> Moment:
+    def at(event: str, activations: Real, loss: Real, buffers: Real, missing: Real = 0.0, cast: Real = 0.0) -> Moment:
         held_weights, held_gradients = weights + weights_whole, gradients - missing + gradients_whole
-        return Moment(held_weights, held_gradients, optimizer, activations, loss, standing + buffers, event)
+        return Moment(held_weights, held_gradients, optimizer, activations, loss, standing + buffers + cast, event)
 
     none = first * gradients
-    moments = [still("states", missing=appear), at("forward", kept + between, 0.0, gathered_or_whole, none)]
+    moments = [still("states", missing=appear), at("forward", kept + between, 0.0, gathered_or_whole, none, cast)]
     if held.heads:
         logits = act.loss_bytes(shape, layout, training)
         beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
@@ -273,15 +277,15 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
             beside = beside + head
         # FSDP2 has let go of the last layer when the head runs.
         beside = beside + gathered * (1 - appear * (layout.zero == 3))
-        moments.append(at("loss", kept + between, logits, beside, none))
+        moments.append(at("loss", kept + between, logits, beside, none, cast))
         stage = training.tuning.stage
         if stage is not None and stage.sequences_together > 1 and stage.free_passes:
             # The reference passes while the policy's activations and logits wait for their loss.
             both = logits if training.loss_kind == "chunked" else 2 * act.output_bytes(shape, layout, training)
-            moments.append(at("reference", kept + between, both, beside, none))
+            moments.append(at("reference", kept + between, both, beside, none, cast))
     # Gradients come as activations go, layer by layer: the fullest is the first of them or the last.
-    going = kept * (1 - 1 / max(1, held.layers))
-    moments.append(at("backward", kept + between, 0.0, backward, first * np.minimum(gradients, going)))
+    going = (kept + cast_back) * (1 - 1 / max(1, held.layers))
+    moments.append(at("backward", kept + between, 0.0, backward, first * np.minimum(gradients, going), cast_back))
     frozen = training.tuning.frozen
     if held.embeddings and training.adapters is None and not (frozen is not None and frozen.embeddings):
         rows = buf.embedding_gradient_bytes(shape, layout, training)
@@ -300,15 +304,14 @@ def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) ->
     moment: Real = 0.0
     # Moments that CUDA can move to the host are none that the GPU cannot do without.
     own: Real = optimizer.master_bytes + (0 if optimizer.paged else optimizer.moment_bytes)
-    # FSDP2 shards the fp32 weights themselves, and their gradients are as wide: 4 + 4 + 8 bytes, not 2 + 2 + 12.
-    wide = buf.keeps_fp32_shards(layout, training)
+    wide = training.keeps_fp32
     own = own - wide * optimizer.master_bytes
     for count, shards in (
         (parameters.dense, layout.shard_ranks),
         (parameters.experts, layout.expert_shard_ranks),
     ):
         each = optimizer.weight_bytes + wide * (optimizer.master_bytes - optimizer.weight_bytes)
-        weights = weights + each * count / (1 + (zero >= 3) * (shards - 1))
+        weights = weights + each * count / (1 + (zero >= (2 if wide else 3)) * (shards - 1))
         standing = optimizer.gradient_bytes + wide * (optimizer.master_bytes - optimizer.gradient_bytes)
         standing = (not optimizer.in_backward) * standing
         gradients = gradients + standing * count / (1 + (zero >= 2) * (shards - 1))

@@ -308,6 +308,16 @@ class Training:
         return sum((ep == size) * factor for size, factor in self.imbalance_by_ep)
 
     @property
+    def keeps_fp32(self) -> bool:
+        """Return whether weights and gradients are fp32 and only products 16-bit: torch in mixed precision.
+
+        FSDP2 gathers its fp32 shards in 16 bits, and autocast casts whole weights: 4 + 4 + 8 bytes of state, not
+        2 + 2 + 12. An optimizer of 16-bit weights alone keeps those.
+        """
+        mixed = self.optimizer.weight_bytes == self.optimizer.gradient_bytes == 2 and self.optimizer.master_bytes == 4
+        return mixed and self.framework == "torch" and self.adapters is None
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens in one optimizer step."""
         return self.seq_tokens * self.global_batch
