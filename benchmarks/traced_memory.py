@@ -23,7 +23,10 @@ from cordee.workload.load import load_config, load_shape
 
 @dataclass(frozen=True)
 class Case:
-    """A model on so many ranks of FSDP2, or of DDP with `zero` 0 and 1; `published` is max_memory_reserved in GiB, where somebody measured it."""
+    """A model on so many ranks of FSDP2, or of DDP with `zero` 0 and 1.
+
+    `published` is max_memory_reserved in GiB, where somebody measured it.
+    """
 
     model: str
     ranks: int

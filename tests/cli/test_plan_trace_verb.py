@@ -32,7 +32,7 @@ def test_a_trace_stands_beside_the_plan(model: str, capsys: pytest.CaptureFixtur
     assert not _run(*words, "--batch", "8", "--trace", "--json")
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {
-        "model", "gpu", "gpus", "layout", "question", "traced", "eager", "planned", "needed_bytes", "fits"
+        "model", "gpu", "gpus", "layout", "first", "question", "traced", "eager", "planned", "needed_bytes", "fits"
     }  # fmt: skip
     assert (found["layout"], found["question"]["fsdp"], found["question"]["code"]) == ("fsdp8", 8, "torchtitan")
     traced, planned = found["traced"], found["planned"]
@@ -153,3 +153,45 @@ def test_a_model_without_formulas_is_traced_alone(tmp_path: Path, capsys: pytest
 def test_a_refusal_says_why(model: str, words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("plan", model, "--gpus", "8xH100", "--seq", "256", "--batch", "8", "--trace", *words)
     assert says in capsys.readouterr().err
+
+
+GEMMA: dict[str, object] = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 128, "vocab_size": 512, "max_position_embeddings": 512, "sliding_window": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_a_model_that_is_planned_for_serving_alone_is_traced(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | GEMMA))
+    assert not _run("plan", str(tmp_path), "--gpus", "2xH100", "--seq", "128", "--trace", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["planned"] is None and found["layout"] == "fsdp2" and found["traced"]["layers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model-code hff", "did you mean hf?"),
+        ("--model-code megatron", "use --framework megatron"),
+        ("--autocast", "add --trace"),
+        ("--trace --stage dpo", "a trace answers no --stage"),
+        ("--trace --launch trainer", "a trace answers no --launch"),
+    ],
+)
+def test_flags_that_would_be_dropped_are_refused(
+    words: str, message: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run("plan", model, "--gpus", "8xH100", *words.split()) == 10
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("gpus", [(), ("--gpus", "1..8xH100")])
+def test_a_trace_is_of_one_number_of_gpus(
+    gpus: tuple[str, ...], model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run("plan", model, *gpus, "--trace") == 10
+    assert "a trace is of one number of GPUs" in capsys.readouterr().err

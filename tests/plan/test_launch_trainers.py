@@ -5,6 +5,9 @@ import ast
 import pytest
 from ruamel.yaml import YAML
 
+from asking import planned
+from cordee.errors import LayoutError
+from cordee.hardware.load import load_catalogue
 from cordee.plan.launch import launch_settings
 from cordee.plan.layout import Layout
 from cordee.plan.settings import Settings
@@ -59,3 +62,20 @@ def test_lightning_gets_a_strategy_of_the_layouts_sizes() -> None:
 def test_what_they_cannot_is_said(launcher: str) -> None:
     launch = launch_settings(launcher, SHAPE, Layout(dp=2, pp=4, zero=1), TRAINING)
     assert any("pipelines" in each for each in launch.cannot)
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "trainer", "lightning"])
+def test_only_what_they_run_is_searched_with_the_norms_of_hugging_face(launcher: str) -> None:
+    answer = planned(SHAPE, load_catalogue().find_gpu("H100"), 8, launcher=launcher)
+    assert answer.launch is not None and answer.training.tuning.composite_norms
+    assert not answer.launch.cannot and "full" in answer.launch.layout.split()
+    assert {(each.layout.pp, each.layout.ep, each.layout.recompute == "selective") for each in answer.fitting} == {
+        (1, 1, False)
+    }
+
+
+def test_a_trainer_that_runs_none_of_the_layouts_has_no_settings() -> None:
+    small = load_shape("gpt2")
+    answer = planned(small, load_catalogue().find_gpu("H100"), 8, launcher="trainer", layout="tp=2,dp=4,zero=1")
+    with pytest.raises(LayoutError, match="trainer runs no layout that fits"):
+        _ = answer.launch

@@ -61,7 +61,6 @@ def test_states_by_hand_for_every_zero_stage() -> None:
             assert stage.optimizer_bytes == pytest.approx(n * kept, rel=1e-6)
 
 
-
 @pytest.mark.parametrize(
     ("zero", "ranks", "recompute", "micro_batches", "traced"),
     [
@@ -100,7 +99,9 @@ def test_a_llama_layer_keeps_what_the_closed_form_says() -> None:
     autocast = layer_activation_bytes(L70, Layout(), training)
     assert autocast == closed + 2 * tokens * (2 + 3) * 8192
     # DTensor keeps the results of the two norms whole, as it gathered them.
-    assert layer_activation_bytes(L70, Layout(tp=8, sp=True, zero=3), training) == divided + 2 * tokens * 2 * 8192 * 7 / 8
+    assert (
+        layer_activation_bytes(L70, Layout(tp=8, sp=True, zero=3), training) == divided + 2 * tokens * 2 * 8192 * 7 / 8
+    )
     again = replace(training, tuning=Tuning(regathers=True))
     assert layer_activation_bytes(L70, Layout(tp=8, sp=True, zero=3), again) == divided
     assert layer_activation_bytes(L70, Layout(cp=4, zero=3), training) == closed / 4

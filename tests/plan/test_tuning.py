@@ -83,7 +83,7 @@ def test_frozen_layers_have_no_gradient_and_the_first_ones_no_backward_pass() ->
     none = Layout(recompute="none")
     whole, half, last = (_moments(none, freeze=text) for text in (None, "embeddings,0..15", "16..31"))
     assert half["forward"].activations_bytes * 2 == whole["forward"].activations_bytes
-    assert half["step"].gradients_bytes == 2 * (LLAMA.parameters - frozen)
+    assert half["step"].gradients_bytes == 4 * (LLAMA.parameters - frozen)  # torch's are fp32
     # The last layers are passed by every gradient: their norms, attention and activation keep what they need.
     assert half["forward"].activations_bytes < last["forward"].activations_bytes <= whole["forward"].activations_bytes
     seconds = [

@@ -12,7 +12,7 @@ import typer
 from cordee.cli import terminal
 from cordee.cli.plan_cards import print_cards
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
-from cordee.cli.plan_trace import Tracing
+from cordee.cli.plan_trace import Tracing, refuse_without_trace
 from cordee.cli.stale import note_several_kinds, warned
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES, Catalogue, Gpu
@@ -283,6 +283,14 @@ def plan(
     )  # fmt: skip
     wanted = _layout(layout, recompute, micro_batch)
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json) if trace else None
+    if tracing is None:
+        refuse_without_trace(model_code, autocast=autocast)
+    else:
+        asked = {
+            "--stage": stage is not None, "--launch": launcher is not None, "--why": why is not None,
+            "--max-seq": max_seq, "--tokens": tokens is not None, "--buy": buy is not None, "--html": html is not None,
+        }  # fmt: skip
+        tracing.refuse_beside(asked, is_range=gpus is None or first is not None)
     if tracing is None or not tracing.compared_alone():
         case = Request(
             shape=load_shape(model), gpu=gpu, layout=wanted, stage=stage, why=why, prices=catalogue.prices,

@@ -1,8 +1,10 @@
 """`cordee plan --trace`: the memory of the model's own code on fake ranks, beside the plan of the same layout."""
 
+import difflib
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,11 +22,12 @@ from cordee.errors import (
     ShapeError,
 )
 from cordee.hardware.catalog import Gpu
-from cordee.plan.ask import Request, ask
+from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.buffers import context_bytes
 from cordee.plan.layout import Layout
 from cordee.plan.memory import RankMemory, rank_memory
 from cordee.plan.replay import with_replay
+from cordee.plan.request import refuse_serving_only
 from cordee.plan.settings import Settings
 from cordee.plan.training import PURE_BF16, Training
 from cordee.plan.wanted import LayoutWanted
@@ -36,6 +39,7 @@ from cordee.workload.model import ModelShape
 # Families whose code is written out here as torchtitan writes it.
 _TITAN = ("llama", "mistral", "qwen2", "qwen3")
 UNPLANNED_SEQ_TOKENS = 2048
+PLANNED_CODES = ("hf", "torchtitan")
 _ZERO: dict[int, Literal[0, 1, 2, 3]] = {0: 0, 1: 1, 2: 2, 3: 3}
 _ERRORS = {each.exit_code: each for each in (InputError, ShapeError, LayoutError, ScriptError, MissingExtraError)}
 
@@ -44,7 +48,8 @@ _ERRORS = {each.exit_code: each for each in (InputError, ShapeError, LayoutError
 class Comparison:
     """A traced rank, and the plan of the same layout where the planner knows the model.
 
-    `eager` is the same rank without the compiler, where the question is of compiled layers.
+    `eager` is the same rank without the compiler, where the question is of compiled layers; `first` the plan's first
+    layout, where that cannot be traced and another is.
     """
 
     model: str
@@ -55,6 +60,7 @@ class Comparison:
     traced: Traced
     planned: RankMemory | None
     eager: Traced | None = None
+    first: Layout | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -80,6 +86,18 @@ class Tracing:
     settings: Settings
     as_json: bool
 
+    def refuse_beside(self, others: Mapping[str, bool], *, is_range: bool) -> None:
+        """Refuse the flags of a plan that a trace would drop, and a question that is not one of memory on some GPUs.
+
+        Raises:
+            InputError: with what to leave out.
+        """
+        wrong = next((flag for flag, is_given in others.items() if is_given), None)
+        if wrong is not None:
+            raise InputError(f"a trace answers no {wrong}", hint=f"leave --trace out, or {wrong}")
+        if is_range:
+            raise InputError("a trace is of one number of GPUs", hint="write --gpus 8xH100")
+
     def compared_alone(self) -> bool:
         """Trace a model that the planner does not know, without a plan beside it; return whether it was one."""
         if _is_planned(self.model):
@@ -95,12 +113,15 @@ class Tracing:
             typer.Exit: it does not fit; with 21.
         """
         code = _code(self.model, self.code)
-        layout, training = _unplanned(self.wanted, self.settings, self.gpus) if request is None else _planned(request)
+        if request is None:
+            (layout, training), first = _unplanned(self.wanted, self.settings, self.gpus), None
+        else:
+            layout, training, first = _planned(request, code)
         compiled = self.settings.compiled
         question = _question(self.model, code, layout, training, autocast=self.autocast, compiled=compiled)
         planned = None if request is None else _planned_memory(request.shape, layout, training)
         eager = _ask(replace(question, compiled=False)) if question.compiled else None
-        found = Comparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), planned, eager)
+        found = Comparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), planned, eager, first)
         if self.as_json:
             terminal.print_json(document(found))
         else:
@@ -127,6 +148,7 @@ def document(found: Comparison) -> dict[str, object]:
         "gpu": found.gpu.name,
         "gpus": found.gpus,
         "layout": str(found.layout),
+        "first": None if found.first is None else str(found.first),
         "question": found.question.document(),
         "traced": found.traced.document(),
         "eager": None if found.eager is None else found.eager.document(),
@@ -141,12 +163,27 @@ def _planned_memory(shape: ModelShape, layout: Layout, training: Training) -> Ra
     return with_replay(rank_memory(shape, layout, training), shape, layout, training)
 
 
+def refuse_without_trace(code: str | None, *, autocast: bool) -> None:
+    """Refuse the flags that a plan without a trace would drop, and code that nobody has.
+
+    Raises:
+        InputError: with what to write instead.
+    """
+    if code is not None and code not in PLANNED_CODES:
+        near = difflib.get_close_matches(code, PLANNED_CODES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(PLANNED_CODES)}"
+        hint = "use --framework megatron" if code == "megatron" else hint
+        raise InputError(f"{code!r} is not model code that is planned", hint=hint)
+    if autocast:
+        raise InputError("--autocast is of a trace", hint="add --trace; DDP and one GPU are planned so anyway")
+
+
 def _is_planned(model: str) -> bool:
-    """Return whether the planner has formulas for a model; one without them may still have code."""
+    """Return whether the planner has formulas for training a model; one without them may still have code."""
     if ":" in model:
         return False
     try:
-        load_shape(model)
+        refuse_serving_only(load_shape(model))
     except ShapeError:
         load_config(model)
         return False
@@ -165,26 +202,41 @@ def _code(model: str, code: str | None) -> ModelCode:
     for known in MODEL_CODES:
         if code == known:
             return known
-    raise InputError(f"unknown model code {code!r}", hint=f"use one of: {', '.join(MODEL_CODES)}")
+    near = difflib.get_close_matches(code, MODEL_CODES, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(MODEL_CODES)}"
+    raise InputError(f"unknown model code {code!r}", hint=hint)
 
 
-def _planned(request: Request) -> tuple[Layout, Training]:
-    """Return the best layout of a plan that can be traced, the nearest to fitting where none fits."""
-    answer = ask(request)
-    ranked = [each.layout for each in (*answer.fitting, *answer.rejected)]
-    found = next((layout for layout in ranked if _traceable(layout)), None)
+def _planned(request: Request, code: ModelCode) -> tuple[Layout, Training, Layout | None]:
+    """Return the best layout of a plan that can be traced, and the best one where that is another that cannot.
+
+    The nearest to fitting where none fits.
+    """
+    first = _ranked(answer := ask(request))[0]
+    if _traceable(first, code):
+        return first, answer.training, None
+    wanted = request.layout
+    alone = {axis: 1 for axis in ("pp", "cp", "ep") if getattr(wanted, axis) is None}
+    sp = False if wanted.sp is None and code == "hf" else wanted.sp
+    narrower = replace(wanted, **alone, sp=sp, offload=wanted.offload or "none")
+    ranked = _ranked(ask(replace(request, layout=narrower)))
+    found = next((layout for layout in ranked if _traceable(layout, code)), None)
     if found is None:
         refused = f"no layout of this plan can be traced, such as {ranked[0]}"
         hint = "data and tensor parallel ranks are traced: --layout fsdp=8, fsdp=4,tp=2 or dp=8"
         raise LayoutError(refused, hint=hint)
-    return found, answer.training
+    return found, answer.training, first
+
+
+def _ranked(answer: Answer) -> list[Layout]:
+    return [each.layout for each in (*answer.fitting, *answer.rejected)]
 
 
 def _unplanned(wanted: LayoutWanted, settings: Settings, gpus: int) -> tuple[Layout, Training]:
     """Return the layout and training of a model that the planner has no formulas for: FSDP2 over what tp leaves."""
     plainest = wanted.plainest(gpus)
     layout = replace(plainest, zero=wanted.zero if wanted.zero is not None else 3 * (plainest.dp > 1))
-    if layout.gpus != gpus or not _traceable(layout):
+    if layout.gpus != gpus or not _traceable(layout, "hf"):
         raise LayoutError(f"{layout} on {gpus} GPUs cannot be traced", hint="leave --layout out, or give fsdp=N")
     batch = settings.global_batch or layout.dp * layout.micro_batch
     adapters = settings.adapters(None)
@@ -192,11 +244,15 @@ def _unplanned(wanted: LayoutWanted, settings: Settings, gpus: int) -> tuple[Lay
     return layout, Training(seq_tokens, batch, optimizer, settings.precision, adapters=adapters)
 
 
-def _traceable(layout: Layout) -> bool:
-    """Return whether rank 0 stands for all: no pipeline, no exchange of tokens, no copies of what tp divides."""
+def _traceable(layout: Layout, code: ModelCode) -> bool:
+    """Return whether rank 0 stands for all: no pipeline, no exchange of tokens, no copies of what tp divides.
+
+    Transformers' plans of tensor parallelism leave sequences whole.
+    """
     plain = layout.pp == layout.cp == layout.ep == 1 and layout.offload == "none"
     divided_copies = layout.tp > 1 and layout.zero < 2 and layout.dp > 1
-    return plain and layout.recompute_layers is None and not divided_copies
+    cut = layout.sp and layout.tp > 1 and code == "hf"
+    return plain and layout.recompute_layers is None and not divided_copies and not cut
 
 
 def _question(

@@ -51,6 +51,11 @@ def print_comparison(found: "Comparison") -> None:
     ran = plural(traced.layers_recorded, "layer") + (f" of {traced.layers}" if traced.layers else "")
     repeated = ", one of them repeated" if traced.layers_recorded < traced.layers else ""
     seconds = f"{traced.cpu_s:.1f} s of one CPU"
+    if found.first is not None:
+        out.print(
+            f"not {found.first}, the plan's first: only data and tensor parallel ranks of FSDP2 and DDP are traced",
+            style="yellow",
+        )
     out.print(f"{traced.parameters:,} parameters; {ran} ran on fake tensors{repeated}: {seconds}", style="dim")
     _classes(out, found)
     _moments(out, found)

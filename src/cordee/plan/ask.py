@@ -16,6 +16,7 @@ from cordee.plan.answer import Answer
 from cordee.plan.candidates import Layouts
 from cordee.plan.curve import Curve, scaling_curve, sizes
 from cordee.plan.expect import expectations
+from cordee.plan.launch import expressible
 from cordee.plan.optimum import Case
 from cordee.plan.rent_or_buy import compare
 from cordee.plan.request import Request
@@ -84,7 +85,8 @@ def _in_its_framework(request: Request, evaluate: Callable[[Case], Found]) -> Fo
 def _layouts(request: Request, case: Case) -> Layouts:
     if request.search == "best":
         return best_layout(case, request.layout, request.price)
-    return best_per_mesh(case, request.layout, _choices(request, case), request.price)
+    wanted, choices = expressible(request.launcher, request.layout, _choices(request, case))
+    return best_per_mesh(case, wanted, choices, request.price)
 
 
 def _choices(request: Request, case: Case) -> Choices:

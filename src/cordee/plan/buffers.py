@@ -137,13 +137,15 @@ def frozen_gradient_bytes(layout: Layout, training: Training, parameters: Real) 
 
 
 def cast_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding, parameters: Real) -> Real:
-    """Return 16-bit copies of this rank's weights that live through a forward pass: torch's, but for FSDP's own layers.
+    """Return 16-bit copies of this rank's trained parameters that live through a forward pass, in torch below ZeRO-3.
 
     Autocast keeps a copy of each matrix until the pass is done, of all but the embedding (a look-up is no product).
     ZeRO-2 is FSDP2 that shards again after the backward pass only, embedding included.
     """
     rows = padded_vocab(shape, layout, training) * shape.hidden / layout.tp
-    matrices = parameters - held.embeddings * (not (shape.tied and held.heads)) * rows
+    frozen = training.tuning.frozen
+    looked_up = held.embeddings * (not (shape.tied and held.heads)) * (frozen is None or not frozen.embeddings)
+    matrices = parameters - looked_up * rows
     sharded = (layout.zero == 2) * (layout.data_ranks > 1)
     casts = training.keeps_fp32 * (layout.zero < 3) * training.activation_bytes
     return casts * (matrices + sharded * (parameters - matrices))

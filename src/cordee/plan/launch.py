@@ -6,14 +6,16 @@ DeepSpeed's names were read in its configuration reference and its tutorial of A
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cordee.errors import LayoutError
 from cordee.plan.launch_megatron import megatron
 from cordee.plan.launch_torchtitan import torchtitan
-from cordee.plan.launch_trainers import accelerate, lightning, trainer
+from cordee.plan.launch_trainers import LEFT_OUT, accelerate, lightning, trainer
 from cordee.plan.layout import Layout
+from cordee.plan.space import Choices
 from cordee.plan.training import Training
+from cordee.plan.wanted import LayoutWanted
 from cordee.workload.model import ModelShape
 
 
@@ -47,11 +49,24 @@ def first_to_launch(launcher: str, shape: ModelShape, layouts: Sequence[Layout],
     """Return the first of these layouts that the launcher runs as planned; else the best with its limits.
 
     Raises:
-        LayoutError: no such launcher.
+        LayoutError: no such launcher, or one of a library's loop that runs none of them.
     """
     assert layouts, "something fits"
     every = [launch_settings(launcher, shape, layout, training) for layout in layouts]
-    return next((launch for launch in every if not launch.cannot), every[0])
+    found = next((launch for launch in every if not launch.cannot), every[0])
+    if found.cannot and launcher in LEFT_OUT:
+        hint = "leave --layout and --recompute out, or add GPUs: it has fsdp=N, recompute=full or none"
+        raise LayoutError(f"{launcher} runs no layout that fits: of {found.layout}, {found.cannot[0]}", hint=hint)
+    return found
+
+
+def expressible(launcher: str | None, wanted: LayoutWanted, choices: Choices) -> tuple[LayoutWanted, Choices]:
+    """Return what to search for a launcher: without the axes that it has no settings of, unless they are asked for."""
+    if launcher not in LEFT_OUT:
+        return wanted, choices
+    alone = {axis: 1 for axis in LEFT_OUT[launcher] if getattr(wanted, axis) is None}
+    recomputes = tuple(each for each in choices.recomputes if each != "selective")
+    return replace(wanted, **alone), replace(choices, recomputes=recomputes, sp=(False,))
 
 
 def _deepspeed(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:

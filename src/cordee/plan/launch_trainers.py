@@ -15,6 +15,8 @@ OPTIMIZERS = {
     "adamw": "adamw_torch_fused", "adamw-bf16": "adamw_torch_fused", "adamw-8bit": "adamw_bnb_8bit",
     "adamw-8bit-paged": "paged_adamw_8bit", "adamw-paged": "paged_adamw_32bit",
 }  # fmt: skip
+# The axes that each has no settings of. Their layers are those of transformers.
+LEFT_OUT = {"accelerate": ("pp", "ep"), "trainer": ("pp", "ep", "tp", "cp"), "lightning": ("pp", "ep", "cp")}
 
 
 def accelerate(shape: ModelShape, layout: Layout, training: Training) -> Settings:

@@ -237,7 +237,7 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     parameters = rank_parameters(shape, layout, training, rank).total
     weights_whole, gradients_whole = buf.unsharded_bytes(layout, training, parameters)
     gradients_whole = gradients_whole + buf.accumulated_bytes(layout, training, gradients)
-    cast = buf.cast_bytes(shape, layout, training, held, parameters)
+    cast = buf.cast_bytes(shape, layout, training, held, trained_parameters(shape, layout, training, rank).total)
     # What recomputation drops of a layer are its casts as well; ZeRO-2 has gathered them.
     cast_back = cast * ((layout.zero == 2) | (layout.recompute == "none"))
     flying = act.in_flight(layout, training, rank)

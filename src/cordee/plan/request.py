@@ -7,6 +7,7 @@ from cordee.errors import LayoutError, ShapeError
 from cordee.hardware.catalog import Capacity, Gpu, Price, price_of
 from cordee.plan.buffers import context_beyond_assumed_bytes
 from cordee.plan.expect import Assumptions
+from cordee.plan.launch_trainers import LEFT_OUT
 from cordee.plan.optimum import Case
 from cordee.plan.rent_or_buy import Ownership
 from cordee.plan.settings import Settings
@@ -79,6 +80,8 @@ class Request:
         """
         refuse_serving_only(self.shape)
         settings = replace(self.settings, framework=self.settings.framework or framework)
+        if self.launcher in LEFT_OUT:
+            settings = replace(settings, model_code=settings.model_code or "hf")
         self.gpu.peak_flop_per_s(settings.precision)  # raises if it has no such precision
         if settings.train != "full" and self.layout.recompute == "selective":
             raise LayoutError("adapters have no selective recomputation", hint="use --recompute full or none")
@@ -114,5 +117,5 @@ def refuse_serving_only(shape: ModelShape) -> None:
         return
     raise ShapeError(
         f"{shape.name}: training a model of the family {shape.family} is not planned, since its layers differ",
-        hint="`cordee serve plan` plans how it is served",
+        hint="`cordee plan MODEL --gpus 8xH100 --trace` finds its memory; `cordee serve plan` plans how it is served",
     )
