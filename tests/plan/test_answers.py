@@ -68,7 +68,7 @@ def test_where_nothing_fits_the_answer_is_a_remedy() -> None:
     none = planned(L70, H100, 4)
     why = none.why_not("tp=4")
     assert why.ground == "does not fit" and why.best is None and why.hint
-    offloaded = planned(L70, H100, 8).why_not("tp=8,offload=optimizer")
+    offloaded = planned(L70, H100, 8).why_not("fsdp=8,mb=4,full,offload=both")
     assert offloaded.ground == "the best" and offloaded.best is None
     assert offloaded.candidate is not None and offloaded.candidate.fits
 

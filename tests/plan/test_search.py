@@ -85,10 +85,10 @@ def test_where_nothing_fits_each_remedy_fits_and_says_how() -> None:
         "--optimizer adamw-8bit on the same 8 GPUs",
         "--train qlora on the same 8 GPUs",
     ]
-    # 12 bytes a parameter of each GPU's eighth go to the host; 8-bit states are 6.03 bytes a parameter in all.
+    # 16 bytes a parameter of each GPU's eighth and activations go to the host; 8-bit states are 6.03 bytes in all.
     more, host, less, adapted = (remedy.because for remedy in plan.remedies)
     assert more == "1.28 TB for 1.129 TB of state"
-    assert host == "105.8 GB a GPU on the host, 846.8 GB a node"
+    assert host == "165.3 GB a GPU on the host, 1.323 TB a node"
     assert less == "425.5 GB of state instead of 1.129 TB"
     assert adapted == "46 GB of state: adapters over 4-bit weights"
     for remedy in plan.remedies:
@@ -158,7 +158,7 @@ def test_admission_takes_what_fits_and_refuses_with_a_layout_that_would() -> Non
     assert refused.suggestion is not None and refused.suggestion.fits
     error = refused.error()
     assert isinstance(error, DoesNotFitError)
-    assert error.message.startswith("llama-3-70b does not fit 64 x H100: dp64 full needs 1.2")
+    assert error.message.startswith("llama-3-70b does not fit 64 x H100: dp64 mb8 full needs 1.6")
     assert "which has 80 GB" in error.message
     assert error.hint == f"layout {refused.suggestion.layout} fits with {format_bytes(refused.suggestion.peak_bytes)}"
 
@@ -177,7 +177,7 @@ def test_a_split_fixes_its_pipeline() -> None:
 
 def test_less_than_a_node_may_be_enough() -> None:
     plan = planned(load_shape("llama-3-8b"), H100, 1)
-    assert plan.best is None and plan.remedies[0].change == "--gpus 2xH100"
+    assert plan.best is None and plan.remedies[0].change == "--gpus 3xH100"
     assert "on the same 1 GPU" in plan.remedies[1].change
 
 

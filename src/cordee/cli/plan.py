@@ -12,7 +12,7 @@ import typer
 from cordee.cli import terminal
 from cordee.cli.plan_cards import print_cards
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
-from cordee.cli.plan_trace import Tracing, refuse_without_trace
+from cordee.cli.plan_trace import Tracing, refuse_untraced
 from cordee.cli.stale import note_several_kinds, warned
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES, Catalogue, Gpu
@@ -283,14 +283,7 @@ def plan(
     )  # fmt: skip
     wanted = _layout(layout, recompute, micro_batch)
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json) if trace else None
-    if tracing is None:
-        refuse_without_trace(model_code, autocast=autocast)
-    else:
-        asked = {
-            "--stage": stage is not None, "--launch": launcher is not None, "--why": why is not None,
-            "--max-seq": max_seq, "--tokens": tokens is not None, "--buy": buy is not None, "--html": html is not None,
-        }  # fmt: skip
-        tracing.refuse_beside(asked, is_range=gpus is None or first is not None)
+    _refuse_dropped(tracing, (stage, launcher, why, max_seq, tokens, buy, html), gpus, first, model_code, autocast)
     if tracing is None or not tracing.compared_alone():
         case = Request(
             shape=load_shape(model), gpu=gpu, layout=wanted, stage=stage, why=why, prices=catalogue.prices,
@@ -299,6 +292,19 @@ def plan(
             search="everything" if exhaustive else "meshes", tokens=None if tokens is None else parse_tokens(tokens),
         )  # fmt: skip
         _show(case, () if gpus else catalogue.gpus, first, buy, html, tracing, model, show_all, as_json)
+
+
+def _refuse_dropped(
+    tracing: Tracing | None, of_plans: Sequence[object], gpus: str | None, first: int | None, code: str | None,
+    autocast: bool,
+) -> None:  # fmt: skip
+    """Refuse flags that the answer would drop: those of plans beside a trace, and those of a trace without one."""
+    if tracing is None:
+        refuse_untraced(code, autocast=autocast)
+        return
+    names = ("--stage", "--launch", "--why", "--max-seq", "--tokens", "--buy", "--html")
+    given = [name for name, value in zip(names, of_plans, strict=True) if value not in (None, False)]
+    tracing.refuse_beside(given, is_range=gpus is None or first is not None)
 
 
 def _hardware(gpus: str | None, prices: Path | None) -> tuple[Catalogue, Gpu, int | None, int]:

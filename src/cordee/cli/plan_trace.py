@@ -4,9 +4,9 @@ import difflib
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
@@ -86,15 +86,14 @@ class Tracing:
     settings: Settings
     as_json: bool
 
-    def refuse_beside(self, others: Mapping[str, bool], *, is_range: bool) -> None:
+    def refuse_beside(self, given: Sequence[str], *, is_range: bool) -> None:
         """Refuse the flags of a plan that a trace would drop, and a question that is not one of memory on some GPUs.
 
         Raises:
             InputError: with what to leave out.
         """
-        wrong = next((flag for flag, is_given in others.items() if is_given), None)
-        if wrong is not None:
-            raise InputError(f"a trace answers no {wrong}", hint=f"leave --trace out, or {wrong}")
+        if given:
+            raise InputError(f"a trace answers no {given[0]}", hint=f"leave --trace out, or {given[0]}")
         if is_range:
             raise InputError("a trace is of one number of GPUs", hint="write --gpus 8xH100")
 
@@ -163,7 +162,7 @@ def _planned_memory(shape: ModelShape, layout: Layout, training: Training) -> Ra
     return with_replay(rank_memory(shape, layout, training), shape, layout, training)
 
 
-def refuse_without_trace(code: str | None, *, autocast: bool) -> None:
+def refuse_untraced(code: str | None, *, autocast: bool) -> None:
     """Refuse the flags that a plan without a trace would drop, and code that nobody has.
 
     Raises:
@@ -216,7 +215,7 @@ def _planned(request: Request, code: ModelCode) -> tuple[Layout, Training, Layou
     if _traceable(first, code):
         return first, answer.training, None
     wanted = request.layout
-    alone = {axis: 1 for axis in ("pp", "cp", "ep") if getattr(wanted, axis) is None}
+    alone: dict[str, Any] = {axis: 1 for axis in ("pp", "cp", "ep") if getattr(wanted, axis) is None}
     sp = False if wanted.sp is None and code == "hf" else wanted.sp
     narrower = replace(wanted, **alone, sp=sp, offload=wanted.offload or "none")
     ranked = _ranked(ask(replace(request, layout=narrower)))

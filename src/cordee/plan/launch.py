@@ -7,6 +7,7 @@ DeepSpeed's names were read in its configuration reference and its tutorial of A
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cordee.errors import LayoutError
 from cordee.plan.launch_megatron import megatron
@@ -64,7 +65,7 @@ def expressible(launcher: str | None, wanted: LayoutWanted, choices: Choices) ->
     """Return what to search for a launcher: without the axes that it has no settings of, unless they are asked for."""
     if launcher not in LEFT_OUT:
         return wanted, choices
-    alone = {axis: 1 for axis in LEFT_OUT[launcher] if getattr(wanted, axis) is None}
+    alone: dict[str, Any] = {axis: 1 for axis in LEFT_OUT[launcher] if getattr(wanted, axis) is None}
     recomputes = tuple(each for each in choices.recomputes if each != "selective")
     return replace(wanted, **alone), replace(choices, recomputes=recomputes, sp=(False,))
 

@@ -30,6 +30,7 @@ from cordee.workload.model import ModelShape
 SLICE = 8192
 # Rounding may let a heavier burden appear faster by this fraction; more than that is a fault of the model.
 ROUNDING = 1e-9
+_MOVE_ACTIVATIONS = ("activations", "both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +154,14 @@ def _search(
     blocks = _blocks(case, wanted, choices)
     every = burdens(wanted, choices)
     light = every[0]
+    # Full recomputation leaves fewer activations to move, so that only times without moving them bound from below.
+    moves = light[1] in _MOVE_ACTIVATIONS
     total = sum(len(block) for block in blocks)
     # More recomputation leaves more room for paged moments, so that only times without paging bound from below.
     resident = replace(case, training=replace(case.training, optimizer=replace(case.training.optimizer, paged=False)))
     parts: list[tuple[Floats, Rows]] = []
     for block in blocks:
-        for part in _slices(block.with_words(recompute=light[0], offload=light[1])):
+        for part in _slices(block.with_words(recompute=light[0], offload="none" if moves else light[1])):
             parts.append((_times(resident, part), part))
     # The most promising first: the sooner a good one is found, the fewer are left to weigh.
     parts.sort(key=lambda pair: float(pair[0].min()))
@@ -194,7 +197,8 @@ def _climb(
         good = np.flatnonzero(fits)
         if not len(good):
             continue
-        light = (recompute, offload) == every[0] and not case.training.optimizer.paged
+        resident = not case.training.optimizer.paged and offload not in _MOVE_ACTIVATIONS
+        light = (recompute, offload) == every[0] and resident
         fitting = at.take(good)
         times = floors[good] if light else _times(case, fitting)
         timed += len(good)
