@@ -281,10 +281,9 @@ def plan(
         base_bits=base_bits, lora_dropout=lora_dropout, fused_qkv=fused_qkv, quantize_head=quantize_head,
         dequantized=dequantized, fsdp_version=fsdp_version, model_code=model_code, compiled=compiled,
     )  # fmt: skip
-    wanted = _layout(layout, recompute, micro_batch)
+    wanted, of_plans = _layout(layout, recompute, micro_batch), (stage, launcher, why, max_seq, tokens, buy, html)
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json) if trace else None
-    _refuse_dropped(tracing, (stage, launcher, why, max_seq, tokens, buy, html), gpus, first, model_code, autocast)
-    if tracing is None or not tracing.compared_alone():
+    if _is_planned(tracing, of_plans, gpus, first, model_code, autocast):
         case = Request(
             shape=load_shape(model), gpu=gpu, layout=wanted, stage=stage, why=why, prices=catalogue.prices,
             settings=settings, contexts=max_seq, capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError),
@@ -294,17 +293,18 @@ def plan(
         _show(case, () if gpus else catalogue.gpus, first, buy, html, tracing, model, show_all, as_json)
 
 
-def _refuse_dropped(
+def _is_planned(
     tracing: Tracing | None, of_plans: Sequence[object], gpus: str | None, first: int | None, code: str | None,
     autocast: bool,
-) -> None:  # fmt: skip
-    """Refuse flags that the answer would drop: those of plans beside a trace, and those of a trace without one."""
+) -> bool:  # fmt: skip
+    """Refuse flags that the answer would drop; return whether there is a plan, or a model without one was traced."""
     if tracing is None:
         refuse_untraced(code, autocast=autocast)
-        return
+        return True
     names = ("--stage", "--launch", "--why", "--max-seq", "--tokens", "--buy", "--html")
     given = [name for name, value in zip(names, of_plans, strict=True) if value not in (None, False)]
     tracing.refuse_beside(given, is_range=gpus is None or first is not None)
+    return not tracing.compared_alone()
 
 
 def _hardware(gpus: str | None, prices: Path | None) -> tuple[Catalogue, Gpu, int | None, int]:
