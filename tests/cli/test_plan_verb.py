@@ -413,7 +413,7 @@ def test_without_gpus_the_cards_that_hold_it_are_named_the_cheapest_first(capsys
     words = ["llama-3-8b", "--train", "qlora", "--seq", "4096"]
     code, out, err = run(capsys, "plan", *words)
     assert code == 0 and not err and "1 x RTX-4090" in out
-    assert out.splitlines()[-1].startswith("smallest: 1 x RTX-")
+    assert out.splitlines()[-1].startswith("smallest: 1 x RTX-") and "not in bf16: T4, V100-16, V100-32" in out
     code, out, _ = run(capsys, "plan", *words, "--json")
     answer = json.loads(out)
     jsonschema.validate(answer, SCHEMAS["cards"])

@@ -38,6 +38,9 @@ def print_cards(found: Cards, *, show_all: bool) -> None:
             indented(out, f"and {len(found.rejected) - len(shown)} more (--all)")
     for _, reason in found.unable if show_all else ():
         indented(out, reason)
+    if found.unable and not show_all:
+        names = ", ".join(name for name, _ in found.unable)
+        indented(out, f"not in {every[0].training.precision}: {names} (--all says why, --precision has others)")
     out.print()
     out.print(_summary(found), style="bold")
 
