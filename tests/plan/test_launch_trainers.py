@@ -52,6 +52,24 @@ def test_the_trainers_own_class_takes_its_arguments() -> None:
     assert sharded["fsdp"] == "full_shard auto_wrap" and sharded["gradient_accumulation_steps"] == 4
 
 
+def test_adapters_are_written_as_peft_and_bitsandbytes_have_them() -> None:
+    # peft is not among the tests' packages: its settings are compared as text.
+    quantised = pytest.importorskip("transformers").BitsAndBytesConfig
+    text = launch_settings("trainer", SHAPE, Layout(), Settings(train="qlora", rank=32).training(SHAPE, 1)).text
+    _, lora, base = text.split("\n\n")
+    assert arguments(lora) == {"r": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    made = quantised(**arguments(base))
+    assert made.load_in_4bit and made.bnb_4bit_quant_type == "nf4" and not made.bnb_4bit_use_double_quant
+    sharded = Settings(train="dora", base_bits="nf4-double", targets="q,v").training(SHAPE, 8)
+    _, lora, base = launch_settings("trainer", SHAPE, FSDP, sharded).text.split("\n\n")
+    assert arguments(lora)["target_modules"] == ["q_proj", "v_proj"] and arguments(lora)["use_dora"]
+    assert quantised(**arguments(base)).bnb_4bit_use_double_quant and "bnb_4bit_quant_storage='bfloat16'" in base
+    plain = launch_settings("trainer", SHAPE, Layout(), Settings(train="lora").training(SHAPE, 1)).text
+    assert "BitsAndBytesConfig" not in plain
+    with pytest.raises(LayoutError, match="bitsandbytes has no FP8 base"):
+        launch_settings("trainer", SHAPE, Layout(), Settings(train="qlora", base_bits="fp8").training(SHAPE, 1))
+
+
 def test_lightning_gets_a_strategy_of_the_layouts_sizes() -> None:
     launch = launch_settings("lightning", SHAPE, Layout(dp=4, tp=2, zero=3), TRAINING)
     assert "ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=2)" in launch.text

@@ -2,12 +2,14 @@
 
 Names were read in accelerate's configuration files (FSDP version 2, `parallelism_config`), in transformers'
 `TrainingArguments` and in Lightning's `ModelParallelStrategy`. Their loops have no pipelines and no expert parallelism.
+Those of adapters are peft's `LoraConfig` and transformers' `BitsAndBytesConfig`.
 """
 
 import json
 
+from cordee.errors import LayoutError
 from cordee.plan.layout import Layout
-from cordee.plan.training import Training
+from cordee.plan.training import LINEARS, Adapters, Training
 from cordee.workload.model import ModelShape
 
 Settings = tuple[str, list[str], list[str]]
@@ -16,6 +18,7 @@ OPTIMIZERS = {
     "adamw-8bit-paged": "paged_adamw_8bit", "adamw-paged": "paged_adamw_32bit",
 }  # fmt: skip
 # The axes that each has no settings of. Their layers are those of transformers.
+WITH_ADAPTERS = ("trainer",)
 LEFT_OUT = {"accelerate": ("pp", "ep"), "trainer": ("pp", "ep", "tp", "cp"), "lightning": ("pp", "ep", "cp")}
 
 
@@ -45,7 +48,7 @@ def accelerate(shape: ModelShape, layout: Layout, training: Training) -> Setting
 
 
 def trainer(shape: ModelShape, layout: Layout, training: Training) -> Settings:
-    """Return keyword arguments of `transformers.TrainingArguments`, as Python."""
+    """Return keyword arguments of `transformers.TrainingArguments`, as Python; and what makes adapters."""
     arguments: dict[str, object] = {
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": layout.micro_batches(training.global_batch),
@@ -64,7 +67,17 @@ def trainer(shape: ModelShape, layout: Layout, training: Training) -> Settings:
         cannot.append("TrainingArguments have no tp and cp: give accelerate's parallelism_config (--launch accelerate)")
     if training.optimizer.name not in OPTIMIZERS:
         cannot.append(f"Trainer has no {training.optimizer.name}: give it optimizers=")
-    return "\n".join(lines), cannot, [f"torchrun --nproc-per-node: {layout.gpus} ranks in all"]
+    notes = [f"torchrun --nproc-per-node: {layout.gpus} ranks in all"]
+    if training.adapters is not None:
+        lines += ["", _lora(training.adapters)]
+        if training.adapters.base.bits < 16:
+            lines += ["", _quantised(training.adapters, training.precision, sharded=layout.zero == 3)]
+            notes.append("from_pretrained(..., quantization_config=...); then get_peft_model(model, LoraConfig(...))")
+        else:
+            notes.append("get_peft_model(model, LoraConfig(...))")
+        dropout = "lora_dropout is more than 0; " if training.adapters.dropout else ""
+        notes.append(f"{dropout}lora_alpha and the learning rate are yours: no memory depends on them")
+    return "\n".join(lines), cannot, notes
 
 
 def lightning(shape: ModelShape, layout: Layout, training: Training) -> Settings:
@@ -94,6 +107,43 @@ def lightning(shape: ModelShape, layout: Layout, training: Training) -> Settings
     if layout.recompute == "full":
         notes.append("recomputation: apply_activation_checkpointing in configure_model")
     return "\n".join(lines), cannot, notes
+
+
+def _lora(adapters: Adapters) -> str:
+    """Return peft's settings; names of modules are Llama's, but for all of them, which peft finds itself.
+
+    Raises:
+        LayoutError: adapters, or a base, that peft and bitsandbytes do not have.
+    """
+    lacking = {
+        "bitsandbytes has no FP8 base": adapters.base.name == "fp8",
+        "peft has no joined adapter of queries, keys and values, which is LitGPT's": adapters.joined,
+        "bitsandbytes leaves the output head in 16 bits": adapters.base.head,
+    }
+    for reason, applies in lacking.items():
+        if applies:
+            raise LayoutError(f"--launch trainer cannot write this: {reason}", hint="plan it without --launch")
+    every = set(adapters.targets) == set(LINEARS)
+    arguments: dict[str, object] = {
+        "r": adapters.rank,
+        "target_modules": "all-linear" if every else [f"{name}_proj" for name in adapters.targets],
+        "task_type": "CAUSAL_LM",
+    }
+    if adapters.magnitudes:
+        arguments["use_dora"] = True
+    return "\n".join(["LoraConfig(", *(f"    {key}={value!r}," for key, value in arguments.items()), ")"])
+
+
+def _quantised(adapters: Adapters, precision: str, *, sharded: bool) -> str:
+    """Return transformers' settings of bitsandbytes; FSDP shards what is stored in one type."""
+    if adapters.base.bits == 8:
+        arguments: dict[str, object] = {"load_in_8bit": True}
+    else:
+        arguments = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+        arguments["bnb_4bit_use_double_quant"] = adapters.base.name == "nf4-double"
+        dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(precision, "float32")
+        arguments |= {"bnb_4bit_compute_dtype": dtype} | ({"bnb_4bit_quant_storage": dtype} if sharded else {})
+    return "\n".join(["BitsAndBytesConfig(", *(f"    {key}={value!r}," for key, value in arguments.items()), ")"])
 
 
 def _mixed(training: Training) -> str:

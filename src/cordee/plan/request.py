@@ -7,7 +7,7 @@ from cordee.errors import LayoutError, ShapeError
 from cordee.hardware.catalog import Capacity, Gpu, Price, price_of
 from cordee.plan.buffers import context_beyond_assumed_bytes
 from cordee.plan.expect import Assumptions
-from cordee.plan.launch_trainers import LEFT_OUT
+from cordee.plan.launch_trainers import LEFT_OUT, WITH_ADAPTERS
 from cordee.plan.optimum import Case
 from cordee.plan.rent_or_buy import Ownership
 from cordee.plan.settings import Settings
@@ -85,8 +85,9 @@ class Request:
         self.gpu.peak_flop_per_s(settings.precision)  # raises if it has no such precision
         if settings.train != "full" and self.layout.recompute == "selective":
             raise LayoutError("adapters have no selective recomputation", hint="use --recompute full or none")
-        if settings.train != "full" and self.launcher is not None:
-            raise LayoutError(f"--launch {self.launcher} writes no adapters", hint="configure them in the script")
+        if settings.train != "full" and self.launcher not in (None, *WITH_ADAPTERS):
+            hint = f"configure them in the script; --launch {WITH_ADAPTERS[0]} writes peft's settings"
+            raise LayoutError(f"--launch {self.launcher} writes no adapters", hint=hint)
         training = settings.training(self.shape, self.gpus)
         if self.stage is None:
             return Case(self.shape, self._left(0.0), self.gpus, training)
