@@ -109,7 +109,7 @@ def test_a_page_that_is_hidden_is_not_followed_so_that_a_seventh_one_opens(
         tab = context.new_page()
         tab.goto(ticket if at == 0 else "/")
         playwright.expect(tab.locator("#pulse")).to_have_text("live")
-        tab.wait_for_function("document.body.dataset.updates >= '1'")
+        playwright.expect(tab.locator("body")).to_have_attribute("data-updates", re.compile("[1-9]"))
         tabs.append(tab)
         if at < 6:
             tab.evaluate(SEEN, False)
@@ -183,7 +183,7 @@ def test_a_page_stays_current_and_its_money_ticks(page: "playwright.Page", team:
     filter_ = page.locator("[data-filter=running-rows]")
     filter_.fill("tomas")
     playwright.expect(page.locator("#running-rows tr:visible")).to_have_count(1)
-    page.wait_for_function("document.body.dataset.updates >= '1'")
+    playwright.expect(page.locator("body")).to_have_attribute("data-updates", re.compile("[1-9]"))
     team.leave(team.ids["eval-nightly"], "done", Outcome.FINISHED)
     playwright.expect(page.locator("#running-rows")).not_to_contain_text("eval-nightly", timeout=WAIT_MS)
     assert filter_.input_value() == "tomas"  # what was typed outlives the part around it
