@@ -232,6 +232,7 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["llama-3-70b", "--gpus", "64xH100", "--tokens", "14"], 12, "--tokens 14 is not a number", "300B or 1.4T"),
         (["llama-3-70b", "--gpus", "64xH100", "--framework", "jax"], 15, "unknown framework 'jax'", "megatron"),
         (["llama-3-70b", "--gpus", "64xH100", "--launch", "nemo"], 15, "unknown launcher 'nemo'", "torchtitan"),
+        (["llama-3-8b", "--gpus", "1xH100", "--train", "lora", "--launch", "traner"], 15, "unknown launch", "trainer?"),
         (["llama-3-70b", "--gpus", "64xH100", "--why", "tq=8"], 15, "cannot be read: 'tq=8'", "did you mean tp?"),
         (["llama-3-70b", "--gpus", "64xH100", "--buy", "none.toml"], 12, "none.toml does not exist", "TOML"),
         (["llama-3-70b", "--gpus", "512..8xH100"], 15, "512..8 GPUs is an empty range", "8..512xH100"),

@@ -149,7 +149,7 @@ def charge_lines(
     """
     lines = dict(others)
     for line in held_lines(rows, about, now_us).values():
-        _add(lines, line)
+        add_line(lines, line)
     for month_us, amounts in idle.items():
         if any(amounts):
             _charge_idle(lines, month_us, Amount(*amounts), divides=divides_idle)
@@ -176,16 +176,17 @@ def held_lines(rows: Iterable[AttemptRow], about: Mapping[str, About], now_us: i
                 payer = ChargeKey(
                     month_us, row.charged.owner, row.charged.queue, *about.get(row.charged.job_id, _NOTHING)
                 )
-                _add(lines, ChargeLine(key=payer, charged=lost))
+                add_line(lines, ChargeLine(key=payer, charged=lost))
                 line = replace(line, passed_on=lost, payers=frozenset(((payer.user, payer.queue),)))
-            _add(lines, line)
+            add_line(lines, line)
     return lines
 
 
 _NOTHING = About("", "")
 
 
-def _add(lines: dict[ChargeKey, ChargeLine], line: ChargeLine) -> None:
+def add_line(lines: dict[ChargeKey, ChargeLine], line: ChargeLine) -> None:
+    """Add a line to that of its key, if there is one."""
     known = lines.get(line.key)
     lines[line.key] = line if known is None else known.plus(line)
 

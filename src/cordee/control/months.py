@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from cordee.account.attempt import AttemptRow
-from cordee.account.chargeback import About, ChargeKey, ChargeLine, charge_lines, held_lines
+from cordee.account.chargeback import About, ChargeKey, ChargeLine, add_line, charge_lines, held_lines
 from cordee.control.access import Access
 from cordee.control.operations import Operations
 from cordee.control.snapshot import decoded_jobs
@@ -201,9 +201,8 @@ class Books:
                 self._summed, self._lines = set(), {}
             new = self._retired.keys() - self._summed - live
             found = held_lines((row for job_id in new for row in self._retired[job_id]), about)
-            for key, line in found.items():
-                known = self._lines.get(key)
-                self._lines[key] = line if known is None else known.plus(line)
+            for line in found.values():
+                add_line(self._lines, line)
             self._summed |= new
             return charge_lines(rows, idle, about, now_us, divides_idle=divides_idle, others=self._lines)
 

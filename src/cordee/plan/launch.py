@@ -4,6 +4,7 @@ The answer lists what a launcher cannot do. torchtitan and Megatron-LM have modu
 DeepSpeed's names were read in its configuration reference and its tutorial of AutoTP for training.
 """
 
+import difflib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,14 +35,25 @@ class Launch:
     notes: tuple[str, ...]
 
 
+def check_launcher(launcher: str) -> None:
+    """Refuse what is no launcher.
+
+    Raises:
+        LayoutError: with the nearest name, or all of them.
+    """
+    if launcher not in LAUNCHERS:
+        near = difflib.get_close_matches(launcher, LAUNCHERS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "use " + ", ".join(LAUNCHERS)
+        raise LayoutError(f"unknown launcher {launcher!r}", hint=hint)
+
+
 def launch_settings(launcher: str, shape: ModelShape, layout: Layout, training: Training) -> Launch:
     """Return the settings for this launcher.
 
     Raises:
         LayoutError: no such launcher.
     """
-    if launcher not in LAUNCHERS:
-        raise LayoutError(f"unknown launcher {launcher!r}", hint="use " + ", ".join(LAUNCHERS))
+    check_launcher(launcher)
     text, cannot, notes = LAUNCHERS[launcher](shape, layout, training)
     return Launch(launcher, str(layout), text, tuple(cannot), tuple(notes))
 

@@ -7,6 +7,7 @@ from cordee.errors import LayoutError, ShapeError
 from cordee.hardware.catalog import Capacity, Gpu, Price, price_of
 from cordee.plan.buffers import context_beyond_assumed_bytes
 from cordee.plan.expect import Assumptions
+from cordee.plan.launch import check_launcher
 from cordee.plan.launch_trainers import LEFT_OUT, WITH_ADAPTERS
 from cordee.plan.optimum import Case
 from cordee.plan.rent_or_buy import Ownership
@@ -74,12 +75,14 @@ class Request:
         """Return what all candidates have in common; `framework` stands in where the settings name none.
 
         Raises:
-            LayoutError: contradictory training settings.
+            LayoutError: contradictory training settings, or an unknown launcher.
             CatalogueError: the GPU does not compute in this precision.
             ShapeError: a model that is planned for serving only.
         """
         refuse_serving_only(self.shape)
         settings = replace(self.settings, framework=self.settings.framework or framework)
+        if self.launcher is not None:
+            check_launcher(self.launcher)
         if self.launcher in LEFT_OUT:
             settings = replace(settings, model_code=settings.model_code or "hf")
         self.gpu.peak_flop_per_s(settings.precision)  # raises if it has no such precision
