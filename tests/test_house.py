@@ -87,7 +87,7 @@ def _attributes(node: ast.ClassDef) -> set[str]:
 def test_no_class_wants_to_be_two() -> None:
     too_many = []
     for path in SOURCES:
-        if path.name == "document.py":  # pydantic models: the keys of a JSON document
+        if path.name.endswith("document.py"):  # pydantic models: the keys of a JSON document
             continue
         for node in nodes(path):
             if isinstance(node, ast.ClassDef) and node.name not in RECORDS:

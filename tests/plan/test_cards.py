@@ -1,12 +1,16 @@
 """Which card holds a training: the fewest of each kind, how far they go, and their order."""
 
+from dataclasses import replace
+
 import pytest
 
 from cordee.errors import CatalogueError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Request, Settings
 from cordee.plan.cards import Cards, ask_cards
+from cordee.plan.cards_document import cards_document
 from cordee.plan.memory import peak_bytes
+from cordee.plan.memory_interval import held_surely
 from cordee.plan.search import best_layout
 from cordee.plan.wanted import layout_wanted
 from cordee.workload.load import load_shape
@@ -58,6 +62,25 @@ def test_limits_are_the_last_that_fit() -> None:
     assert layout.recompute == "full"
     assert peak(card.seq_tokens, 1) <= card.gpu.memory_bytes < peak(card.seq_tokens + 256, 1)
     assert peak(2048, card.micro_batch) <= card.gpu.memory_bytes < peak(2048, card.micro_batch + 1)
+    surely = held_surely(card.gpu, card.training).memory_bytes
+    assert peak(card.sure_seq_tokens, 1) <= surely < peak(card.sure_seq_tokens + 256, 1)
+    assert peak(2048, card.sure_micro_batch) <= surely < peak(2048, card.sure_micro_batch + 1)
+
+
+def test_a_card_that_holds_it_only_as_planned_is_named_as_tight_beside_one_that_holds_it_surely() -> None:
+    request = _cards(names=("RTX-3090",), train="qlora", seq_tokens=2048, global_batch=16).request
+    card = CATALOGUE.find_gpu("RTX-3090")
+    needs = best_layout(replace(request, gpu=card).case(), layout_wanted("dp1 full mb1", None, None)).nearest
+    small = replace(card, name="small", memory_bytes=needs.peak_bytes + 10**6)
+    found = ask_cards(request, (small, card))
+    assert found.smallest is not None and found.smallest_sure is not None
+    assert (found.smallest.gpu.name, found.smallest.candidate.tight) == ("small", True)
+    assert found.smallest.candidate.gpu_memory_bytes < found.smallest.candidate.needed_interval_bytes[1]
+    assert (found.smallest_sure.gpu.name, found.smallest_sure.candidate.tight) == ("RTX-3090", False)
+    assert found.smallest.micro_batch == 1 and found.smallest.sure_micro_batch == 0
+    document = cards_document(found)
+    assert (document.smallest, document.smallest_sure) == ("small", "RTX-3090")
+    assert [row.tight for row in document.cards] == [True, False]
 
 
 def test_a_model_that_needs_several_cards_gets_the_fewest() -> None:

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from cordee.cli.plan_text import console, indented, settings_in_words, title
 from cordee.plan.cards import Card, Cards
+from cordee.plan.memory_interval import residuals_of
 from cordee.units import format_bytes, format_count, format_gb, format_whole_usd
 
 REJECTED_SHOWN = 5
@@ -26,9 +27,9 @@ def print_cards(found: Cards, *, show_all: bool) -> None:
             indented(out, f"no price is known of {', '.join(unpriced)}: give yours with --prices")
         indented(
             out,
-            "longest: tokens of the longest sequence; batch: sequences at once of the length above; both with "
-            "full recomputation where that holds more. "
-            "--gpus NxKIND shows the whole plan of one.",
+            "longest: tokens of the longest sequence; batch: sequences at once of the length above; both surely "
+            f"(nine of ten such runs need up to {residuals_of(every[0].training).high:.0%} more than planned) and as "
+            "planned, with full recomputation where that holds more. --gpus NxKIND shows the whole plan of one.",
         )
     if found.rejected:
         shown = found.rejected if show_all else found.rejected[:REJECTED_SHOWN]
@@ -47,7 +48,9 @@ def print_cards(found: Cards, *, show_all: bool) -> None:
 
 def _fitting(out: Console, cards: tuple[Card, ...]) -> Table:
     wide = out.width >= _WIDE
-    table = _table("GPUs", "layout", "peak", "of", "longest", "batch", *(["tok/s"] if wide else []), "$/h", "$/1B tok")
+    marked = any(card.candidate.tight for card in cards)
+    names = ["peak", "of", *([""] if marked else []), "longest", "batch", *(["tok/s"] if wide else []), "$/h"]
+    table = _table("GPUs", "layout", *names, *(["$/1B tok"] if wide else []))
     for card in cards:
         found, usd = card.candidate, card.usd_per_billion_tokens
         assert found.tokens_per_s is not None, "what fits has a speed"
@@ -56,13 +59,18 @@ def _fitting(out: Console, cards: tuple[Card, ...]) -> Table:
             str(found.layout),
             format_gb(found.peak_bytes),
             format_bytes(card.gpu.memory_bytes),
-            format_count(card.seq_tokens),
-            f"{card.micro_batch:,}",
+            *([Text("tight" if found.tight else "", "yellow")] if marked else []),
+            _from_to(format_count(card.sure_seq_tokens), format_count(card.seq_tokens)),
+            _from_to(f"{card.sure_micro_batch:,}", f"{card.micro_batch:,}"),
             *([format_count(found.tokens_per_s)] if wide else []),
             "–" if card.usd_per_hour is None else f"${card.usd_per_hour:,.2f}",
-            "–" if usd is None else format_whole_usd(usd),
+            *(["–" if usd is None else format_whole_usd(usd)] if wide else []),
         )
     return table
+
+
+def _from_to(low: str, high: str) -> str:
+    return low if low == high else f"{low}–{high}"
 
 
 def _rejected(cards: tuple[Card, ...]) -> Table:
@@ -87,13 +95,24 @@ def _table(first: str, second: str, *others: str) -> Table:
 
 
 def _summary(found: Cards) -> str:
-    """Return the smallest single card and the cheapest ones in a sentence."""
-    small, cheap = found.smallest, found.cheapest
+    """Return the smallest single card, as planned and surely, and the cheapest ones, a line each."""
+    small, sure, cheap = found.smallest, found.smallest_sure, found.cheapest
     if not found.fitting:
         return "no node of any known GPU holds it"
-    parts = []
+    lines = []
     if small is not None:
-        parts.append(f"smallest: 1 x {small.gpu.name} with {format_bytes(small.gpu.memory_bytes)}")
+        lines.append(f"smallest: {_in_words(small)}")
+        if sure is not small:
+            lines[-1] += "; surely " + ("no single one" if sure is None else _in_words(sure))
     if cheap is not None:
-        parts.append(f"cheapest: {cheap.gpus} x {cheap.gpu.name} at ${cheap.usd_per_hour:,.2f} an hour")
-    return "; ".join(parts) or f"fewest: {found.fitting[0].gpus} x {found.fitting[0].gpu.name}"
+        lines.append(f"cheapest: {_in_words(cheap)} at ${cheap.usd_per_hour:,.2f} an hour")
+    return "\n".join(lines) or f"fewest: {_in_words(found.fitting[0])}"
+
+
+def _in_words(card: Card) -> str:
+    words, found = f"{card.gpus} x {card.gpu.name}", card.candidate
+    memory = format_bytes(card.gpu.memory_bytes)
+    if not found.tight:
+        return f"{words} of {memory}"
+    high = format_gb(found.needed_interval_bytes[1])
+    return f"{words} (tight: {format_gb(found.peak_bytes)}, up to {high}, of {memory})"

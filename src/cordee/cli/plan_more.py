@@ -152,13 +152,13 @@ def _longest(out: Console, longest: tuple[LongestContext, ...]) -> None:
     title(out, "Longest context", "micro-batches of one sequence, at most twice as many as pipeline stages")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  layout", no_wrap=True)
-    for name in ("tokens", "fullest GPU"):
+    for name in ("surely", "probably", "fullest GPU"):
         table.add_column(name, justify="right", no_wrap=True)
     for found in longest:
-        table.add_row(
-            f"  {found.layout}", f"{found.seq_tokens:,}", format_gb(found.peak_bytes) if found.seq_tokens else "none"
-        )
+        peak = format_gb(found.peak_bytes) if found.seq_tokens else "none"
+        table.add_row(f"  {found.layout}", f"{found.sure_seq_tokens:,}", f"{found.seq_tokens:,}", peak)
     out.print(table)
+    indented(out, "surely: it fits at the upper end of the plan's interval; probably: as planned, with this peak")
     indented(out, f"The model supports {longest[0].positions:,} positions.")
 
 

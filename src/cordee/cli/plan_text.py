@@ -18,7 +18,7 @@ from cordee.plan.candidates import Candidate
 from cordee.plan.cost import egress_usd, storage_usd_per_month
 from cordee.plan.layout import Layout
 from cordee.plan.memory import outer_parameters
-from cordee.plan.memory_interval import RESIDUALS
+from cordee.plan.memory_interval import residuals_of
 from cordee.plan.stages import stage_in_words
 from cordee.plan.states import adapter_parameters, reference_bytes, trained_parameters
 from cordee.plan.survive import Survival
@@ -31,6 +31,7 @@ PIPED_WIDTH = 100
 NARROWEST = 20
 NARROWEST_BAR = 11
 WIDEST_FOLDED = 26
+TIGHT = "*"
 LARGE_LOSS = 1 / 3  # of the peak, at which another loss is proposed
 COLOURS = {
     "weights": "blue",
@@ -208,6 +209,8 @@ def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
     words = _legend_of_words(layouts if fewest is None else [*layouts, fewest[1]])
     if words:
         indented(out, words)
+    if any(each.tight for each in fitting):
+        indented(out, _tight_in_words(plan))
     if plan.expert_balance is not None:
         indented(out, plan.expert_balance, style="")
     if not plan.fits:
@@ -215,6 +218,18 @@ def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
         for remedy in plan.remedies:
             indented(out, str(remedy), style="")
         indented(out, "without --gpus: which kinds of GPU hold it", style="")
+
+
+def _tight_in_words(plan: Answer) -> str:
+    """Explain the mark, and name the layout to take where the fastest one has it."""
+    more = residuals_of(plan.training).high
+    words = f"{TIGHT} tight: fits as planned, but nine of ten such runs need up to {more:.0%} more"
+    best, sure = plan.nearest, plan.sure
+    if not best.tight:
+        return words
+    if sure is None:
+        return f"{words}; none fits surely"
+    return f"{words}; the fastest that fits surely is {sure.layout}: {format_gb(sure.peak_bytes)}, {sure.step_s:,.1f} s"
 
 
 def _waterfall(out: Console, plan: Answer) -> None:
@@ -247,9 +262,13 @@ def _waterfall(out: Console, plan: Answer) -> None:
     out.print(f"  {'total':<14}{format_gb(candidate.peak_bytes):>9}  {rest}", style="" if left >= 0 else "red")
     if memory.worst.loss_bytes > LARGE_LOSS * candidate.peak_bytes and plan.training.loss_kind == "eager":
         indented(out, "--loss chunked (Liger, Unsloth) never has all logits at once: the loss is a small part then")
+    low, high = candidate.needed_interval_bytes
+    verdict = "tight, the upper end does not fit" if candidate.tight else "all of it fits" if high <= limit else ""
+    needed = f"nine of ten such runs need {format_gb(low)} to {format_gb(high)}"
+    indented(out, f"{needed}: {verdict}" if verdict else needed, style="yellow" if candidate.tight else "dim")
     if plan.seen_interval_bytes is not None:
         low, high = plan.seen_interval_bytes
-        seen = "all of it" if low == limit else f"{format_gb(low)} to {format_gb(high)} in nine of ten runs"
+        seen = "all of it" if low == limit else f"{format_gb(low)} to {format_gb(high)}"
         indented(out, f"nvidia-smi shows {seen}: torch keeps what it has freed")
 
 
@@ -298,9 +317,10 @@ def _table(scale: _Scale, *others: str) -> Table:
     return table
 
 
-def _judged(candidate: Candidate, scale: _Scale) -> tuple[str, str, Text, str]:
+def _judged(candidate: Candidate, scale: _Scale) -> tuple[Text, str, Text, str]:
     """Return the columns that both tables have."""
-    return "", str(candidate.layout), _drawn(candidate, scale), format_gb(candidate.peak_bytes)
+    mark = Text(TIGHT if candidate.tight else "", "yellow")
+    return mark, str(candidate.layout), _drawn(candidate, scale), format_gb(candidate.peak_bytes)
 
 
 def _over_by(candidate: Candidate) -> str:
@@ -476,10 +496,9 @@ def print_sources(out: Console, answer: Answer) -> None:
     if answer.energy is not None:
         for source in (str(answer.energy.draw), *answer.energy.electricity.sources):
             indented(out, source)
-    if answer.seen_interval_bytes is not None:
-        found = RESIDUALS[answer.training.framework]
-        within = f"within {found.low:+.0%} and {found.high:+.0%} of their plans"
-        indented(out, f"memory seen: {found.runs} published peaks ({found.source}), nine of ten {within}")
+    found = residuals_of(answer.training)
+    within = f"within {found.low:+.0%} and {found.high:+.0%} of their plans"
+    indented(out, f"memory: {found.runs} published peaks ({found.source}), nine of ten {within}")
     counted = "MFU counts causal attention once, no recomputation"
     indented(out, f"step time: {gpu.efficiency.source}{answer.nearest.expected}; {counted}")
 

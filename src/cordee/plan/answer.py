@@ -22,7 +22,7 @@ from cordee.plan.memory_interval import seen_interval_bytes
 from cordee.plan.page import plan_page
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.request import Request
-from cordee.plan.search import best_layout, fewest_gpus_to_hold, fewest_gpus_to_train, remedies
+from cordee.plan.search import best_layout, best_sure, fewest_gpus_to_hold, fewest_gpus_to_train, remedies
 from cordee.plan.states import flop_per_token
 from cordee.plan.survive import LevelSave, Survival, capture_bytes_per_node, level_saves
 from cordee.plan.training import Training
@@ -111,6 +111,14 @@ class Answer:
         if self.fits or self.request.layout == ANY_LAYOUT:
             return None
         return best_layout(self.layouts.case).best
+
+    @cached_property
+    def sure(self) -> Candidate | None:
+        """The fastest layout that fits at the upper end of its interval too; None if none does."""
+        best = self.best
+        if best is None or not best.tight:
+            return best
+        return best_sure(self.layouts.case, self.request.layout, self.request.price)
 
     @property
     def seen_interval_bytes(self) -> tuple[int, int] | None:
@@ -219,6 +227,8 @@ class Answer:
         """One line: layout, memory, and what a step and a billion tokens take; or by how much it does not fit."""
         found = self.nearest
         memory = f"{found.layout}: {found.peak_bytes / GB:.1f} of {format_bytes(found.gpu_memory_bytes)}"
+        if found.tight:
+            memory += f" (tight: up to {found.needed_interval_bytes[1] / GB:.1f})"
         if found.step_s is None:
             return f"{memory}, over by {found.shortfall_bytes / GB:.1f} GB"
         usd = found.usd_per_billion_tokens
@@ -275,6 +285,9 @@ class Answer:
                 "layout": str(candidate.layout),
                 "fits": candidate.fits,
                 "peak_bytes": candidate.peak_bytes,
+                "needed_bytes_low": candidate.needed_interval_bytes[0],
+                "needed_bytes_high": candidate.needed_interval_bytes[1],
+                "tight": candidate.tight,
                 "shortfall_bytes": candidate.shortfall_bytes,
                 "step_s": candidate.step_s,
                 "mfu": candidate.mfu,

@@ -14,11 +14,12 @@ from cordee.units import format_bytes
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout with its memory and, if it fits, its speed. Nine of ten such steps are expected in the interval."""
+    """One layout with its memory and, if it fits, its speed. Nine of ten such runs are expected in the intervals."""
 
     layout: Layout
     memory: RankMemory
     gpu_memory_bytes: int
+    needed_interval_bytes: tuple[int, int]
     step: StepTime | None = None
     mfu: float | None = None
     tokens_per_s: float | None = None
@@ -52,6 +53,11 @@ class Candidate:
     def fits(self) -> bool:
         """Return whether its fullest GPU holds it."""
         return self.peak_bytes <= self.gpu_memory_bytes
+
+    @property
+    def tight(self) -> bool:
+        """Return whether it fits as planned, but not at the upper end of its interval."""
+        return self.fits and self.needed_interval_bytes[1] > self.gpu_memory_bytes
 
 
 @dataclass(frozen=True)

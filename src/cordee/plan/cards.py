@@ -5,7 +5,7 @@ longest sequence with the fewest sequences in a micro-batch, and the most sequen
 is asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cordee.errors import CatalogueError, LayoutError
@@ -14,9 +14,10 @@ from cordee.plan.candidates import Candidate
 from cordee.plan.layout import Layout
 from cordee.plan.longest import longest_context, variants
 from cordee.plan.memory import peak_bytes
+from cordee.plan.memory_interval import held_surely
 from cordee.plan.optimum import Case
 from cordee.plan.request import Request
-from cordee.plan.search import best_layout
+from cordee.plan.search import best_layout, best_sure
 from cordee.plan.training import Training
 
 LARGEST_MICRO_BATCH = 4096
@@ -32,6 +33,7 @@ class Card:
         price: of one GPU; None: unknown.
         seq_tokens: the longest sequence that this layout holds, with everything recomputed if that is longer.
         micro_batch: the most sequences of the asked length that it holds at once, in the same way.
+        sure_seq_tokens, sure_micro_batch: the same at the upper end of the plan's interval.
     """
 
     gpu: Gpu
@@ -39,8 +41,10 @@ class Card:
     training: Training
     candidate: Candidate
     price: Price | None
-    seq_tokens: int
-    micro_batch: int
+    seq_tokens: int = 0
+    micro_batch: int = 0
+    sure_seq_tokens: int = 0
+    sure_micro_batch: int = 0
 
     @property
     def fits(self) -> bool:
@@ -70,8 +74,12 @@ class Cards:
     @property
     def smallest(self) -> Card | None:
         """The card with the least memory of all, one of which is enough; None if no single one is."""
-        alone = [card for card in self.fitting if card.gpus == 1]
-        return min(alone, key=lambda card: (card.gpu.memory_bytes, _rank(card)), default=None)
+        return _smallest(self.fitting)
+
+    @property
+    def smallest_sure(self) -> Card | None:
+        """The same of the cards on which it is not tight."""
+        return _smallest(card for card in self.fitting if not card.candidate.tight)
 
     @property
     def cheapest(self) -> Card | None:
@@ -103,6 +111,11 @@ def ask_cards(request: Request, gpus: Sequence[Gpu]) -> Cards:
     return Cards(request, tuple(fitting), tuple(rejected), tuple(unable))
 
 
+def _smallest(cards: Iterable[Card]) -> Card | None:
+    alone = (card for card in cards if card.gpus == 1)
+    return min(alone, key=lambda card: (card.gpu.memory_bytes, _rank(card)), default=None)
+
+
 def _rank(card: Card) -> tuple[bool, float, int, str]:
     """Return the sort key: by dollars an hour, then what has no price by its memory."""
     usd = card.usd_per_hour
@@ -110,31 +123,43 @@ def _rank(card: Card) -> tuple[bool, float, int, str]:
 
 
 def _card(request: Request, gpu: Gpu) -> Card:
-    """Return the fewest GPUs of a node that hold the training, in powers of two."""
+    """Return the fewest GPUs of a node that hold the training, in powers of two; in a layout that fits surely if any.
+
+    Raises:
+        LayoutError: no number of them divides the batch and the model.
+    """
     counts = [2**n for n in range(gpu.gpus_per_node.bit_length()) if 2**n <= gpu.gpus_per_node]
-    layouts = None
+    found: tuple[Case, Candidate] | None = None
     for count in counts:
         case = replace(request, gpus=count).case(request.settings.framework or "torch")
         try:
-            layouts = best_layout(case, request.layout, request.price)
+            candidate = best_sure(case, request.layout, request.price)
+            candidate = candidate or best_layout(case, request.layout, request.price).nearest
         except LayoutError:
             # Some numbers of GPUs do not divide a batch or a model that others do.
-            if count == counts[-1] and layouts is None:
+            if count == counts[-1] and found is None:
                 raise
             continue
-        if layouts.fits:
+        found = case, candidate
+        if candidate.fits:
             break
-    assert layouts is not None, "the last count raises or answers"
-    case, candidate = layouts.case, layouts.nearest
-    price = price_of(request.prices, gpu, request.capacity)
+    assert found is not None, "the last count raises or answers"
+    case, candidate = found
+    card = Card(gpu, case.gpus, case.training, candidate, price_of(request.prices, gpu, request.capacity))
     if not candidate.fits:
-        return Card(gpu, case.gpus, case.training, candidate, price, 0, 0)
-    layouts_to_try = variants(candidate.layout, case.training.sequences_together)
+        return card
+    layouts = variants(candidate.layout, case.training.sequences_together)
     if request.layout.recompute is not None:
-        layouts_to_try = layouts_to_try[:1]
-    longest = max(longest_context(case, layout).seq_tokens for layout in layouts_to_try)
-    most = max(_largest_micro_batch(case, layout) for layout in layouts_to_try)
-    return Card(gpu, case.gpus, case.training, candidate, price, longest, most)
+        layouts = layouts[:1]
+    longest = [longest_context(case, layout) for layout in layouts]
+    sure = replace(case, gpu=held_surely(case.gpu, case.training))
+    return replace(
+        card,
+        seq_tokens=max(each.seq_tokens for each in longest),
+        micro_batch=max(_largest_micro_batch(case, layout) for layout in layouts),
+        sure_seq_tokens=max(each.sure_seq_tokens for each in longest),
+        sure_micro_batch=max(_largest_micro_batch(sure, layout) for layout in layouts),
+    )
 
 
 def _largest_micro_batch(case: Case, layout: Layout) -> int:

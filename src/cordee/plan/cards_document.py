@@ -28,10 +28,14 @@ class CardRow(Row):
     peak_bytes: int = read_from("candidate", "peak_bytes")
     gpu_memory_bytes: int = read_from("candidate", "gpu_memory_bytes")
     shortfall_bytes: int = read_from("candidate", "shortfall_bytes")
+    needed_bytes_nine_of_ten: tuple[int, int] = read_from("candidate", "needed_interval_bytes")
+    tight: bool = read_from("candidate", "tight")
     step_s: float | None = read_from("candidate", "step_s")
     tokens_per_s: float | None = read_from("candidate", "tokens_per_s")
     longest_seq_tokens: int = read_from("seq_tokens")
     largest_micro_batch: int = read_from("micro_batch")
+    sure_longest_seq_tokens: int = read_from("sure_seq_tokens")
+    sure_largest_micro_batch: int = read_from("sure_micro_batch")
     usd_per_hour: float | None
     usd_per_billion_tokens: float | None
     price_source: Annotated[str | None, BeforeValidator(_source)] = read_from("price")
@@ -53,6 +57,7 @@ class CardsDocument(Row):
     cards: tuple[CardRow, ...]
     unable: tuple[UnableRow, ...]
     smallest: str | None
+    smallest_sure: str | None
     cheapest: str | None
 
 
@@ -65,5 +70,6 @@ def cards_document(found: Cards) -> CardsDocument:
         cards=tuple(CardRow.model_validate(card) for card in every),
         unable=tuple(UnableRow(gpu=gpu, reason=reason) for gpu, reason in found.unable),
         smallest=_name(found.smallest),
+        smallest_sure=_name(found.smallest_sure),
         cheapest=_name(found.cheapest),
     )

@@ -162,6 +162,8 @@ class LayoutRow(Row):
     peak_bytes: int
     gpu_memory_bytes: int
     shortfall_bytes: int
+    needed_bytes_nine_of_ten: tuple[int, int] = read_from("needed_interval_bytes")
+    tight: bool
     fullest_stage: int = read_from("memory", "worst_stage")
     parts_bytes: PartsRow = read_from("memory", "worst")
     step_s: float | None
@@ -230,6 +232,7 @@ class ContextRow(Row):
 
     layout: Text
     seq_tokens: int
+    sure_seq_tokens: int
     peak_bytes: int
 
 
@@ -297,6 +300,7 @@ class PlanDocument(Row):
     fits: bool
     candidates: int
     layouts: tuple[LayoutRow, ...]
+    sure: LayoutRow | None
     timeline: TimelineRow
     seen_bytes_nine_of_ten: tuple[int, int] | None
     remedies: tuple[RemedyRow, ...]
@@ -350,6 +354,7 @@ def plan_document(answer: Answer, model_path: str | None = None) -> PlanDocument
             "fits": answer.fits,
             "candidates": answer.layouts.candidates,
             "layouts": (*answer.fitting, *answer.rejected),
+            "sure": answer.sure,
             "timeline": answer.nearest,
             "seen_bytes_nine_of_ten": answer.seen_interval_bytes,
             "remedies": answer.remedies,

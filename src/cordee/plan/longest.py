@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from cordee.plan.candidates import Layouts
 from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
+from cordee.plan.memory_interval import held_surely
 from cordee.plan.optimum import Case, optimum
 from cordee.plan.rules import first_misfit
 from cordee.plan.search import default_choices
@@ -17,10 +18,14 @@ LONGEST_TOKENS = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class LongestContext:
-    """A layout and the longest sequence that it holds, with the fewest in a micro-batch; 0 if it holds none."""
+    """A layout and the longest sequence that it holds, with the fewest in a micro-batch; 0 if it holds none.
+
+    `seq_tokens` fits as planned, `sure_seq_tokens` at the upper end of the plan's interval as well.
+    """
 
     layout: Layout
     seq_tokens: int
+    sure_seq_tokens: int
     peak_bytes: int
     positions: int
 
@@ -61,18 +66,24 @@ def variants(layout: Layout, fewest: int) -> tuple[Layout, ...]:
 
 
 def longest_context(case: Case, layout: Layout) -> LongestContext:
+    """Return the longest sequence that a layout holds, as planned and surely."""
+    tokens = _longest_tokens(case, layout)
+    sure = _longest_tokens(replace(case, gpu=held_surely(case.gpu, case.training)), layout)
+    peak = round(_peak(case, layout, tokens)) if tokens else 0
+    return LongestContext(layout, tokens, sure, peak, case.shape.positions)
+
+
+def _longest_tokens(case: Case, layout: Layout) -> int:
     """Search by halving, in steps that the layout divides; memory never falls as the sequence grows."""
-    shape, step = case.shape, 256 * layout.tp * layout.cp
-    limit = shape.learned_positions or LONGEST_TOKENS
-    low, high = 0, limit // step
+    step = 256 * layout.tp * layout.cp
+    low, high = 0, (case.shape.learned_positions or LONGEST_TOKENS) // step
     while low < high:
         middle = (low + high + 1) // 2
         if _peak(case, layout, middle * step) <= case.gpu.memory_bytes:
             low = middle
         else:
             high = middle - 1
-    peak = round(_peak(case, layout, low * step)) if low else 0
-    return LongestContext(layout, low * step, peak, shape.positions)
+    return low * step
 
 
 def _peak(case: Case, layout: Layout, seq_tokens: int) -> float:

@@ -10,6 +10,7 @@ from cordee.plan.cost import usd_per_billion_tokens
 from cordee.plan.doubt import doubt
 from cordee.plan.layout import Layout
 from cordee.plan.memory import gpu_state_bytes, rank_memory, state_bytes
+from cordee.plan.memory_interval import held_surely, needed_interval_bytes
 from cordee.plan.offload import host_bytes
 from cordee.plan.optimum import Case, best_of_meshes, optimum
 from cordee.plan.rules import validate
@@ -96,7 +97,8 @@ def _rank(candidate: Candidate) -> tuple[bool, float, Layout]:
 def evaluate(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
     """Evaluate one layout: its memory, and its speed if it fits."""
     shape, gpu, training = case.shape, case.gpu, case.training
-    candidate = Candidate(layout, rank_memory(shape, layout, training), gpu.memory_bytes)
+    memory = rank_memory(shape, layout, training)
+    candidate = Candidate(layout, memory, gpu.memory_bytes, needed_interval_bytes(memory.total_bytes, training))
     if not candidate.fits:
         return candidate
     timed = step_time(shape, gpu, layout, training)
@@ -114,6 +116,12 @@ def evaluate(case: Case, layout: Layout, price: Price | None = None) -> Candidat
         usd_per_billion_tokens=usd,
         step_interval_s=(float(low), float(high)),
     )
+
+
+def best_sure(case: Case, wanted: LayoutWanted, price: Price | None = None) -> Candidate | None:
+    """Return the fastest layout that fits at the upper end of its interval; None if none does."""
+    found = best_layout(replace(case, gpu=held_surely(case.gpu, case.training)), wanted, price).best
+    return None if found is None else replace(found, gpu_memory_bytes=case.gpu.memory_bytes)
 
 
 def fewest_gpus_to_train(case: Case) -> tuple[int, Layout] | None:
