@@ -8,16 +8,21 @@ memory slices hold that part; every GPU is cut as an H100 is, whole while it has
 as fractions, as the trace has them and rounded up to the profile's memory slices: the second differs from MIG by the
 legal starts alone. `asked` counts what the pods ask for, `held` what is leased for them.
 
+Two bounds say what no packing can mend: `asked` if every GPU were full of the same pods, each rounded to its profile;
+and the fewest GPUs that hold the instances that were placed, wherever they stand, beside the GPUs that were cut.
+
 Histories: instances of random profiles come and go on one to four GPUs until none comes any more; each place is checked
 against rules written here anew (starts, overlaps, the most of a profile, compute slices).
 """
 
 import argparse
 import json
+import math
 import platform
 import random
 import statistics
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -53,12 +58,35 @@ def profile_for(table: MigTable, milli: int) -> tuple[str, int]:
     raise AssertionError(f"no profile holds {milli} thousandths of a GPU")
 
 
+def rounded_alone(stream: list[Pod], table: MigTable) -> float:
+    """Return the per cent of full GPUs that pods ask for if each part is rounded to its profile."""
+    held = sum(pod.gpus * (pod.milli if pod.milli >= 1000 else profile_for(table, pod.milli)[1]) for pod in stream)
+    return 100 * sum(pod.gpus * pod.milli for pod in stream) / held
+
+
+def fewest(placed: Counter[str], table: MigTable) -> int:
+    """Return a number of GPUs below which no layout holds instances: by memory, by compute, and by starts alone.
+
+    A profile that begins at one place only has a GPU each; one of half the slices that begins at two fills their other
+    halves, and then two go on a GPU.
+    """
+    rules = {each.name: each.placed for each in table.profiles}
+    memory = sum(rules[name].size * count for name, count in placed.items()) / table.slices
+    compute = sum(rules[name].compute * count for name, count in placed.items()) / table.compute
+    halves = {name: count for name, count in placed.items() if 2 * rules[name].size == table.slices}
+    first = sum(count for name, count in halves.items() if len(rules[name].starts) == 1)
+    second = sum(count for name, count in halves.items() if len(rules[name].starts) == 2)
+    return math.ceil(max(memory, compute, first + max(0, second - first) / 2))
+
+
 class Result(NamedTuple):
-    """Per cent of the GPUs, and CPU milliseconds a pod."""
+    """Per cent of the GPUs, CPU milliseconds a pod, GPUs that were cut and the fewest that would do."""
 
     asked: float
     held: float
     cpu_ms: float
+    cut: int
+    fewest: int
 
 
 def play(way: str, nodes: tuple[Node, ...], stream: list[Pod], table: MigTable) -> Result:
@@ -71,6 +99,8 @@ def play(way: str, nodes: tuple[Node, ...], stream: list[Pod], table: MigTable) 
     for name, node in by_name.items():
         index.put(name, entry_of(node, used[name]))
     asked = held = 0
+    placed: Counter[str] = Counter()
+    cut: set[tuple[str, int]] = set()
     kinds, began = tuple(index.kinds), time.process_time()
     for number, pod in enumerate(stream):
         job: Job = pod.job(number)
@@ -83,9 +113,12 @@ def play(way: str, nodes: tuple[Node, ...], stream: list[Pod], table: MigTable) 
             index.put(lease.node, entry_of(by_name[lease.node], used[lease.node]))
             asked += pod.gpus * pod.milli
             held += lease.gpu_milli
+            if lease.instance is not None:
+                placed[lease.instance.profile] += 1
+                cut.add((lease.node, lease.gpus[0]))
     gpus = sum(node.gpus for node in nodes)
     cpu_ms = 1000 * (time.process_time() - began) / len(stream)
-    return Result(asked / gpus / 10, held / gpus / 10, cpu_ms)
+    return Result(asked / gpus / 10, held / gpus / 10, cpu_ms, len(cut), fewest(placed, table))
 
 
 def legal(table: MigTable, taken: dict[int, tuple[str, int, int]]) -> bool:
@@ -160,8 +193,10 @@ def main() -> None:
     pods, nodes = read_pods(given.pods), parse_cluster(read(given.nodes), source=str(given.nodes))
     gpus = sum(node.gpus for node in nodes)
     results: dict[str, list[Result]] = {way: [] for way in WAYS}
+    bounds = []
     for seed in range(given.seeds):
         stream = arrivals(pods, 1000 * gpus * given.asked, seed)
+        bounds.append(rounded_alone(stream, table))
         for way in WAYS:
             results[way].append(play(way, nodes, stream, table))
     began = time.process_time()
@@ -176,7 +211,8 @@ def main() -> None:
     ]
     if given.json:
         facts = {"python": platform.python_version(), "seeds": given.seeds, "histories": given.histories}
-        print(json.dumps(facts | random_histories | {"rows": rows}))
+        bound = {"rounded_alone": round(statistics.fmean(bounds), 2)}
+        print(json.dumps(facts | random_histories | bound | {"rows": rows}))
         return
     print(f"{'way':28}{'asked':>10}{'held':>10}{'spread':>8}{'ms a pod':>10}")
     for row in rows:
@@ -184,6 +220,8 @@ def main() -> None:
             f"{row['way']:28}{row['asked']:>8.2f} %{row['held']:>8.2f} %"
             f"{row['spread_of_held']:>8.2f}{row['cpu_ms']:>10.2f}"
         )
+    print(f"asked if every GPU were full, by rounding to profiles alone: {statistics.fmean(bounds):.2f} %")
+    print(f"GPUs cut: {rows[-1]['cut']:.0f}; their instances need {rows[-1]['fewest']:.0f} at least")
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in random_histories.items())
     print(f"{given.histories:,} histories: {shown} ({cpu_s:.0f} CPU s)")
 

@@ -166,3 +166,44 @@ def test_a_gpu_of_ones_own_that_is_not_whole_is_refused(tmp_path: Path, written:
     (tmp_path / "gpus.toml").write_text(written)
     with pytest.raises(CordeeError, match=says):
         load_home(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profile", "memory_gib", "units", "starts", "part"),
+    [
+        ("A30", "1g.6gb", 5.81, 14, (0, 1, 2, 3), 1 / 4),
+        ("A30", "2g.12gb", 11.69, 28, (0, 2), 1 / 2),
+        ("GH200", "3g.48gb", 46.5, 60, (0, 4), 1 / 2),
+        ("NVIDIA H100 NVL", "1g.24gb", 21.5, 26, (0, 2, 4, 6), 1 / 4),
+        ("RTX-PRO-6000", "1g.24gb", 23.12, 46, (0, 3, 6, 9), 1 / 4),
+        ("RTX-PRO-6000", "2g.48gb", 46.5, 94, (0, 6), 1 / 2),
+        ("H200", "7g.141gb", 139.75, 132, (0,), 1),
+    ],
+)
+def test_an_instance_is_as_the_driver_lists_it(
+    gpu: str, profile: str, memory_gib: float, units: int, starts: tuple[int, ...], part: float
+) -> None:
+    whole = CATALOGUE.find_gpu(gpu)
+    assert whole.mig is not None
+    facts, instance = whole.mig.find(profile), whole.instance(profile)
+    assert facts.placed.starts == starts and instance.efficiency.units == units
+    assert instance.memory_bytes == pytest.approx(memory_gib * 2**30, abs=1)
+    assert instance.memory_bytes_per_s == pytest.approx(part * whole.memory_bytes_per_s)
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in CATALOGUE.gpus if gpu.mig], ids=lambda gpu: gpu.name)
+def test_a_gpu_holds_as_many_instances_of_a_profile_as_its_list_says(gpu) -> None:
+    for facts in gpu.mig.profiles:
+        profile = facts.placed
+        starts = [start for start in profile.starts if start % profile.size == 0 or profile.size == 1]
+        assert max(profile.starts) + profile.size <= gpu.mig.slices
+        assert profile.instances <= min(len(starts), gpu.mig.compute // profile.compute)
+        assert (
+            facts.memory_bytes is None or facts.memory_bytes <= gpu.memory_bytes * profile.size / gpu.mig.slices * 1.08
+        )
+
+
+def test_an_instance_whose_memory_nobody_published_is_refused_with_the_question_to_ask() -> None:
+    with pytest.raises(CatalogueError, match="published nowhere") as caught:
+        CATALOGUE.find_gpu("GB300").instance("3g.139gb")
+    assert "nvidia-smi mig -lgip" in str(caught.value.hint)

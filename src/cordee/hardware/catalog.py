@@ -152,7 +152,8 @@ class Gpu:
             CatalogueError: it has no such profile, or its memory and SMs are not known.
         """
         if self.mig is None:
-            raise CatalogueError(f"no MIG profile of {self.name} is known", hint="A100, H100, H200 and B200 have them")
+            hint = "A30, A100, Hopper, B200, B300, their Grace boards and RTX PRO 6000 have them"
+            raise CatalogueError(f"no MIG profile of {self.name} is known", hint=hint)
         facts = self.mig.find(profile)
         if facts.memory_bytes is None or facts.units is None:
             hint = "ask a machine that has one: nvidia-smi mig -lgip; then write it as a GPU of your own in gpus.toml"

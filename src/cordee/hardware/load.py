@@ -135,11 +135,11 @@ def _shipped() -> Catalogue:
 
 
 def _mig(table: dict[str, Any]) -> dict[str, MigTable]:
-    """Return the MIG profiles by the GPU's name; all GPUs of the file share the placements."""
-    placed = table.pop("placements")
+    """Return the MIG profiles by the GPU's name, each with the placements of the way that it is divided."""
+    divisions = table.pop("placements")
     found = {}
     for gpu, facts in table.items():
-        profiles = []
+        placed, profiles = divisions[facts.get("placements", "eighths")], []
         for key, shape in placed["profiles"].items():
             if key not in facts:
                 continue

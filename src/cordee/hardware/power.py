@@ -46,7 +46,11 @@ _HOPPER = PowerDraw(700, Source("NVIDIA H100 and H200 Tensor Core GPU datasheets
 POWER = {
     "A100-40": _A100,
     "A100-80": _A100,
+    "A30": PowerDraw(165, Source("NVIDIA A30 Tensor Core GPU datasheet", "2022-03")),
     "H100": _HOPPER,
+    "H100-NVL": PowerDraw(400, Source("NVIDIA H100 Tensor Core GPU datasheet, NVL, configurable up to", "2024-10")),
+    "H200-NVL": PowerDraw(600, Source("NVIDIA H200 Tensor Core GPU datasheet, NVL, configurable up to", "2024-11")),
+    "GH200": PowerDraw(1000, Source("NVIDIA GH200 datasheet, with its CPU and memory, configurable up to", "2023-08")),
     "H800": PowerDraw(700, Source("as H100: the same chip and board", "2025-05"), _LIKE_H100),
     "H200": _HOPPER,
     "B200": PowerDraw(1000, Source("NVIDIA DGX B200 datasheet", "2025-03"), _DGX_B200),
