@@ -15,6 +15,7 @@ from cordee.errors import CatalogueError, SpecError, TraceError
 from cordee.hardware.catalog import PRICED, Capacity, Catalogue, Gpu
 from cordee.hardware.load import load_catalogue, load_electricity, load_speedups, own_gpu_files
 from cordee.hardware.several import joined, joined_prices
+from cordee.near import did_you_mean
 from cordee.plan.ask import Answer, Request
 from cordee.plan.expect import Assumptions, node_storage_bytes_per_s
 from cordee.plan.layout import Recompute
@@ -345,7 +346,7 @@ def _one_of(what: str, text: str, known: tuple[T, ...]) -> T:
     for name in known:
         if text == name:
             return name
-    raise SpecError(f"unknown {what} {text!r}", hint=f"use one of: {', '.join(known)}")
+    raise SpecError(f"unknown {what} {text!r}", hint=did_you_mean(text, known))
 
 
 def gpus_here(text: str, catalogue: Catalogue, *, cpu: bool = False) -> str:
@@ -363,8 +364,12 @@ def gpus_here(text: str, catalogue: Catalogue, *, cpu: bool = False) -> str:
     own = [gpu for gpu in catalogue.gpus if gpu.measured is not None and gpu.measured.fingerprint.get("host") == host]
     own = [gpu for gpu in own if gpu.is_synchronous or not cpu]
     if not own:
+        has_driver = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
+        there = "is calibrated" if has_driver else "is calibrated, and it has no GPU"
         raise CatalogueError(
-            f"nothing on {host} is calibrated, so it is not known what is here", hint="run cordee calibrate first"
+            f"nothing on {host} {there}: `here` stands for what cordee calibrate has measured of this machine",
+            hint="cordee calibrate "
+            + ("first" if has_driver else "measures the CPU, a device like others here; or name GPUs: 8xH100"),
         )
     gpu = min(own, key=lambda each: each.is_synchronous)
     measured = gpu.measured

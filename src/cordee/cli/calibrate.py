@@ -19,6 +19,7 @@ from cordee.cli.calibrate_text import print_calibration, print_checked, print_hi
 from cordee.cli.stale import warned
 from cordee.errors import InputError, NotFoundError
 from cordee.hardware.load import load_home
+from cordee.near import did_you_mean
 from cordee.planning import gpus_here
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -163,7 +164,7 @@ def _history(home: Path | None, *, as_json: bool) -> None:
 def _precision(text: str | None, *, on_gpu: bool) -> str:
     chosen = text or ("bf16" if on_gpu else "fp32")
     if chosen not in PRECISIONS:
-        raise InputError(f"products are not measured in {chosen!r}", hint="one of: " + ", ".join(PRECISIONS))
+        raise InputError(f"products are not measured in {chosen!r}", hint=did_you_mean(chosen, PRECISIONS))
     return chosen
 
 

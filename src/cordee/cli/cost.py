@@ -37,6 +37,7 @@ from cordee.cli.cost_text import (
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError
+from cordee.near import did_you_mean
 from cordee.units import MICRO_USD, US_PER_S
 
 BY = ("job", "user", "queue", "epoch")
@@ -146,7 +147,7 @@ def _print_chargeback(home: Path | None, from_us: int, to_us: int | None, idle: 
 
 def _check_log(by: str, usage: bool, as_csv: bool, of_lines: object) -> None:
     if by not in BY + OF_SERVICES:
-        raise InputError(f"unknown --by {by!r}", hint=f"use one of: {', '.join(BY + OF_SERVICES)}")
+        raise InputError(f"unknown --by {by!r}", hint=did_you_mean(by, BY + OF_SERVICES))
     if of_lines and not (usage or as_csv):
         raise InputError("--since and --until are for usage lines and for chargeback", hint="add --usage or --csv")
 

@@ -12,6 +12,7 @@ from cordee.cli.experts_stream import print_stream
 from cordee.cli.experts_text import experts_page, print_answer
 from cordee.cli.plan_more import write_page
 from cordee.errors import InputError
+from cordee.near import did_you_mean
 from cordee.plan.experts import (
     MAPPING_FORMATS,
     ExpertPlacement,
@@ -92,7 +93,7 @@ def experts(
     fleet = Fleet(gpus, replicas, nodes, groups)
     fleet.check(counted.shape[1])
     if layout not in MAPPING_FORMATS:
-        raise InputError(f"unknown layout {layout!r}", hint=f"use one of: {', '.join(MAPPING_FORMATS)}")
+        raise InputError(f"unknown layout {layout!r}", hint=did_you_mean(layout, MAPPING_FORMATS))
     if out is None and layout != "deepseek":
         raise InputError(f"--layout {layout} needs --out", hint="add --out maps.json")
     costs = MoveCosts(

@@ -16,6 +16,7 @@ from cordee.cli.kernels_text import checked_table, compiled_table, measured_tabl
 from cordee.errors import ClaimError, InputError, MissingExtraError, ScriptError
 from cordee.hardware.load import load_catalogue
 from cordee.kernels.catalogue import ARCHITECTURES, KERNELS, Checked, Compiled, Measured
+from cordee.near import did_you_mean
 from cordee.planning import home_gpus
 from cordee.units import plural
 
@@ -37,7 +38,7 @@ def kernels(
     """Show what each kernel reaches on this GPU, or, without one, what the compiler makes of it for three GPUs."""
     for noun, given, known in (("kernel", names, _NAMES), ("architecture", arch, tuple(ARCHITECTURES))):
         if unknown := sorted(set(given or ()) - set(known)):
-            raise InputError(f"there is no {noun} {unknown[0]!r}", hint=f"one of: {', '.join(known)}")
+            raise InputError(f"there is no {noun} {unknown[0]!r}", hint=did_you_mean(unknown[0], known))
     if check and (compiled or arch):
         raise InputError("--check does not compile for an architecture", hint="give --check, or --compile and --arch")
     devices = discover(None)

@@ -10,6 +10,7 @@ from cordee.cli import terminal
 from cordee.cli.pipeline_text import print_comparison, print_own
 from cordee.cli.plan_more import write_page
 from cordee.errors import LayoutError, SpecError, UnitError
+from cordee.near import did_you_mean
 from cordee.plan.pipeline import (
     SCHEDULES,
     MemoryLimit,
@@ -95,7 +96,7 @@ def pipeline(
     costs, in_seconds = parse_times(times, latency, stages)
     room = parse_room(memory, activation, weights)
     if schedule is not None and schedule not in (*SCHEDULES, BEST):
-        raise LayoutError(f"unknown schedule {schedule!r}", hint=f"use one of: {', '.join(SCHEDULES)}, {BEST}")
+        raise LayoutError(f"unknown schedule {schedule!r}", hint=did_you_mean(schedule, (*SCHEDULES, BEST)))
     if table is not None:
         if schedule or html or chrome_trace or csv or run:
             raise SpecError(f"--table {table} can be combined with --svg only", hint="remove the other flags")

@@ -17,6 +17,7 @@ from cordee.cli.stale import note_several_kinds, warned
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES, Catalogue, Gpu
 from cordee.hardware.load import load_catalogue, load_electricity
+from cordee.near import did_you_mean
 from cordee.plan.ask import Answer, Request, ask_curve
 from cordee.plan.cards import Cards, ask_cards
 from cordee.plan.cards_document import cards_document
@@ -473,5 +474,4 @@ def _one_of(
     for name in known:
         if text == name:
             return name
-    names: list[str] = [*known, *([also] if also else [])]
-    raise error(f"unknown {what} {text!r}", hint=f"use one of: {', '.join(names)}")
+    raise error(f"unknown {what} {text!r}", hint=did_you_mean(text, [*known, *([also] if also else [])]))

@@ -1,6 +1,5 @@
 """`cordee plan --trace`: the memory of the model's own code on fake ranks, beside the plan of the same layout."""
 
-import difflib
 import json
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from cordee.errors import (
     ShapeError,
 )
 from cordee.hardware.catalog import Gpu
+from cordee.near import did_you_mean
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.buffers import context_bytes
 from cordee.plan.layout import Layout
@@ -169,9 +169,7 @@ def refuse_untraced(code: str | None, *, autocast: bool) -> None:
         InputError: with what to write instead.
     """
     if code is not None and code not in PLANNED_CODES:
-        near = difflib.get_close_matches(code, PLANNED_CODES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(PLANNED_CODES)}"
-        hint = "use --framework megatron" if code == "megatron" else hint
+        hint = "use --framework megatron" if code == "megatron" else did_you_mean(code, PLANNED_CODES)
         raise InputError(f"{code!r} is not model code that is planned", hint=hint)
     if autocast:
         raise InputError("--autocast is of a trace", hint="add --trace; DDP and one GPU are planned so anyway")
@@ -201,9 +199,7 @@ def _code(model: str, code: str | None) -> ModelCode:
     for known in MODEL_CODES:
         if code == known:
             return known
-    near = difflib.get_close_matches(code, MODEL_CODES, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(MODEL_CODES)}"
-    raise InputError(f"unknown model code {code!r}", hint=hint)
+    raise InputError(f"unknown model code {code!r}", hint=did_you_mean(code, MODEL_CODES))
 
 
 def _planned(request: Request, code: ModelCode) -> tuple[Layout, Training, Layout | None]:

@@ -1,6 +1,5 @@
 """The one reader of the hardware facts. Called from floor 5 up; everything below takes the values as arguments."""
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from cordee.hardware.kernels import Grid, Kernels
 from cordee.hardware.mig import MigFacts, MigTable
 from cordee.hardware.power import MEAN_BUILDING, Electricity, PowerGrid
 from cordee.hardware.speedups import Speedups
+from cordee.near import did_you_mean
 from cordee.units import parse_bytes, parse_bytes_per_s
 
 _DATA = Path(__file__).parent / "data"
@@ -253,9 +253,7 @@ def find_chip(name: str, chips: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         CatalogueError: efficiency.toml has no such chip.
     """
     if name not in chips:
-        near = difflib.get_close_matches(name, chips, n=1, cutoff=0.6)
-        did_you_mean = f"did you mean {near[0]}? " if near else ""
-        raise CatalogueError(f"unknown chip {name!r}", hint=f"{did_you_mean}known are {', '.join(chips)}")
+        raise CatalogueError(f"unknown chip {name!r}", hint=did_you_mean(name, chips, listed="known are "))
     return chips[name]
 
 
@@ -304,9 +302,7 @@ def load_electricity(prices_path: Path | None = None) -> Electricity:
     name = str(facts.get("grid", "world"))
     grams = numbers.pop("g_co2e_per_kwh", None)
     if grams is None and name not in grids:
-        near = difflib.get_close_matches(name, grids, n=1)
-        did_you_mean = f"did you mean {near[0]}? " if near else ""
-        raise CatalogueError(f"{where}: unknown grid {name!r}", hint=f"{did_you_mean}known are {', '.join(grids)}")
+        raise CatalogueError(f"{where}: unknown grid {name!r}", hint=did_you_mean(name, grids, listed="known are "))
     grid = (
         grids[name] if grams is None else PowerGrid(str(facts.get("grid", "your grid")), float(grams), _source(facts))
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cordee.errors import CatalogueError
 from cordee.events import MigGpus, MigProfile
+from cordee.near import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class MigTable:
         """
         found = next((each for each in self.profiles if each.name == name), None)
         if found is None:
-            known = ", ".join(each.name for each in self.profiles)
-            raise CatalogueError(f"{self.gpu} has no MIG profile {name!r}", hint=f"it has {known}")
+            hint = did_you_mean(name, (each.name for each in self.profiles), listed="it has ")
+            raise CatalogueError(f"{self.gpu} has no MIG profile {name!r}", hint=hint)
         return found
 
     def gpus(self, indices: tuple[int, ...], *, switched: bool = False) -> MigGpus:

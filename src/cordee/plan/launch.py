@@ -4,13 +4,13 @@ The answer lists what a launcher cannot do. torchtitan and Megatron-LM have modu
 DeepSpeed's names were read in its configuration reference and its tutorial of AutoTP for training.
 """
 
-import difflib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cordee.errors import LayoutError
+from cordee.near import did_you_mean
 from cordee.plan.launch_megatron import megatron
 from cordee.plan.launch_torchtitan import torchtitan
 from cordee.plan.launch_trainers import LEFT_OUT, accelerate, lightning, trainer
@@ -35,6 +35,9 @@ class Launch:
     notes: tuple[str, ...]
 
 
+_CALLED = dict.fromkeys(("trainingarguments", "transformers", "huggingface", "trl", "sfttrainer"), "trainer")
+
+
 def check_launcher(launcher: str) -> None:
     """Refuse what is no launcher.
 
@@ -42,9 +45,7 @@ def check_launcher(launcher: str) -> None:
         LayoutError: with the nearest name, or all of them.
     """
     if launcher not in LAUNCHERS:
-        near = difflib.get_close_matches(launcher, LAUNCHERS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "use " + ", ".join(LAUNCHERS)
-        raise LayoutError(f"unknown launcher {launcher!r}", hint=hint)
+        raise LayoutError(f"unknown launcher {launcher!r}", hint=did_you_mean(launcher, LAUNCHERS, also=_CALLED))
 
 
 def launch_settings(launcher: str, shape: ModelShape, layout: Layout, training: Training) -> Launch:

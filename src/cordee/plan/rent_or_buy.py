@@ -4,12 +4,12 @@ Renting costs what is used. Owning costs the purchase at once and power, housing
 until the hardware is worn out; then it is worth its resale. No interest, no tax: a page to start the talk with.
 """
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from cordee.errors import SpecError
+from cordee.near import did_you_mean
 
 HOURS_PER_YEAR = 8760.0
 SWING = 0.2
@@ -165,9 +165,7 @@ def ownership_from(table: Mapping[str, object], *, gpus: int, rent_usd_per_gpu_h
     names = {field.name for field in fields(Ownership)}
     unknown = sorted(set(given) - names)
     if unknown:
-        near = difflib.get_close_matches(unknown[0], names, n=1)
-        did_you_mean = f"did you mean {near[0]}? " if near else ""
-        hint = f"{did_you_mean}known are {', '.join(sorted(names))}"
+        hint = did_you_mean(unknown[0], sorted(names), listed="known are ")
         raise SpecError(f"assumptions: unknown name {unknown[0]!r}", hint=hint)
     for name in ("busy_fraction", "rent_usd_per_gpu_hour", "purchase_usd_per_gpu", "life_years"):
         if given.get(name) is None:

@@ -4,11 +4,11 @@ What they cost is added up where it arises: the reference's bytes in `states.py`
 `step.py`, and the generation of completions in `rollouts.py`.
 """
 
-import difflib
 from dataclasses import replace
 from typing import TypeVar
 
 from cordee.errors import LayoutError
+from cordee.near import did_you_mean, nearest
 from cordee.plan.settings import default_batch
 from cordee.plan.training import REFERENCES, STAGES, Adapters, Reference, Rollouts, Stage, StageName, Training
 from cordee.units import plural
@@ -150,11 +150,9 @@ def _one_of(what: str, text: str, known: tuple[T, ...]) -> T:
     for name in known:
         if text == name:
             return name
-    near = difflib.get_close_matches(text, known, n=1)
-    hint = (f"did you mean {near[0]}? " if near else "") + "use one of: " + ", ".join(known)
-    raise LayoutError(f"unknown {what} {text!r}", hint=hint)
+    raise LayoutError(f"unknown {what} {text!r}", hint=did_you_mean(text, known))
 
 
 def _near(key: str, name: StageName) -> str:
-    near = difflib.get_close_matches(key, _KEYS[name], n=1)
-    return (f"did you mean {near[0]}? " if near else "") + _HINT
+    near = nearest(key, _KEYS[name])
+    return (f"did you mean {near}? " if near else "") + _HINT

@@ -1,11 +1,11 @@
 """Training settings: precision, optimizer, framework, loss. Everything of a step but the model and its layout."""
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from cordee.errors import LayoutError
 from cordee.hardware.arrays import Real, Size
+from cordee.near import did_you_mean
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Framework = Literal["megatron", "torch", "deepspeed", "internevo"]
@@ -94,8 +94,7 @@ def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
         LayoutError: no such optimizer, or one of 16 bits in fp32.
     """
     if name not in OPTIMIZERS:
-        near = difflib.get_close_matches(name, OPTIMIZERS, n=1)
-        hint = (f"did you mean {near[0]}? " if near else "") + "known are " + ", ".join(OPTIMIZERS)
+        hint = did_you_mean(name, OPTIMIZERS, listed="known are ")
         raise LayoutError(f"unknown optimizer {name!r}", hint=hint)
     found = OPTIMIZERS[name]
     if precision == "fp32":

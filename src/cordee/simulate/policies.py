@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from cordee.control.patience import parse_patience
 from cordee.errors import InputError
+from cordee.near import did_you_mean
 from cordee.schedule.policy import NAMED, Policy
 
 
@@ -55,7 +56,7 @@ def _named(text: str) -> NamedPolicy:
     """Return the policy of a name, or of a name and a patience: `cordee:2`."""
     name, colon, number = text.partition(":")
     if name not in POLICIES:
-        raise InputError(f"unknown policy {text!r}", hint=f"use one of: {', '.join(POLICIES)}")
+        raise InputError(f"unknown policy {text!r}", hint=did_you_mean(name, POLICIES))
     if not colon:
         return POLICIES[name]
     named = POLICIES[name]

@@ -1,10 +1,10 @@
 """From a Hugging Face config.json to a `ModelShape`: one small reader for each family of models."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
 from cordee.errors import ShapeError
+from cordee.near import did_you_mean
 from cordee.workload.checkpoint_format import native_format
 from cordee.workload.families_mixed import MIXED_FAMILIES, every, kinds_of
 from cordee.workload.fields import Config, Fields, decoder, encoder_parameters, per_head
@@ -20,9 +20,7 @@ def shape_from_config(config: Config, *, name: str) -> ModelShape:
     """
     family = config.get("model_type")
     if family not in FAMILIES:
-        near = difflib.get_close_matches(str(family), FAMILIES, n=1)
-        known = ", ".join(FAMILIES)
-        hint = (f"did you mean {near[0]}? " if near else "") + f"known families are {known}"
+        hint = did_you_mean(str(family), FAMILIES, listed="known families are ")
         raise ShapeError(f"{name}: model_type {family!r} is not a family that Cordee knows", hint=hint)
     shape = replace(FAMILIES[family](Fields(config, name)), native_format=native_format(config))
     _check(shape)

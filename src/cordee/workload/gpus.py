@@ -62,10 +62,27 @@ def parse_gpus(text: str | int) -> tuple[int, str | None]:
     elif match := re.fullmatch(r"([A-Za-z][\w. -]*):(\d+)", written):
         count, kind = int(match[2]), match[1]
     else:
+        _refuse_near_instance(written)
         raise SpecError(f"{written!r} is not a number of GPUs", hint="write the total: 64, 64xH100 or H100:64")
     if count < 1:
         raise SpecError(f"a job needs at least 1 GPU, not {count}", hint="write the total: 64, 64xH100 or H100:64")
     return count, kind
+
+
+def _refuse_near_instance(written: str) -> None:
+    """Refuse what was meant as a MIG instance and misses its form: `H100:4g.40g`, `H100-4g40gb`.
+
+    Raises:
+        SpecError: with the instance that was meant.
+    """
+    found = re.fullmatch(rf"(?:({_KIND}?)[:@ -]\s*)?(\d)g[._ -]?(\d+)\s*g?i?b?", written, re.IGNORECASE)
+    if found is not None:
+        profile = f"{found[2]}g.{found[3]}gb"
+        meant = f"{found[1] or 'H100'}:{profile}"
+        raise SpecError(
+            f"{written!r} is neither a number of GPUs nor a MIG instance",
+            hint=f"did you mean {meant}? a profile has its slices and its memory: 1g.10gb",
+        )
 
 
 def parse_wanted(text: str | int | float) -> tuple[int, int, str | None]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cordee.errors import LayoutError
+from cordee.near import did_you_mean
 from cordee.plan.pipeline import orders
 from cordee.plan.pipeline.table import Cell, PlacementShape, ScheduleTable, StagePlacement
 
@@ -177,7 +178,7 @@ def find_schedule(name: str) -> PipelineSchedule:
         LayoutError: no schedule has it.
     """
     if name not in SCHEDULES:
-        raise LayoutError(f"unknown schedule {name!r}", hint="use one of: " + ", ".join(SCHEDULES))
+        raise LayoutError(f"unknown schedule {name!r}", hint=did_you_mean(name, SCHEDULES))
     return SCHEDULES[name]
 
 

@@ -4,12 +4,12 @@ The constants of `MemoryRule` are what the logs of engines say; benchmarks/resul
 measurements, and what each constant misses by.
 """
 
-import difflib
 import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cordee.errors import LayoutError
+from cordee.near import did_you_mean
 from cordee.plan.serving.formats import GGUF
 from cordee.units import GiB, MiB
 
@@ -227,9 +227,7 @@ def find_engine(name: str, version: str | None = None) -> Engine:
     known = [engine for engine in ENGINES if engine.name == name.lower()]
     if not known:
         names = sorted({engine.name for engine in ENGINES})
-        near = difflib.get_close_matches(name.lower(), names, n=1)
-        did_you_mean = f"did you mean {near[0]}? " if near else ""
-        raise LayoutError(f"unknown engine {name!r}", hint=f"{did_you_mean}known are {', '.join(names)}")
+        raise LayoutError(f"unknown engine {name!r}", hint=did_you_mean(name, names, listed="known are "))
     if version is None:
         return known[-1]
     older = [engine for engine in known if _ordered(engine.version) <= _ordered(version)]

@@ -1,10 +1,10 @@
 """Number formats of weights and of the KV cache: their size with scales, and the products that they allow."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cordee.errors import LayoutError
+from cordee.near import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ def find_format(table: dict[str, Format], name: str) -> Format:
         if known in table:
             return table[known]
     names = list(table) if table is KV else [each.removeprefix("gguf-") for each in table]
-    near = difflib.get_close_matches(plain.removeprefix("gguf-"), names, n=1)
-    did_you_mean = f"did you mean {near[0]}? " if near else ""
-    raise LayoutError(f"unknown format {name!r}", hint=f"{did_you_mean}known are {', '.join(table)}")
+    near = nearest(plain.removeprefix("gguf-"), names)
+    hint = (f"did you mean {near}? " if near else "") + f"known are {', '.join(table)}"
+    raise LayoutError(f"unknown format {name!r}", hint=hint)
 
 
 def default_format(checkpoint: str, served: Sequence[str]) -> Format:

@@ -1,11 +1,11 @@
 """The rules for a tree of queues as it is declared. Holdings are counted in `quotas.py`."""
 
-import difflib
 import re
 from collections.abc import Collection, Sequence
 
 from cordee.errors import QueuesError
 from cordee.events import Queue
+from cordee.near import did_you_mean
 
 DEFAULT = "default"
 """The queue of jobs that name none, or one that no longer exists. It always exists."""
@@ -52,8 +52,7 @@ def check(queues: Sequence[Queue], cluster_gpus: int | None = None) -> None:
 
 def near(name: str, known: Collection[str]) -> str:
     """Return a hint with the name that was probably meant, and all names."""
-    found = difflib.get_close_matches(name, sorted(known), n=1)
-    return (f"did you mean {found[0]}? " if found else "") + f"the queues are {', '.join(sorted(known)) or DEFAULT}"
+    return did_you_mean(name, sorted(known) or [DEFAULT], listed="the queues are ")
 
 
 def _check_one(queue: Queue) -> None:

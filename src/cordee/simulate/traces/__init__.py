@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.errors import TraceError
+from cordee.near import did_you_mean
 from cordee.simulate.traces.job import Tally, TraceJob, in_order, open_text
 from cordee.simulate.traces.log import is_log, logged_jobs
 from cordee.simulate.traces.pai import pai
@@ -62,7 +63,7 @@ def open_trace(path: Path, form: str | None = None) -> Trace:
         TraceError: there is no such file, or no format has such content.
     """
     if form is not None and form not in NAMES:
-        raise TraceError(f"there is no format {form!r}", hint=f"use one of {', '.join(NAMES)}")
+        raise TraceError(f"there is no format {form!r}", hint=did_you_mean(form, NAMES))
     if not path.exists():
         raise TraceError(f"{path} does not exist", hint="give a trace file, a folder of tables or a Cordee home")
     return Trace(path, form or _format_of(path))
