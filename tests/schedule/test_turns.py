@@ -6,8 +6,11 @@ import pytest
 
 from cordee.events import (
     NODE_LEFT,
+    After,
     AttemptPlaced,
     CheckpointCommitted,
+    HoldReleased,
+    JobHeld,
     NodeCordoned,
     NodeDown,
     NodeUncordoned,
@@ -211,6 +214,41 @@ def test_the_allowance_of_overdue_jobs_falls_with_the_demand_of_their_tier_and_a
     assert allowances.extra_us(production, 2) == 0  # as many GPUs as the allowance: after the patience itself
     assert allowances.extra_us(production, 8) == 3 * 1000 * S  # four times the allowance: after four times the patience
     assert allowances.extra_us(preemptible, 0) == 0
+
+
+def test_parts_of_gpus_count_as_parts_in_demand_in_holdings_and_in_what_a_job_has_received():
+    policy = Policy(patience_us=1000 * S, patience_fraction=0.5)
+    parts = [f"p{each:02}" for each in range(64)]
+    world = World(node("n1"), job("runs", 8), policy=policy, work=dict.fromkeys(parts, 10**6) | {"runs": 2000})
+    world.play(until_s=10)
+    world.later(*(job(name, 1, at_us=20 * S, gpu_milli=125) for name in parts)).play(until_s=30)
+    assert world.state.allowances().gpus(1) == 0.5 * 8 * 8 / 16  # 64 eighths are 8 GPUs
+    world.play(until_s=4000)
+    state = world.state
+    assert state.attempts.keys() == set(parts)
+    assert (state.quotas.held_milli, state.waiting.asked_milli(1)) == (8000, 0)  # together as before
+    assert state.running.overdue_milli == 4000  # an eighth at a time, until half of the GPUs are held
+    row, attempt = state.running.row_of[JobId("p00")], state.attempts[JobId("p00")]
+    assert state.running.served(world.now_us)[row] == (world.now_us - attempt.placed_us) // 8
+    received = state.running.served(world.now_us)[row]
+    world.tell(*ranks_ended(world, "p00", "finished"))
+    assert state.jobs[JobId("p00")].served_gpu_us == received
+
+
+@pytest.mark.parametrize("why", ["not before", "held", "after another"])
+def test_a_job_that_might_not_start_has_not_waited_and_gives_way_to_its_own_tier(why: str):
+    policy, hour = Policy(patience_us=HOUR_S * S), HOUR_S * S
+    more = {"not before": {"not_before_us": 5 * hour}, "after another": {"after": (After(of="first"),)}}.get(why, {})
+    world = World(node("n1"), policy=policy, work={"a": 10**6, "first": 5 * HOUR_S})
+    held = JobHeld(at_us=0, job_id=JobId("a"), by="ann", leave=False)
+    world.tell(job("first", 1), job("a", 4, **more), *([held] if why == "held" else []))
+    world.later(HoldReleased(at_us=5 * hour, job_id=JobId("a"), by="ann")).play(until_s=6 * HOUR_S)
+    attempt = world.state.attempts[JobId("a")]
+    assert attempt.placed_us >= 5 * hour
+    assert attempt.placed_us - world.state.jobs[JobId("a")].waits_from_us < 600 * S
+    assert world.state.running.overdue_milli == 0
+    world.later(job("new", 8, at_us=10 * hour)).play(until_s=10 * HOUR_S + 300)
+    assert "notice a time-slice for new" in brief(world.log)
 
 
 def test_a_gang_larger_than_its_allowance_is_overdue_after_a_longer_wait_and_the_cycle_wakes_for_it():

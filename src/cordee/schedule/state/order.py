@@ -9,6 +9,8 @@ from bisect import bisect_right
 
 from cordee.events import Tier
 from cordee.schedule.policy import Policy
+from cordee.schedule.quota.bounds import milli
+from cordee.schedule.quota.held import MILLI
 from cordee.schedule.state.records import JobRecord
 
 TIERS = (Tier.PRODUCTION, Tier.STANDARD, Tier.PREEMPTIBLE)
@@ -42,15 +44,18 @@ def counts_service(policy: Policy) -> bool:
     return policy.order in ("service", "las")
 
 
-def pace(policy: Policy, gpus: int, served_gpu_us: int, left_us: int | None) -> tuple[int, int]:
-    """Return the value behind a job's standing, and its change in each microsecond that the job runs on `gpus` GPUs."""
+def pace(policy: Policy, gpu_milli: int, served_gpu_us: int, left_us: int | None) -> tuple[int, float]:
+    """Return the value behind a job's standing, and its change in each microsecond that the job runs.
+
+    `gpu_milli` are the thousandths of GPUs that it runs on.
+    """
     if counts_service(policy):
-        return served_gpu_us, gpus
+        return served_gpu_us, gpu_milli / MILLI
     if policy.order == "fifo":
         return 0, 0
     if left_us is None:
         return UNKNOWN, 0
-    return (left_us, 0) if policy.order == "sjf" else (left_us * gpus, -gpus)
+    return (left_us, 0) if policy.order == "sjf" else (left_us * gpu_milli // MILLI, -gpu_milli / MILLI)
 
 
 def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
@@ -60,7 +65,7 @@ def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
     jobs of one length end one after another instead of all at the end. In the others it is the run time or GPU time
     that is left.
     """
-    value, _ = pace(policy, record.job.gpus, record.served_gpu_us, left_us)
+    value, _ = pace(policy, milli(record.job), record.served_gpu_us, left_us)
     if not counts_service(policy):
         return value
     return bisect_right(policy.levels_gpu_us, value) << LEVEL_BITS

@@ -1,7 +1,7 @@
 """Overdue jobs: they have waited too long, go first in their tier, and may preempt any level of it.
 
 Once they run, their own tier does not preempt them. They get an allowance of GPUs this way, in the order of their
-waits:
+waits; a part of a GPU counts as this part:
 
     allowance = patience_fraction x GPUs x GPUs / max(GPUs, GPUs that jobs hold + GPUs that waiting jobs ask for)
 
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
+from cordee.schedule.quota.held import MILLI
 from cordee.schedule.quota.quotas import Quotas
 from cordee.schedule.state.order import level
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord
@@ -40,8 +41,8 @@ class Allowances:
 
     def __init__(self, policy: Policy, patience_us: int, running: Running, waiting: Waiting, quotas: Quotas) -> None:
         self._policy, self._waiting, self.patience_us = policy, waiting, patience_us
-        self._gpus, self._leased_gpus = quotas.offered.gpu_milli / 1000, quotas.held_milli / 1000
-        self.held_gpus = running.overdue_gpus
+        self._gpus, self._leased_gpus = quotas.offered.gpu_milli / MILLI, quotas.held_milli / MILLI
+        self.held_gpus = running.overdue_milli / MILLI
         self._of_tiers: dict[int, float] = {}
 
     def gpus(self, tier: int) -> float:
@@ -54,10 +55,10 @@ class Allowances:
     def _of_tier(self, tier: int) -> float:
         if self._gpus <= 0:
             return 0.0
-        asked_gpus = max(self._gpus, self._leased_gpus + self._waiting.asked_gpus(tier))
+        asked_gpus = max(self._gpus, self._leased_gpus + self._waiting.asked_milli(tier) / MILLI)
         return self._policy.patience_fraction * self._gpus**2 / asked_gpus
 
-    def extra_us(self, tier: int, gpus: int) -> int:
+    def extra_us(self, tier: int, gpus: float) -> int:
         """Return how much longer than the patience a job of this size has to wait; NEVER: it is never overdue."""
         allowance = self.gpus(tier)
         if self.patience_us >= NEVER or allowance <= 0:
@@ -77,7 +78,7 @@ def due_in(line: Line, allowances: Allowances, now_us: int) -> Due:
     first_us = line.ages[0][0] + allowances.patience_us
     if first_us > now_us:
         return Due(0, min(first_us, NEVER))
-    extra_us = allowances.extra_us(line.tier, line.gpus)
+    extra_us = allowances.extra_us(line.tier, line.gpu_milli / MILLI)
     if extra_us == NEVER:
         return Due(0, NEVER)
     wait_us = allowances.patience_us + extra_us
@@ -102,19 +103,15 @@ def overdue(waiting: Waiting, allowances: Allowances, now_us: int) -> frozenset[
     return frozenset(first)
 
 
-def _ages(line: Line, count: int) -> Iterator[tuple[int, JobId, int, int]]:
+def _ages(line: Line, count: int) -> Iterator[tuple[int, JobId, int, float]]:
     """Yield the first jobs of a line: the time since which each waits, its id, its tier and its GPUs."""
-    return ((age, job_id, line.tier, line.gpus) for age, job_id in islice(line.ages, count))
-
-
-def waited_us(record: JobRecord, attempt: Attempt) -> int:
-    """Return how long a job had waited, in all, when an attempt of it was placed."""
-    return attempt.placed_us - record.submitted_us - record.used_us
+    gpus = line.gpu_milli / MILLI
+    return ((age, job_id, line.tier, gpus) for age, job_id in islice(line.ages, count))
 
 
 def is_overdue(record: JobRecord, attempt: Attempt, allowances: Allowances) -> bool:
     """Return whether the job of an attempt is overdue when it is placed, and the allowance is not used up."""
     tier = level(attempt.job.tier)
-    extra_us = allowances.extra_us(tier, attempt.gpus)
-    late = extra_us != NEVER and waited_us(record, attempt) >= allowances.patience_us + extra_us
+    extra_us = allowances.extra_us(tier, attempt.gpu_milli / MILLI)
+    late = extra_us != NEVER and attempt.placed_us - record.waits_from_us >= allowances.patience_us + extra_us
     return late and allowances.held_gpus < allowances.gpus(tier)

@@ -122,9 +122,12 @@ class JobRecord(NamedTuple):
         return dict(self.failures).get(ANY, 0)
 
     @property
-    def waited_us(self) -> int:
-        """The time in microseconds that it had waited in all when it was queued for the last time."""
-        return self.waits_since_us - self.submitted_us - self.used_us - self.paused_us
+    def waits_from_us(self) -> int:
+        """The time from which it would have waited in all if it had waited without a break.
+
+        Time in which it ran, was paused or was deferred is no wait. Right while the job waits, and when it is placed.
+        """
+        return self.submitted_us + self.used_us + self.paused_us
 
 
 class Attempt(NamedTuple):
@@ -155,6 +158,11 @@ class Attempt(NamedTuple):
     def gpus(self) -> int:
         """GPUs of the gang; an elastic job may have fewer than it asked for."""
         return sum(len(lease.gpus) for lease in self.leases)
+
+    @property
+    def gpu_milli(self) -> int:
+        """The gang in thousandths of a GPU."""
+        return sum(lease.gpu_milli for lease in self.leases)
 
     @property
     def micro_usd_per_hour(self) -> int:

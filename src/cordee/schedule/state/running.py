@@ -19,11 +19,11 @@ from cordee.schedule.state.records import NEVER, Attempt, JobRecord
 
 _INTS = (
     "gpus",
+    "gpu_milli",
     "tier",
     "priority",
     "queue",  # its number
     "value",  # its standing when it was placed, before levels are applied
-    "pace",  # the change of that value in each microsecond
     "placed_us",
     "min_run_ends_us",  # other tiers may preempt it after that
     "slice_ends_us",  # its own tier may preempt it after that
@@ -40,7 +40,10 @@ _FLAGS = (
     "saves",  # it can save within its grace period
     "awaited",  # it cannot save in time, so its own tier may wait for its next checkpoint
 )
-_FLOATS = ("rate",)  # micro-dollars per hour of the gang
+_FLOATS = (
+    "pace",  # the change of the value in each microsecond: GPUs, in the orders that count GPU time
+    "rate",  # micro-dollars per hour of the gang
+)
 _ROW = (*_INTS, *_FLAGS, *_FLOATS)
 
 
@@ -59,7 +62,7 @@ class Running:
         queues: the numbers of queues.
         jobs: the jobs of rows.
         row_of: the rows of jobs.
-        overdue_gpus: GPUs of jobs that were overdue when they were placed.
+        overdue_milli: thousandths of GPUs of jobs that were overdue when they were placed.
     """
 
     def __init__(self, journal: Journal, nodes: NodeColumns, policy: Policy) -> None:
@@ -71,7 +74,7 @@ class Running:
         self.queues: dict[str, int] = {}
         self.jobs: dict[int, JobId] = {}
         self.row_of: dict[JobId, int] = {}
-        self.overdue_gpus = 0
+        self.overdue_milli = 0
         self._lease_rows: dict[JobId, tuple[int, ...]] = {}
 
     def add(self, job_id: JobId, leases: tuple[Lease, ...], queue: str, values: dict[str, Cell]) -> None:
@@ -79,7 +82,7 @@ class Running:
         number = self.queues.setdefault(queue, len(self.queues))
         row = self.rows.add(values | {"live": True, "queue": number} | self._loses(values))
         if values["overdue"]:
-            self._count_overdue(int(values["gpus"]))
+            self._count_overdue(int(values["gpu_milli"]))
         self._journal.put(self.jobs, row, job_id)
         self._journal.put(self.row_of, job_id, row)
         # A part of a GPU frees no GPU when it ends, so it counts for nothing here.
@@ -97,7 +100,7 @@ class Running:
         for lease_row in self._lease_rows[job_id]:
             self.leases.drop(lease_row)
         if self.rows.arrays["overdue"][row]:
-            self._count_overdue(-int(self.rows.arrays["gpus"][row]))
+            self._count_overdue(-int(self.rows.arrays["gpu_milli"][row]))
         self.rows.drop(row)
         self._journal.drop(self.jobs, row)
         self._journal.drop(self.row_of, job_id)
@@ -105,18 +108,18 @@ class Running:
 
     def _loses(self, values: dict[str, Cell]) -> dict[str, Cell]:
         """Return the times of `lost_us` for an attempt with these values."""
-        value, pace, placed_us = int(values["value"]), int(values["pace"]), int(values["placed_us"])
+        value, pace, placed_us = int(values["value"]), values["pace"], int(values["placed_us"])
         slice_ends_us, lost = values["slice_ends_us"], dict[str, Cell]()
         for number, bound in enumerate(self._levels):
             if value >= bound:
                 lost[_lost(number)] = slice_ends_us
             else:
-                lost[_lost(number)] = max(slice_ends_us, placed_us - (value - bound) // pace) if pace else NEVER
+                lost[_lost(number)] = max(slice_ends_us, placed_us - int((value - bound) // pace)) if pace else NEVER
         return lost
 
-    def _count_overdue(self, gpus: int) -> None:
-        self._journal.note(setattr, self, "overdue_gpus", self.overdue_gpus)
-        self.overdue_gpus += gpus
+    def _count_overdue(self, gpu_milli: int) -> None:
+        self._journal.note(setattr, self, "overdue_milli", self.overdue_milli)
+        self.overdue_milli += gpu_milli
 
     def set(self, job_id: JobId, **values: Cell) -> None:
         """Change values of an attempt, but for its GPUs and for whether its job was overdue."""
@@ -188,7 +191,9 @@ class Running:
         served = self.served(now_us)
         levels = _marks(policy.levels_gpu_us)[:-1].searchsorted(served, side="right")
         below = served - np.array((0, *policy.levels_gpu_us), np.int64)[levels]
-        over_us = np.maximum(rows["slice_ends_us"], now_us - below // np.maximum(1, rows["pace"]))
+        pace = self.rows.floats["pace"]
+        on_level_us = (below / np.where(pace > 0, pace, 1)).astype(np.int64)
+        over_us = np.maximum(rows["slice_ends_us"], now_us - on_level_us)
         longest_us = np.minimum(rows["every_us"], policy.time_slice_us)
         is_kept = awaited & (levels > 0) & (over_us <= now_us) & (left_us > 0) & (left_us < since_us)
         return np.where(is_kept & (now_us + left_us <= over_us + longest_us), now_us + left_us, 0)
@@ -196,7 +201,8 @@ class Running:
     def served(self, now_us: int) -> Ints:
         """Return the value behind the standing of each row now: GPU time received, in the orders that count it."""
         rows = self.rows.ints
-        return rows["value"] + rows["pace"] * np.maximum(0, now_us - rows["placed_us"])
+        received = self.rows.floats["pace"] * np.maximum(0, now_us - rows["placed_us"])
+        return rows["value"] + received.astype(np.int64)
 
     def of_queues(self, names: frozenset[str]) -> Mask:
         """Return for each row whether its job waits in one of these queues."""
@@ -233,12 +239,13 @@ def row_values(
     policy: Policy, record: JobRecord, attempt: Attempt, left_us: int | None, *, overdue: bool
 ) -> dict[str, Cell]:
     """Return the row of an attempt without its queue; an overdue job's own tier no longer preempts it."""
-    job, placed_us, gpus = attempt.job, attempt.placed_us, attempt.gpus
-    value, rate = pace(policy, gpus, record.served_gpu_us, left_us)
+    job, placed_us, gpu_milli = attempt.job, attempt.placed_us, attempt.gpu_milli
+    value, rate = pace(policy, gpu_milli, record.served_gpu_us, left_us)
     exempt = is_exempt(record)
     slice_ends_us = placed_us + (policy.time_slice_us if attempt.epoch > 1 else 0)
     return {
-        "gpus": gpus,
+        "gpus": attempt.gpus,
+        "gpu_milli": gpu_milli,
         "tier": level(job.tier),
         "priority": job.priority,
         "value": value,

@@ -19,7 +19,7 @@ from cordee.schedule.state.history import History
 from cordee.schedule.state.journal import Journal
 from cordee.schedule.state.nodes import Nodes
 from cordee.schedule.state.order import counts_service, standing
-from cordee.schedule.state.overdue import Allowances, is_overdue, waited_us
+from cordee.schedule.state.overdue import Allowances, is_overdue
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
 from cordee.schedule.state.running import Running, row_values
 from cordee.schedule.state.waiting import Waiting
@@ -167,7 +167,8 @@ class State:
         """Index an attempt among the attempts that could be preempted, unless it leaves already."""
         if attempt.leaving or attempt.ended:
             return
-        overdue = waited_us(record, attempt) >= self.patience_us and is_overdue(record, attempt, self.allowances())
+        late = attempt.placed_us - record.waits_from_us >= self.patience_us
+        overdue = late and is_overdue(record, attempt, self.allowances())
         values = row_values(self.policy, record, attempt, self.left_us(record), overdue=overdue)
         self.running.add(attempt.job.job_id, attempt.leases, attempt.job.queue, values)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cordee.events import Job
 from cordee.ids import JobId
+from cordee.schedule.quota.bounds import milli
 from cordee.schedule.state.journal import Journal
 from cordee.schedule.state.order import TIERS, level
 from cordee.schedule.state.records import JobRecord
@@ -54,6 +55,7 @@ class Line:
     """Waiting jobs of one tier, priority, queue and shape.
 
     Attributes:
+        gpu_milli: thousandths of GPUs that each of its jobs asks for.
         places: those of all its jobs, ascending.
         ages: (time since which it would have waited if it had waited without a break, job), ascending.
         lengths: (longest run time as far as it is known, job), ascending.
@@ -64,7 +66,7 @@ class Line:
     queue: str
     owner: str
     shape: Shape
-    gpus: int
+    gpu_milli: int
     places: list[Place] = field(default_factory=list)
     ages: list[tuple[int, JobId]] = field(default_factory=list)
     lengths: list[tuple[int, JobId]] = field(default_factory=list)
@@ -100,7 +102,7 @@ class Waiting:
         self.count = 0
         self.since: list[tuple[int, JobId]] = []
         self.standings: list[tuple[int, JobId]] = []
-        self._asked_gpus = [0] * len(TIERS)
+        self._asked_milli = [0] * len(TIERS)
         self._entries: dict[JobId, _Entry] = {}
         self._journal = journal
 
@@ -135,9 +137,9 @@ class Waiting:
         """Return the time since which a job would have waited if it had waited without a break."""
         return self._entries[job_id].age
 
-    def asked_gpus(self, tier: int) -> int:
-        """Return the number of GPUs that the waiting jobs of a tier and of those above it ask for."""
-        return sum(self._asked_gpus[: tier + 1])
+    def asked_milli(self, tier: int) -> int:
+        """Return the thousandths of GPUs that the waiting jobs of a tier and of those above it ask for."""
+        return sum(self._asked_milli[: tier + 1])
 
     def add(
         self,
@@ -164,9 +166,9 @@ class Waiting:
         key = (level(job.tier), -record.priority, queue, owner, (*shape, reserved) if reserved else shape)
         line = self.lines.get(key)
         if line is None:
-            line = Line(level(job.tier), record.priority, queue, owner, key[-1], job.gpus)
+            line = Line(level(job.tier), record.priority, queue, owner, key[-1], milli(job))
             journal.put(self.lines, key, line)
-        age = record.waits_since_us - record.waited_us
+        age = record.waits_from_us
         place = place_of(record, standing)
         journal.insert(line.places, place)
         journal.insert(line.ages, (age, job.job_id))
@@ -197,6 +199,6 @@ class Waiting:
 
     def _count(self, line: Line, change: int) -> None:
         self._journal.note(setattr, self, "count", self.count)
-        self._journal.note(self._asked_gpus.__setitem__, line.tier, self._asked_gpus[line.tier])
+        self._journal.note(self._asked_milli.__setitem__, line.tier, self._asked_milli[line.tier])
         self.count += change
-        self._asked_gpus[line.tier] += change * line.gpus
+        self._asked_milli[line.tier] += change * line.gpu_milli
