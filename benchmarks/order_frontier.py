@@ -46,6 +46,8 @@ class Rule:
         unit: of `patience`: `s`, the `mean` run time of ended jobs, or that of the `long` ones: weighted by run time.
         lag: the further wait for each second that a job has run.
         fraction: of the GPUs that overdue jobs may hold where nothing waits.
+        promote: a job goes back to the first level once it has waited for as many times its run time, both since it was
+            promoted last: Tiresias' PROMOTEKNOB; None: never.
     """
 
     order: str = "levels"
@@ -55,6 +57,7 @@ class Rule:
     unit: str = "s"
     lag: float = 0.0
     fraction: float = 0.6
+    promote: float | None = None
     after_s: float = 90.0
     slice_s: float = 1800.0
 
@@ -68,6 +71,8 @@ RULES = {
     "sjf": Rule(order="sjf"),
     "srsf": Rule(order="srsf", after_s=0, slice_s=0),
     "2d-las": Rule(levels=(3250.0,), after_s=0, slice_s=0),
+    "promote 8": Rule(levels=(3250.0,), promote=8.0, after_s=0, slice_s=0),
+    "promote 1": Rule(levels=(3250.0,), promote=1.0, after_s=0, slice_s=0),
     "max-min": Rule(order="fair"),
     "before": Rule(levels=tuple(hours * 3600.0 for hours in (1, 16, 64, 256)), patience=150_000.0),
     **{f"patience {each:g}": Rule(levels=LEVELS, patience=each, unit="long") for each in KNOB},
@@ -96,6 +101,12 @@ class Job:
     overdue: bool = False
     key: tuple[float, ...] = ()
     overhead_s: float = 0.0
+    promoted_s: float = 0.0  # what it had run when it was promoted last
+
+    @property
+    def counted_gpu_s(self) -> float:
+        """What it has received that counts for its level."""
+        return (self.ran_s - self.promoted_s) * self.gpus
 
 
 class Pool:
@@ -147,10 +158,8 @@ class Pool:
                         self.wake(self.now + self.rule.after_s)
                     if self.rule.patience is not None and self.patience_s() < math.inf:
                         self.wake(self.now + self.patience_s())
-                elif kind == 1 and attempt == job.attempt and number in self.running:
-                    self.stop(job, ended=True)
-                elif kind == 2 and attempt == job.attempt and number in self.running:
-                    self.relevel(job)
+                elif attempt == job.attempt:
+                    self.turn(kind, job)
             if fair_s:
                 self.fill()
                 if not ticking and (self.lines_count() or self.running):
@@ -159,6 +168,17 @@ class Pool:
             else:
                 self.schedule()
         return self.figures()
+
+    def turn(self, kind: int, job: Job) -> None:
+        """End a job, or change its level."""
+        if kind == 1:
+            self.stop(job, ended=True)
+        elif kind == 2 and job.number in self.running:
+            self.relevel(job)
+        elif kind == 4 and job.number not in self.running:
+            self.unqueue(job)
+            job.promoted_s = job.ran_s
+            self.queue(job)
 
     def lines_count(self) -> int:
         return sum(map(len, self.lines.values()))
@@ -178,7 +198,7 @@ class Pool:
             return (job.left_s * job.gpus, job.at_s)
         if order == "fair":
             return (job.ran_s / max(1.0, self.now - job.at_s), job.at_s)
-        job.level = bisect_right(self.rule.levels, job.ran_s * job.gpus)
+        job.level = bisect_right(self.rule.levels, job.counted_gpu_s)
         return (job.level, job.at_s)
 
     def queue(self, job: Job) -> None:
@@ -216,13 +236,13 @@ class Pool:
         marks = self.rule.levels
         if job.level < len(marks) and marks[job.level] < math.inf:
             ran = max(0.0, self.now - job.since_s - job.overhead_s)
-            at = self.now + (marks[job.level] - (job.ran_s + ran) * job.gpus) / job.gpus
+            at = self.now + (marks[job.level] - job.counted_gpu_s) / job.gpus - ran
             at += max(0.0, job.since_s + job.overhead_s - self.now)
             heapq.heappush(self.heap, (max(self.now + 1, math.ceil(at / 60) * 60.0), 2, job.number, job.attempt))
 
     def relevel(self, job: Job) -> None:
-        ran = job.ran_s + max(0.0, self.now - job.since_s - job.overhead_s)
-        level = bisect_right(self.rule.levels, ran * job.gpus)
+        ran = max(0.0, self.now - job.since_s - job.overhead_s)
+        level = bisect_right(self.rule.levels, job.counted_gpu_s + ran * job.gpus)
         if level != job.level:
             self.at_level[job.level] -= job.gpus
             self.at_level[level] += job.gpus
@@ -246,6 +266,9 @@ class Pool:
         job.left_s += SAVE_S  # its GPUs are held while it saves
         job.since_s = self.now
         self.queue(job)
+        if self.rule.promote is not None:
+            at = self.now + self.rule.promote * (job.ran_s - job.promoted_s)
+            heapq.heappush(self.heap, (at, 4, job.number, job.attempt))
 
     # -- one decision
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from cordee.errors import InputError
 from cordee.events import (
     NODE_LEFT,
     After,
@@ -455,3 +456,18 @@ def test_in_strict_order_no_job_passes_the_first_one_that_waits():
     assert brief(world.cycle()) == ["place a n1:4"]
     world = World(node("n1"), job("a", 4), job("b", 8, at_us=1), job("c", 4, at_us=2), policy=NAMED["fit"])
     assert brief(world.cycle()) == ["place a n1:4", "place c n1:4"]
+
+
+@pytest.mark.parametrize("levels", [(2**62,), (2**80,), (5, 5), (-1,)])
+def test_levels_that_do_not_rise_or_do_not_fit_into_64_bits_are_refused(levels):
+    with pytest.raises(InputError, match="no bounds in GPU-microseconds"):
+        Policy(levels_gpu_us=levels)
+    assert Policy(levels_gpu_us=(0, 2**62 - 1)).levels_gpu_us
+
+
+def test_without_a_patience_no_gang_reserves_gpus():
+    policy = Policy(patience=None)
+    world = World(node("n1"), job("runs", 4), policy=policy, work={"runs": 10**6})
+    world.play(until_s=10)
+    world.later(job("gang", 8, at_us=20 * S), job("small", 4, at_us=30 * S)).play(until_s=40)
+    assert JobId("small") in world.state.attempts  # under EASY it waits behind the gang

@@ -8,6 +8,7 @@ import pytest
 
 from cordee.events import AttemptPlaced, NoticeGiven
 from cordee.schedule.policy import Policy
+from cordee.schedule.state.history import LADDER
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import run
 from cordee.simulate.traces import Tally
@@ -43,7 +44,7 @@ def decisions(load: float, times: int, patience: float | None) -> list[tuple[str
     rules = Policy(patience=patience)
     policy = replace(
         rules,
-        levels_gpu_us=tuple(times * 1000 * each for each in rules.levels_gpu_us[:3]),
+        levels_gpu_us=tuple(times * 1000 * each for each in LADDER[:3]),
         preempt_after_us=times * 1000 * rules.preempt_after_us,
         time_slice_us=times * 100 * rules.time_slice_us,
     )

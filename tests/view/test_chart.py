@@ -75,3 +75,8 @@ def test_the_key_of_a_narrow_drawing_has_as_many_rows_as_it_needs() -> None:
     assert re.findall(r'<rect class="(\w+)" x="(\d+)" y="(\d+)"', drawn) == [("useful", "0", "39"), ("lost", "0", "59")]
     assert more == ROW
     assert key(entries, Frame("wide", 1080, 90, 0), 50)[1] == 0
+
+
+def test_no_two_of_many_lines_look_alike():
+    svg = chart_svg([ChartLine(f"l{each}", [(0, each), (1, each)]) for each in range(25)], PLAIN, PLAIN)
+    assert len(set(re.findall(r'<path class="line" style="([^"]*)"', svg))) == 25

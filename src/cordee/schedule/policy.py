@@ -5,10 +5,12 @@ trace: FIFO, SJF, EASY, Tiresias and the rest are combinations of these values (
 """
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
-from cordee.units import US_PER_HOUR, US_PER_S
+from cordee.errors import InputError
+from cordee.units import US_PER_S
 
 Order = Literal["service", "fifo", "sjf", "srsf", "las"]
 """Orders in a tier and a queue: levels of service with a bound on waiting (ours), arrival, SJF, shortest remaining,
@@ -23,6 +25,9 @@ Victims = Literal["dollars", "newest", "lowest", "none"]
 
 Packing = Literal["mix", "fgd", "tight"]
 """Choice among nodes that hold a job: least harm to the mix of shapes (ours, and FGD's form of it); best fit."""
+
+_LEVEL_END = 2**62
+"""The end of GPU time that a level may have: with what a job receives on it, it fits into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,9 @@ class Policy:
     Attributes:
         spares: number of nodes of each pool kept free for jobs that lost theirs.
         notice: whether victims get notice; if not, they are killed at once.
-        levels_gpu_us: GPU time received at which a job moves down a level, for the orders `service` and `las`.
+        levels_gpu_us: GPU time received at which a job moves down a level, for the orders `service` and `las`. None:
+            those bounds of `state.history.LADDER` at which the rate of ends falls, learnt from the log. They rise, and
+            are below 2**62 (1.28e9 GPU-hours).
         preempt_after_us: the time that a job waits before it preempts within its own tier or moves other jobs; running
             jobs often end by then.
         time_slice_us: the time that an attempt runs, unless it is the job's first, before its own tier may preempt it
@@ -75,7 +82,7 @@ class Policy:
     packing: Packing = "mix"
     spares: int = 0
     notice: bool = True
-    levels_gpu_us: tuple[int, ...] = tuple(US_PER_HOUR * 16**level for level in range(6))
+    levels_gpu_us: tuple[int, ...] | None = None
     preempt_after_us: int = 90 * US_PER_S
     time_slice_us: int = 1800 * US_PER_S
     patience: float | None = 0.5
@@ -85,6 +92,14 @@ class Policy:
     move_fraction: float = 0.75
     awaits_checkpoint: bool = True
     resize: bool = True
+
+    def __post_init__(self) -> None:
+        levels = self.levels_gpu_us or ()
+        if any(low >= high for low, high in pairwise((-1, *levels, _LEVEL_END))):
+            raise InputError(
+                f"levels {levels} are no bounds in GPU-microseconds",
+                hint=f"they rise, from 0 on, and each is below {_LEVEL_END:,}",
+            )
 
     @property
     def takes_turns(self) -> bool:

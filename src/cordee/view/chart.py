@@ -13,9 +13,10 @@ from cordee.view.markup import num, palette_css, text
 
 TOP, BOTTOM, NAME = 24, 52, 18
 INKS = (
-    *("var(--accent)", "var(--useful)", "var(--restart)", "var(--checkpoint)"),
-    *("var(--ink)", "var(--stall)", "var(--lost)", "var(--soft)"),
+    *("var(--accent)", "var(--useful)", "var(--restart)", "var(--checkpoint)", "var(--ink)"),
+    *("var(--stall)", "var(--serving)", "var(--soft)", "var(--draining)", "var(--lost)"),
 )
+"""Of the lines, in turn; further lines begin again, dotted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,8 @@ def _line(line: ChartLine, index: int, across: _Scale, up: _Scale) -> str:
     else:
         path = "L".join(f"{at_x} {at_y}" for at_x, at_y in places)
     ink = INKS[index % len(INKS)]
-    style = f'style="stroke:{ink}{";stroke-dasharray:5 5;stroke-width:1.5" if line.dashed else ""}"'
+    again = f";stroke-dasharray:1 {4 * (index // len(INKS))};stroke-linecap:round" if index >= len(INKS) else ""
+    style = f'style="stroke:{ink}{";stroke-dasharray:5 5;stroke-width:1.5" if line.dashed else again}"'
     bare = line.dashed or line.steps or len(line.points) > 16
     dots = [f'<circle cx="{at_x}" cy="{at_y}" r="3.5" style="fill:{ink}"/>' for at_x, at_y in places if not bare]
     return f'<path class="line" {style} d="M{path}"/>{"".join(dots)}'

@@ -21,7 +21,7 @@ from cordee.schedule.state.waiting import Line
 def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
     """Reserve the GPUs that a gang will get first, if it is the first one that waits for them and can ever fit.
 
-    Where overdue jobs go first (`Policy.guards`, the default), only an overdue gang reserves. A job without GPUs
+    In the order `service`, the default, only an overdue gang reserves, so none without a patience. A job without GPUs
     or on a MIG instance reserves nothing: reservations are of whole GPUs.
     """
     policy, job = state.policy, nominee.record.job
@@ -30,7 +30,8 @@ def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
     if policy.backfill == "none":
         possible = (pool for pool in nominee.pools if lacks(state.nodes.free, job, pool) is not None)
         draft.closed.update(kind for pool in possible for kind in pool)
-    if job.mig is not None or policy.backfill != "easy" or (policy.guards and job.job_id not in draft.turns.overdue):
+    waits_in_turn = policy.order == "service" and job.job_id not in draft.turns.overdue
+    if job.mig is not None or policy.backfill != "easy" or waits_in_turn:
         return
     best: Reservation | None = None
     for pool in nominee.pools:

@@ -141,9 +141,9 @@ class Candidates:
         """Return the standing of each row now."""
         self._refresh()
         if self._standing is None:
-            policy = self._state.policy
-            levels = policy.levels_gpu_us if counts_service(policy) else None
-            self._standing = self._state.running.standings(self._now_us, levels)
+            running = self._state.running
+            by_level = counts_service(self._state.policy)
+            self._standing = (running.of_level if by_level else running.served)(self._now_us)
         return self._standing
 
     def lost(self, standing: int) -> Mask:
@@ -157,7 +157,7 @@ class Candidates:
             running, policy, now_us = self._state.running, self._state.policy, self._now_us
             if not counts_service(policy):
                 found = (running.rows.ints["slice_ends_us"] <= now_us) & (self.standing() > standing)
-            elif standing < len(policy.levels_gpu_us):
+            elif standing < len(running.levels):
                 found = running.lost_us(standing) <= now_us
             else:
                 found = np.zeros(running.rows.size, np.bool_)

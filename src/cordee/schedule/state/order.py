@@ -58,7 +58,7 @@ def pace(policy: Policy, gpu_milli: int, served_gpu_us: int, left_us: int | None
     return (left_us, 0) if policy.order == "sjf" else (left_us * gpu_milli // MILLI, -gpu_milli / MILLI)
 
 
-def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
+def standing(policy: Policy, levels: tuple[int, ...], record: JobRecord, left_us: int | None) -> int:
     """Return the standing of a waiting job; the smaller, the sooner its turn.
 
     In orders by GPU time received it is a level: jobs of one level have their turns in the order of arrival, so that
@@ -68,7 +68,16 @@ def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
     value, _ = pace(policy, milli(record.job), record.served_gpu_us, left_us)
     if not counts_service(policy):
         return value
-    return bisect_right(policy.levels_gpu_us, value) << LEVEL_BITS
+    return bisect_right(levels, value) << LEVEL_BITS
+
+
+def relevelled(standing_: int, before: tuple[int, ...], levels: tuple[int, ...]) -> int:
+    """Return the standing of a level once there are other levels: of the one in which it begins.
+
+    >>> relevelled(2 << LEVEL_BITS, (1, 16, 256), (1, 256)) >> LEVEL_BITS
+    1
+    """
+    return bisect_right(levels, (0, *before)[standing_ >> LEVEL_BITS]) << LEVEL_BITS
 
 
 def compared_standing(policy: Policy, standing_: int) -> int:

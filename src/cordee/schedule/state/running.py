@@ -47,16 +47,11 @@ _FLOATS = (
 _ROW = (*_INTS, *_FLAGS, *_FLOATS)
 
 
-@lru_cache(maxsize=64)
-def _marks(levels: tuple[int, ...]) -> Ints:
-    """Return the lower bounds of the levels, followed by NEVER."""
-    return np.array((*levels, NEVER), np.int64)
-
-
 class Running:
     """Attempts that could be preempted, with their leases.
 
     Attributes:
+        levels: GPU time received at which an attempt moves down a level; some of the bounds.
         rows: of attempts.
         leases: rows of their leases: the attempt's row, the node's number, GPUs.
         queues: the numbers of queues.
@@ -65,10 +60,10 @@ class Running:
         overdue_milli: thousandths of GPUs of jobs that were overdue when they were placed.
     """
 
-    def __init__(self, journal: Journal, nodes: NodeColumns, policy: Policy) -> None:
-        self._journal, self._nodes = journal, nodes
-        self._levels = policy.levels_gpu_us if counts_service(policy) else ()
-        lost = tuple(_lost(level) for level in range(len(self._levels)))
+    def __init__(self, journal: Journal, nodes: NodeColumns, bounds: tuple[int, ...], levels: tuple[int, ...]) -> None:
+        """Start empty; `bounds` are all that levels may ever have."""
+        self._journal, self._nodes, self._bounds, self.levels = journal, nodes, bounds, levels
+        lost = tuple(_lost(bound) for bound in bounds)
         self.rows = Columns(journal, ints=(*_INTS, *lost), flags=_FLAGS, floats=_FLOATS)
         self.leases = Columns(journal, ints=("row", "node", "gpus"))
         self.queues: dict[str, int] = {}
@@ -110,11 +105,11 @@ class Running:
         """Return the times of `lost_us` for an attempt with these values."""
         value, pace, placed_us = int(values["value"]), values["pace"], int(values["placed_us"])
         slice_ends_us, lost = values["slice_ends_us"], dict[str, Cell]()
-        for number, bound in enumerate(self._levels):
+        for bound in self._bounds:
             if value >= bound:
-                lost[_lost(number)] = slice_ends_us
+                lost[_lost(bound)] = slice_ends_us
             else:
-                lost[_lost(number)] = max(slice_ends_us, placed_us - int((value - bound) // pace)) if pace else NEVER
+                lost[_lost(bound)] = max(slice_ends_us, placed_us - int((value - bound) // pace)) if pace else NEVER
         return lost
 
     def _count_overdue(self, gpu_milli: int) -> None:
@@ -134,26 +129,25 @@ class Running:
         first = int(times.min(where=times > now_us, initial=NEVER))
         return first if first < NEVER else None
 
-    def standings(self, now_us: int, levels: tuple[int, ...] | None) -> Ints:
-        """Return the standing of each row now; with levels, its level."""
-        values = self.served(now_us)
-        return values if levels is None else _marks(levels)[:-1].searchsorted(values, side="right").astype(np.int64)
+    def of_level(self, now_us: int) -> Ints:
+        """Return the level of each row now, in the orders that count service."""
+        return np.array(self.levels, np.int64).searchsorted(self.served(now_us), side="right").astype(np.int64)
 
     def lost_us(self, level: int) -> Ints:
         """Return when each row loses its turn to jobs of a level; 0 of a free row.
 
         Its time slice is over then, and it is on a worse level. The level of an overdue job is -1.
         """
-        return self.rows.ints["slice_ends_us" if level < 0 else _lost(level)]
+        return self.rows.ints["slice_ends_us" if level < 0 else _lost(self.levels[level])]
 
     def next_lost_us(self, now_us: int, levels: Iterable[int]) -> int:
         """Return when an attempt loses its turn next to jobs of one of these levels; NEVER if none does."""
-        columns = (self.lost_us(level) for level in levels if level < len(self._levels))
+        columns = (self.lost_us(level) for level in levels if level < len(self.levels))
         return min((int(times.min(where=times > now_us, initial=NEVER)) for times in columns), default=NEVER)
 
     def has_lost(self, level: int, now_us: int) -> bool:
         """Return whether an attempt has lost its turn to jobs of a level."""
-        return level < len(self._levels) and bool((self.rows.flags["live"] & (self.lost_us(level) <= now_us)).any())
+        return level < len(self.levels) and bool((self.rows.flags["live"] & (self.lost_us(level) <= now_us)).any())
 
     def next_movable_us(self, now_us: int, gpus: int) -> int:
         """Return when the time slice of the next attempt of up to so many GPUs ends: it may move then; NEVER: none."""
@@ -189,8 +183,8 @@ class Running:
         since_us = now_us - rows["work_from_us"]
         left_us = rows["every_us"] + rows["restart_us"] + rows["save_us"] - since_us
         served = self.served(now_us)
-        levels = _marks(policy.levels_gpu_us)[:-1].searchsorted(served, side="right")
-        below = served - np.array((0, *policy.levels_gpu_us), np.int64)[levels]
+        levels = self.of_level(now_us)
+        below = served - np.array((0, *self.levels), np.int64)[levels]
         pace = self.rows.floats["pace"]
         on_level_us = (below / np.where(pace > 0, pace, 1)).astype(np.int64)
         over_us = np.maximum(rows["slice_ends_us"], now_us - on_level_us)
@@ -230,9 +224,9 @@ class Running:
 
 
 @lru_cache(maxsize=64)
-def _lost(level: int) -> str:
-    """Return the name of the column of `Running.lost_us`."""
-    return f"lost_{level}_us"
+def _lost(bound_gpu_us: int) -> str:
+    """Return the name of the column of `Running.lost_us` for the level that ends there."""
+    return f"lost_{bound_gpu_us}_us"
 
 
 def row_values(

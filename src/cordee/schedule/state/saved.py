@@ -79,6 +79,7 @@ def restored_state(saved: SavedState, policy: Policy) -> State:
     state = State(policy, mix=saved.mix)
     state.shutting_down, state.jobs, state.attempts = saved.shutting_down, saved.jobs, saved.attempts
     state.quotas, state.agenda, state.history = Quotas.restored(saved.quotas), saved.agenda, saved.history
+    state.running.levels = state.levels_gpu_us
     nodes = state.nodes
     nodes.records, nodes.leased = saved.nodes, saved.leased
     nodes.vacating = {

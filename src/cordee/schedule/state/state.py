@@ -15,10 +15,10 @@ from cordee.schedule.quota.quotas import HALF_LIFE_US, Quotas
 from cordee.schedule.state.agenda import Agenda
 from cordee.schedule.state.changes import Changes
 from cordee.schedule.state.failed_searches import FailedSearches
-from cordee.schedule.state.history import History
+from cordee.schedule.state.history import LADDER, History
 from cordee.schedule.state.journal import Journal
 from cordee.schedule.state.nodes import Nodes
-from cordee.schedule.state.order import counts_service, standing
+from cordee.schedule.state.order import counts_service, relevelled, standing
 from cordee.schedule.state.overdue import Allowances, is_overdue
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
 from cordee.schedule.state.running import Running, row_values
@@ -81,9 +81,9 @@ class State:
         self.nodes = Nodes(self.journal, self.changes, self._resized, mix)
         self.quotas = Quotas(half_life_us=half_life_us)
         self.waiting = Waiting(self.journal)
-        self.running = Running(self.journal, self.nodes.columns, self.policy)
         self.agenda = Agenda()
         self.history = History()
+        self.running = self._running()
         self.idle: Idle | None = None
         self.failed_searches = FailedSearches()
 
@@ -92,7 +92,7 @@ class State:
         if policy is self.policy or policy == self.policy:
             return
         self.policy = policy
-        self.waiting, self.running = Waiting(self.journal), Running(self.journal, self.nodes.columns, self.policy)
+        self.waiting, self.running = Waiting(self.journal), self._running()
         for job_id, record in self.jobs.items():
             if record.phase is Phase.QUEUED:
                 self.enqueue(record)
@@ -101,6 +101,42 @@ class State:
         for name in self.nodes.records:
             self.nodes.reindex(name)
         self.changes.count()
+
+    @property
+    def levels_gpu_us(self) -> tuple[int, ...]:
+        """Return the GPU time received at which a job moves down a level: by the policy, or learnt."""
+        if not counts_service(self.policy):
+            return ()
+        fixed = self.policy.levels_gpu_us
+        return self.history.levels_gpu_us if fixed is None else fixed
+
+    def _running(self) -> Running:
+        levels = self.levels_gpu_us
+        bounds = LADDER if self.policy.levels_gpu_us is None and counts_service(self.policy) else levels
+        return Running(self.journal, self.nodes.columns, bounds, levels)
+
+    def learn(self, now_us: int) -> None:
+        """Learn the levels anew, from ended jobs and from what the others have received; order waiting jobs by them."""
+        history, before = self.history, self.running.levels
+        live = [self.jobs[job_id].served_gpu_us for job_id in self.waiting.job_ids()]
+        for job_id, attempt in self.attempts.items():
+            gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
+            live.append(self.jobs[job_id].served_gpu_us + gpu_milli * max(0, now_us - attempt.placed_us) // 1000)
+        self.journal.note(setattr, history, "learnt", history.learnt)
+        history.learn(live)
+        if self.levels_gpu_us == before:
+            return
+        self.journal.note(setattr, self.running, "levels", before)
+        self.running.levels = self.levels_gpu_us
+        for job_id in sorted(self.waiting.job_ids()):
+            record, length_us = self.jobs[job_id], self.waiting.length_us(job_id)
+            self.waiting.remove(record)
+            given = record.gate.order
+            if given is not None and given.standing is not None:
+                given = given._replace(standing=relevelled(given.standing, before, self.running.levels))
+                record = record._replace(gate=record.gate._replace(order=given))
+                self.journal.put(self.jobs, job_id, record)
+            self.enqueue(record, (standing(self.policy, self.running.levels, record, None), length_us))
 
     def snapshot(self) -> dict[str, object]:
         """Return a deep copy as plain values, to compare and to keep; indexes included."""
@@ -152,7 +188,7 @@ class State:
         by_owner = self.quotas.budgets.by_user or any(holder.queue.user_gpus is not None for holder in leaf.path)
         if known is None:
             left_us = None if counts_service(self.policy) else self.left_us(record)
-            known = standing(self.policy, record, left_us), self._length_us(record)
+            known = standing(self.policy, self.running.levels, record, left_us), self._length_us(record)
         self.waiting.add(
             record,
             standing=known[0],

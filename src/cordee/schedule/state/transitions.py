@@ -134,12 +134,14 @@ def _job_ended(state: State, event: JobEnded) -> None:
     state.journal.drop(state.agenda.unsettled, event.job_id)
     state.journal.drop(state.agenda.restarting, event.job_id)
     if event.state != Phase.STOPPED and record.used_us:
-        state.journal.note(state.history.forget, state.history.add(record.job, record.used_us))
+        state.journal.note(state.history.forget, state.history.add(record.job, record.used_us, record.served_gpu_us))
     state.journal.drop(state.agenda.entitled, event.job_id)
     state.journal.put(state.jobs, event.job_id, record._replace(phase=Phase(event.state), ended=event))
     if record.job.sweep is not None:
         chains.trial_ended(state, record.job.sweep, done=event.state == Phase.DONE)
     chains.ended(state, event.job_id)
+    if state.history.learns:
+        state.learn(event.at_us)
     state.changes.count()
 
 
