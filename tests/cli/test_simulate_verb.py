@@ -70,6 +70,27 @@ def test_tables_and_what_was_left_out(capsys: pytest.CaptureFixture[str], trace:
     assert fifo.split()[1] == "56m", "(3600 + 600 + 4780 + 4460) / 4: f does not pass c"
 
 
+def test_jobs_that_have_not_ended_are_told_and_no_figure_is_a_zero(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    words = ("simulate", str(trace), "--cluster", "2x8", "--policy", "fifo", "--until")
+    told = said(capsys, *words, "5m", "--html", str(page))
+    assert next(line for line in told.splitlines() if line.startswith("fifo  ")).split()[1:4] == ["–", "–", "–"]
+    assert "fifo: 3 of 3 jobs had not ended when the run did, 1 never started; they count until then" in told
+    assert "no job ended" in page.read_text()
+    summary = json.loads(said(capsys, *words, "5m", "--json"))["policies"][0]["summary"]
+    assert summary["jct_s"] is summary["slowdown_jain"] is None and summary["unended"] == 3
+
+
+def test_a_gang_that_is_larger_than_any_one_kind_of_gpu_is_left_out(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    """A server refuses it; in a trace it waited until the end."""
+    told = said(capsys, "simulate", str(trace), "--cluster", "1x8xA+2x4xB", "--price-as", "none")
+    assert "3 jobs on 3 nodes, 16 GPUs" in told and "left out: 2 rows, larger than the cluster's 8 GPUs of one" in told
+
+
 def test_json_follows_its_schema_and_the_schema_is_held(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     """Who reads our JSON relies on it: a change is made on purpose, with `REWRITE=1`, and told in the changelog."""
     now = {name: TypeAdapter(shape).json_schema(mode="serialization") for name, shape in ANSWERS.items()}

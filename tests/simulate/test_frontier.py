@@ -141,6 +141,8 @@ def test_the_knee_weighs_slowdown_time_away_and_losses_among_nearly_the_shortest
     peers = dict.fromkeys(("easy", "las", "fgd", "no_notice"), (50.0, 1.0, 1.0, 0.0))
     assert chosen(results(some, **peers, one=base)) == "cordee:1", "no server runs the others"
     assert chosen(results(some, **peers)) is None
+    none = [replace(each, summary=replace(each.summary, jct_s=None)) for each in results(some, one=free)]
+    assert chosen([*none, *results(some, two=base)]) == "cordee:2" and chosen(none) is None, "no job ended"
 
 
 def test_costs_have_a_spread_and_differences_on_the_same_samples(some: Result) -> None:
@@ -233,6 +235,7 @@ def test_the_frontier_has_its_four_figures_a_knee_and_a_drawing(
     [
         ("--frontier --recommend", "--recommend compares the policies of --frontier as well"),
         ("--samples 3", "--samples is of --recommend"),
+        ("--recommend --until 1s", "no job ended"),
         ("--frontier --samples 3", "--samples is of --recommend"),
         ("--recommend --policy cordee:-1", "no policy with a patience"),
         ("--frontier --policy fifo,2d-las", "none of the policies is cordee with a patience"),

@@ -110,8 +110,20 @@ def test_a_job_that_never_started_waited_until_the_end() -> None:
     assert (both.unstarted, both.wait_s.mean) == (4, summary.wait_s.mean)
 
 
+def test_a_job_that_has_not_ended_counts_until_the_end_of_the_run() -> None:
+    """Otherwise a policy that ends only short jobs has the shortest mean."""
+    jobs = [given("a", 8, 100, 200), given("b", 8, 150, 1000)]
+    metrics, summary = measured(run([NODE], jobs, policy=NAMED["fifo"], until_us=700 * S))
+    assert (summary.ended, summary.unended, summary.unstarted) == (1, 1, 0) and len(metrics.jct_us) == 1
+    assert (summary.jct_s.mean, summary.jct_s.max, summary.away_s.max) == ((200 + 550) / 2, 550, 150)
+    assert summary.slowdown_max == pytest.approx(550 / 400)
+    _, cut = measured(run([NODE], jobs, policy=NAMED["fifo"], until_us=200 * S))
+    assert (cut.ended, cut.unended, cut.jct_s, cut.away_s) == (0, 2, None, None)
+    assert cut.slowdown_p99 is cut.slowdown_max is cut.slowdown_jain is None
+
+
 def test_distributions() -> None:
-    assert spread([]).max == 0
+    assert spread([]) is None
     summary = spread([each * S for each in range(100, 0, -1)])
     assert (summary.mean, summary.p50, summary.p99, summary.max) == (50.5, 50, 99, 100)
 

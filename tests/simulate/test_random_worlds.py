@@ -61,15 +61,32 @@ def test_failures_come_as_often_as_they_were_asked_for_and_from_their_seed() -> 
 def test_a_spot_series(tmp_path: Path) -> None:
     path = tmp_path / "spot.csv"
     path.write_text("0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n180000,add,a\n240000,remove,b\n300000,add,d\n")
-    nodes, outages = spot_series(path, cluster("3x8"), notice_us=30 * S)
-    assert {node.capacity for node in nodes} == {Capacity.SPOT}
-    listed = [
-        (each.nodes[0], each.at_us // S, each.notice_us // S, each.back_us and each.back_us // S) for each in outages
-    ]
-    assert listed == [("node-0002", 0, 0, 120), ("node-0000", 60, 30, 120), ("node-0001", 240, 30, None)]
+    nodes, series = spot_series(path, cluster("4x8"), notice_us=30 * S)
+    assert [node.name for node in nodes if node.capacity is Capacity.SPOT] == ["node-0000", "node-0001", "node-0002"]
+    outages = list(islice(series.outages(nodes), 6))
+    listed = [(each.nodes[0], each.at_us // S, each.notice_us // S, (each.back_us or 0) // S) for each in outages]
+    again = [("node-0002", 300, 30, 180), ("node-0000", 360, 30, 60)]
+    once = [("node-0002", 0, 0, 180), ("node-0000", 60, 30, 60), ("node-0001", 240, 30, 60)]
+    assert listed == [*once, *again, ("node-0001", 540, 30, 60)]
+    assert next(series.outages(nodes[:1], 5 * S)).at_us == 65 * S
+    assert list(series.outages(nodes[3:])) == []
     path.write_text("0,add,a\n1,gone,a\n")
     with pytest.raises(InputError, match="line 2"):
         spot_series(path, cluster("3x8"))
+
+
+def test_a_name_that_finds_no_node_takes_the_next_one_that_is_free(tmp_path: Path) -> None:
+    """Once only the first names had nodes, and the cluster was empty when all of them were gone."""
+    path = tmp_path / "spot.csv"
+    path.write_text("0,add,a\n0,add,b\n5000,add,c\n60000,remove,a\n90000,remove,c\n120000,remove,b\n")
+    nodes, series = spot_series(path, cluster("2x8"))
+    outages = list(islice(series.outages(nodes), 4))
+    assert [(each.nodes[0], each.at_us // S, (each.back_us or 0) // S) for each in outages] == [
+        ("node-0000", 60, 0),  # c was waiting
+        ("node-0000", 90, 30),
+        ("node-0001", 120, 0),  # the series begins again
+        ("node-0000", 180, 0),
+    ]
 
 
 def test_a_synthetic_workload_has_the_requested_load() -> None:

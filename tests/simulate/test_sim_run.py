@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.gang import Work
-from cordee.simulate.run import Run, Submission, run
+from cordee.simulate.run import STILL_US, Run, Submission, run
 from cordee.simulate.world import Outage
 
 S = 1_000_000
@@ -132,6 +134,24 @@ def test_the_cloud_takes_a_node_back(notice_s: int, outcome: Outcome) -> None:
     assert of(result, AttemptPlaced)[1].at_us == 560 * S, "not before the replacement is there"
     rows = result.ledger.rows(result.at_us)
     assert (rows[0].gpu_us.lost > 0) == (notice_s == 0)
+
+
+def test_a_run_with_endless_outages_waits_for_a_node_that_is_about_to_go() -> None:
+    """Once it ended with the gang that had left under notice: its node was not down yet."""
+    far = Outage(at_us=10**9 * S, nodes=("n1",), notice_us=30 * S, back_us=60 * S)
+    reclaim = Outage(at_us=500 * S, nodes=("n1",), notice_us=120 * S, back_us=60 * S)
+    result = run(nodes(), [submission("a", WORK)], iter([reclaim, far]))
+    assert [event.outcome for event in of(result, AttemptEnded)] == [Outcome.CHECKPOINTED, Outcome.FINISHED]
+    assert result.at_us < 2000 * S, "it does not wait for outages once its jobs have ended"
+
+
+def test_a_run_with_endless_outages_ends_though_a_job_never_starts() -> None:
+    def outages() -> Iterator[Outage]:
+        for hour in count(1):  # one of the two nodes is always away
+            yield Outage(at_us=3600 * hour * S, nodes=(f"n{hour % 2}",), notice_us=30 * S, back_us=3600 * S)
+
+    result = run(nodes(), [submission("a", WORK, at_s=3590)], outages())
+    assert of(result, AttemptPlaced) == [] and STILL_US < result.at_us < STILL_US + 2 * 3600 * S
 
 
 def test_a_notice_that_is_too_short_for_the_save_is_as_good_as_none() -> None:

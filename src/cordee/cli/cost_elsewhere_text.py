@@ -8,7 +8,7 @@ from rich.table import Table
 
 from cordee.account.elsewhere import CUT_SHORT, ENDS, OtherCost, OtherRow
 from cordee.cli import terminal
-from cordee.simulate.answer import LeftOut
+from cordee.simulate.answer import LeftOut, duration_of
 from cordee.simulate.what_if import Outcome, WhatIf
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd, plural
 
@@ -120,9 +120,9 @@ def _what_if_table(found: WhatIf, width: int) -> Table:
 
 def _outcome(each: Outcome) -> dict[str, str]:
     return {
-        "WAIT": format_duration(each.wait_s.mean),
-        "P99 WAIT": format_duration(each.wait_s.p99),
-        "AWAY": format_duration(each.away_s.mean),
+        "WAIT": duration_of(each.wait_s, lambda wait_s: wait_s.mean),
+        "P99 WAIT": duration_of(each.wait_s, lambda wait_s: wait_s.p99),
+        "AWAY": duration_of(each.away_s, lambda away_s: away_s.mean),
         "END": format_duration(each.makespan_s),
         "PREEMPTED": f"{each.preemptions:,}",
         "IDLE": _hours(each.idle_gpu_us),
@@ -137,10 +137,11 @@ def _gain(found: WhatIf) -> Iterator[str]:
     """Yield a line for each replay: hours, dollars and waits against the log."""
     for each in found.replayed:
         held_us, usd = each.held_gpu_us - found.log.held_gpu_us, each.held_micro_usd - found.log.held_micro_usd
-        wait_s = each.wait_s.mean - found.log.wait_s.mean
+        waits = ""
+        if each.wait_s is not None and found.log.wait_s is not None:
+            wait_s = each.wait_s.mean - found.log.wait_s.mean
+            longer = "shorter" if wait_s <= 0 else "longer"
+            waits = f"; a mean wait would have been {format_duration(abs(wait_s))} {longer}"
         dollars = f" ({format_micro_usd(abs(usd))})" if usd else ""
         gpu_hours = f"{_hours(abs(held_us))} GPU-h{dollars} {'less' if held_us <= 0 else 'more'}"
-        yield (
-            f"{each.name} would have held {gpu_hours} for the same {plural(found.jobs, 'job')}; "
-            f"a mean wait would have been {format_duration(abs(wait_s))} {'shorter' if wait_s <= 0 else 'longer'}"
-        )
+        yield f"{each.name} would have held {gpu_hours} for the same {plural(found.jobs, 'job')}{waits}"

@@ -33,7 +33,7 @@ from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_cluster
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
 from cordee.simulate.compare import simulate as simulate_one
 from cordee.simulate.frontier import FRONTIER, Recommendation, block_us, recommendation, resampled, samples_for
-from cordee.simulate.knee import can_be_chosen
+from cordee.simulate.knee import can_be_chosen, knee
 from cordee.simulate.observed import newest, observe
 from cordee.simulate.policies import POLICIES, NamedPolicy, named_policies
 from cordee.simulate.synthetic import Synthetic
@@ -231,6 +231,9 @@ def _compare(scenario: Scenario, policies: Sequence[NamedPolicy], wanted: _Wante
     tally, total = _counted(scenario)
     results = [_run(scenario, each, total) for each in policies]
     answer = comparison(scenario, tally, total, results)
+    if wanted.recommend and knee([(each.policy, each.summary) for each in results]) is None:
+        hint = "give a longer --until, or leave it out"
+        raise InputError("no job ended, so no policy can be recommended", hint=hint)
     advice = _recommendation(scenario, answer, results, total, wanted) if wanted.recommend else None
     _write(wanted, scenario, answer, results, advice)
     if wanted.as_json:
@@ -354,8 +357,8 @@ def _failures(text: str | None) -> tuple[OutageRate, ...]:
 
 def _with_spot(scenario: Scenario, text: str, notice_us: int) -> Scenario:
     if Path(text).exists():
-        nodes, outages = spot_series(Path(text), scenario.nodes, notice_us)
-        return replace(scenario, nodes=nodes, outages=tuple(outages))
+        nodes, series = spot_series(Path(text), scenario.nodes, notice_us)
+        return replace(scenario, nodes=nodes, spot=series)
     rate, back = _rate(text, "--spot", "10m")
     reclaims = OutageRate(per_node_day=24 * rate, back_us=back, notice_us=notice_us, why="reclaimed by the cloud")
     return replace(scenario, outage_rates=(*scenario.outage_rates, reclaims))

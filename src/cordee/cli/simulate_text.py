@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 
 from cordee.cli import terminal
-from cordee.simulate.answer import PolicyComparison, PolicyResult, Replay
+from cordee.simulate.answer import NONE, PolicyComparison, PolicyResult, Replay, duration_of, unended
 from cordee.simulate.frontier import Figure, Recommendation, sentences
-from cordee.simulate.knee import RULE
+from cordee.simulate.knee import RULE, weighed
 from cordee.units import US_PER_HOUR, format_duration, format_micro_usd, plural
 
 TIMES = ("JCT", "P50", "P99", "WAIT", "P99 WAIT", "AWAY MAX", "JAIN")
@@ -38,9 +38,8 @@ COSTS = ("MEAN JCT", "P99 SLOWDOWN", "AWAY MAX", "LOST GPU-H")
 def _frontier(answer: PolicyComparison) -> Table:
     table = terminal.table("POLICY", *COSTS, right=COSTS)
     for each in answer.policies:
-        summary = each.summary
-        figures = (summary.jct_s.mean, summary.slowdown_p99, summary.away_s.max, each.lost_gpu_hours)
-        written = (write(figure) for write, figure in zip(_WRITE, figures, strict=True))
+        figures = weighed(each.summary) or (None,) * len(COSTS)
+        written = (_written(figure, write) for write, figure in zip(_WRITE, figures, strict=True))
         table.add_row(_name(each.policy, each.knows_run_times, answer.knee), *written)
     return table
 
@@ -65,12 +64,16 @@ def print_recommendation(answer: Recommendation) -> None:
 
 def _figure(figure: Figure, write: Callable[[float], str], compares: bool) -> str:
     """Return a figure of the trace; below it its range, and the difference to the baseline, in resampled traces."""
-    lines = [write(figure.value)]
+    lines = [_written(figure.value, write)]
     if figure.low is not None and figure.high is not None:
         lines.append(f"{write(figure.low)}–{write(figure.high)}")
     if compares and figure.over_low is not None and figure.over_high is not None:
         lines.append(f"{_percent(figure.over_low)} to {_percent(figure.over_high)} %")
     return "\n".join(lines)
+
+
+def _written(figure: float | None, write: Callable[[float], str]) -> str:
+    return NONE if figure is None else write(figure)
 
 
 def _percent(ratio: float) -> str:
@@ -122,12 +125,17 @@ def _times(policies: Sequence[PolicyResult]) -> Table:
     table = terminal.table("POLICY", *TIMES, right=TIMES)
     for each in policies:
         summary = each.summary
-        times_s = (
-            *(summary.jct_s.mean, summary.jct_s.p50, summary.jct_s.p99),
-            *(summary.wait_s.mean, summary.wait_s.p99, summary.away_s.max),
-        )
         name = _name(each.policy, each.knows_run_times, None)
-        table.add_row(name, *map(format_duration, times_s), f"{summary.slowdown_jain:.3f}")
+        table.add_row(
+            name,
+            duration_of(summary.jct_s, lambda jct_s: jct_s.mean),
+            duration_of(summary.jct_s, lambda jct_s: jct_s.p50),
+            duration_of(summary.jct_s, lambda jct_s: jct_s.p99),
+            duration_of(summary.wait_s, lambda wait_s: wait_s.mean),
+            duration_of(summary.wait_s, lambda wait_s: wait_s.p99),
+            duration_of(summary.away_s, lambda away_s: away_s.max),
+            _written(summary.slowdown_jain, "{:.3f}".format),
+        )
     return table
 
 
@@ -159,6 +167,7 @@ def _losses(answer: PolicyComparison) -> Iterator[str]:
 
 def _remarks(answer: PolicyComparison) -> list[str]:
     lines = [f"{each.policy}: {each.errors} scheduling cycles failed" for each in answer.policies if each.errors]
+    lines += unended(answer)
     if any(each.knows_run_times for each in answer.policies):
         lines.append("* knows the true run times")
     for left in answer.left_out:

@@ -19,6 +19,7 @@ from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import JobId
 from cordee.plan.wanted import near_ranks, parse_layout
+from cordee.schedule.placement.place import most_gpus
 from cordee.schedule.quota.queues import DEFAULT, near
 from cordee.schedule.quota.quotas import Quotas
 from cordee.schedule.state.retries import INFRASTRUCTURE, SCRIPT, exit_cause
@@ -231,9 +232,7 @@ def _check_queue(spec: JobSpec, quotas: Quotas) -> None:
 
 
 def _check_size(spec: JobSpec, kind: str | None, eligible: Sequence[Node], nodes: Sequence[Node]) -> None:
-    # A gang runs on one kind of GPU.
-    kinds = {(node.gpu_name, node.capacity) for node in eligible}
-    most = max((sum(n.gpus for n in eligible if (n.gpu_name, n.capacity) == each) for each in kinds), default=0)
+    most = most_gpus(eligible, kind, Capacity(spec.capacity))
     least = min((spec.gpus, *spec.sizes))
     if most >= least and eligible:
         _check_host(spec, least, eligible)

@@ -1,19 +1,22 @@
 """The answers of `cordee simulate` and `cordee replay` as values: the terminal, the page and the JSON show them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cordee.simulate.compare import Result, Scenario
 from cordee.simulate.knee import can_be_chosen, knee
-from cordee.simulate.metrics import Summary
+from cordee.simulate.metrics import Spread, Summary
 from cordee.simulate.observed import ObservedLog
 from cordee.simulate.policies import NamedPolicy
 from cordee.simulate.replay import Replayed, audit, measure_log, replay
 from cordee.simulate.traces import Tally
-from cordee.units import US_PER_S
+from cordee.units import US_PER_S, format_duration, plural
 
 MOVED = 5
 """Jobs that are named where a policy would have moved many."""
+
+NONE = "–"
+"""A figure that no job has."""
 
 _NEVER_US = 1 << 62
 
@@ -92,6 +95,24 @@ class Replay:
     differences: tuple[int, ...]
     logged: PolicyResult
     replayed: tuple[ReplayedPolicy, ...]
+
+
+def duration_of(spread: Spread | None, read: Callable[[Spread], float]) -> str:
+    """Return a time of a spread as text; – where no job has it."""
+    return NONE if spread is None else format_duration(read(spread))
+
+
+def unended(answer: PolicyComparison) -> list[str]:
+    """Return a sentence for each policy under which jobs had not ended when its run did."""
+    lines = []
+    for each in answer.policies:
+        if each.summary.unended:
+            never = f", {each.summary.unstarted:,} never started" if each.summary.unstarted else ""
+            lines.append(
+                f"{each.policy}: {each.summary.unended:,} of {plural(each.summary.jobs, 'job')} had not ended when the"
+                f" run did{never}; they count until then"
+            )
+    return lines
 
 
 def comparison(scenario: Scenario, tally: Tally, jobs: int, results: Sequence[Result]) -> PolicyComparison:

@@ -8,6 +8,7 @@ import heapq
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from cordee.errors import InputError
@@ -18,6 +19,7 @@ from cordee.simulate.world import Outage
 from cordee.units import US_PER_S
 
 _DAY_US = 86_400 * US_PER_S
+_RECLAIMED = "reclaimed by the cloud"
 
 
 def cluster(text: str, *, micro_usd_per_gpu_hour: int = 0, price_source: str = "no price is known") -> tuple[Node, ...]:
@@ -91,46 +93,103 @@ def _wait_us(rng: random.Random, rate_per_us: float) -> int:
     return max(1, round(rng.expovariate(rate_per_us)))
 
 
-def spot_series(path: Path, nodes: Sequence[Node], notice_us: int = 0) -> tuple[tuple[Node, ...], list[Outage]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotSeries:
+    """A series of spot nodes that come and go; it begins again at its end.
+
+    Attributes:
+        period_us: the length of the series.
+        late: nodes that are not there from the start, and when they come.
+        away: nodes with the time at which each goes, and that at which it is back, by the first time.
+        notice_us: how long before it goes a node gets notice.
+    """
+
+    period_us: int
+    late: tuple[tuple[str, int], ...]
+    away: tuple[tuple[str, int, int], ...]
+    notice_us: int
+
+    def outages(self, nodes: Sequence[Node], start_us: int = 0) -> Iterator[Outage]:
+        """Yield the outages of those nodes that are in the series, which begins at `start_us`, without end."""
+        here = {node.name for node in nodes}
+        for name, back_us in self.late:
+            if name in here:
+                yield Outage(at_us=start_us, nodes=(name,), back_us=back_us, why=_RECLAIMED)
+        away = sorted((gone_us, back_us, name) for name, gone_us, back_us in self.away if name in here)
+        for first_us in count(0, self.period_us) if away and self.period_us else ():
+            for gone_us, back_us, name in away:
+                yield Outage(
+                    at_us=start_us + first_us + gone_us,
+                    nodes=(name,),
+                    notice_us=min(self.notice_us, first_us + gone_us),
+                    back_us=back_us - gone_us,
+                    why=_RECLAIMED,
+                )
+
+
+def spot_series(path: Path, nodes: Sequence[Node], notice_us: int = 0) -> tuple[tuple[Node, ...], SpotSeries]:
     """Return nodes that come and go by a series of `ms,op,node` (as github.com/uclasystem/bamboo has them).
 
-    Each name of the series takes one of ours.
+    A name that is added takes the first of our nodes that no other name has; without one it waits until a node is free.
+    So as many of our nodes are up as names of the series, or all of them if those are more.
 
     Returns:
-        The nodes, those of the series as spot capacity, and when they are away. Names beyond our nodes are left out.
+        The nodes, those that a name takes as spot capacity, and the series.
 
     Raises:
-        InputError: a row is something else.
+        InputError: a row is something else, or the series has no node.
     """
-    names: dict[str, str] = {}
-    away: dict[str, int] = {}
-    outages: list[Outage] = []
+    rows = _rows(path)
+    first: dict[str, str] = {}
+    for _, op, name in rows:
+        first.setdefault(name, op)
+    rows = [(0, "add", name) for name, op in first.items() if op == "remove"] + rows  # they were there from the start
+    free, gone_us = list(range(len(nodes))), dict.fromkeys(range(len(nodes)), 0)
+    taken: dict[str, int] = {}
+    waiting: dict[str, None] = {}
+    came_us: dict[int, int] = {}  # for the first time
+    away: list[tuple[int, int, int]] = []
+    for at_us, op, name in rows:
+        if op == "remove":
+            waiting.pop(name, None)
+            if name in taken:
+                gone_us[taken[name]] = at_us
+                heapq.heappush(free, taken.pop(name))
+        elif name not in taken:
+            waiting[name] = None
+        while free and waiting:
+            slot = heapq.heappop(free)
+            longest = next(iter(waiting))
+            del waiting[longest]
+            taken[longest] = slot
+            if slot in came_us:
+                away.append((slot, gone_us[slot], at_us))
+            came_us.setdefault(slot, at_us)
+    period_us = rows[-1][0]
+    up = set(taken.values())
+    for slot, at_us in came_us.items():  # at the end each becomes as it was at the start
+        if slot not in up or at_us:
+            away.append((slot, period_us if slot in up else gone_us[slot], period_us + at_us))
+    series = SpotSeries(
+        period_us=period_us,
+        late=tuple((nodes[slot].name, at_us) for slot, at_us in came_us.items() if at_us),
+        away=tuple((nodes[slot].name, from_us, to_us) for slot, from_us, to_us in away),
+        notice_us=notice_us,
+    )
+    spot = {nodes[slot].name for slot in came_us}
+    return tuple(replace(node, capacity=Capacity.SPOT) if node.name in spot else node for node in nodes), series
+
+
+def _rows(path: Path) -> list[tuple[int, str, str]]:
+    rows = []
     with open_text(path) as file:
         for number, row in enumerate(csv.reader(file), start=1):
             if len(row) != 3 or row[1] not in ("add", "remove") or not row[0].strip().isdecimal():
                 raise InputError(f"{path}, line {number}: not ms,add|remove,node", hint="see docs/how-to/simulate.md")
-            if row[2] not in names:
-                if len(names) == len(nodes):
-                    continue
-                name = names[row[2]] = nodes[len(names)].name
-                if row[1] == "add" and int(row[0]) > 0:
-                    away[name] = 0  # it was not there from the start
-            name, at_us = names[row[2]], int(row[0]) * 1000
-            if row[1] == "remove":
-                away.setdefault(name, at_us)
-            elif name in away:
-                gone_us = away.pop(name)
-                outages.append(_outage(name, gone_us, notice_us, at_us - gone_us))
-    outages += [_outage(name, at_us, notice_us, None) for name, at_us in away.items()]
-    spot = set(names.values())
-    return (
-        tuple(replace(node, capacity=Capacity.SPOT) if node.name in spot else node for node in nodes),
-        sorted(outages, key=lambda each: (each.begin_us, each.nodes)),
-    )
-
-
-def _outage(name: str, at_us: int, notice_us: int, back_us: int | None) -> Outage:
-    return Outage(at_us=at_us, nodes=(name,), notice_us=min(notice_us, at_us), back_us=back_us)
+            rows.append((int(row[0]) * 1000, row[1], row[2]))
+    if not rows:
+        raise InputError(f"{path} has no row", hint="a series has rows ms,add|remove,node")
+    return sorted(rows, key=lambda row: row[0])
 
 
 def merged(*outages: Iterator[Outage]) -> Iterator[Outage]:

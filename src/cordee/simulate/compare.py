@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from cordee.events import Event, Node, Queue
-from cordee.simulate.cluster import OutageRate, merged, random_outages
+from cordee.simulate.cluster import OutageRate, SpotSeries, merged, random_outages
 from cordee.simulate.gantt import Gantt
 from cordee.simulate.metrics import Metrics, Summary
 from cordee.simulate.policies import NamedPolicy
@@ -58,7 +58,8 @@ class Scenario:
         nodes: of the cluster; with `vcs` each virtual cluster takes its nodes from them, in order.
         vcs: the number of nodes of each virtual cluster, each a cluster of its own.
         outage_rates: random outages.
-        outages: outages of a series.
+        outages: outages at known times.
+        spot: spot nodes that come and go.
         tiers: percentages of production, standard and preemptible jobs, drawn by seed; empty: the trace's own.
     """
 
@@ -70,6 +71,7 @@ class Scenario:
     vcs: tuple[tuple[str, int], ...] = ()
     outage_rates: tuple[OutageRate, ...] = ()
     outages: tuple[Outage, ...] = ()
+    spot: SpotSeries | None = None
     queues: tuple[Queue, ...] = ()
     tiers: tuple[int, ...] = ()
     limit: int | None = None
@@ -205,8 +207,9 @@ def _cut(scenario: Scenario) -> _Cut:
 
 
 def outages_of(scenario: Scenario, nodes: Sequence[Node]) -> Iterator[Outage]:
-    """Return the outages of these nodes: those of a series, and random ones without end."""
-    here = {node.name for node in nodes}
+    """Return the outages of these nodes: those at known times, and those of a series and random ones without end."""
+    here, start_us = {node.name for node in nodes}, scenario.window_us[0]
     listed = (each for each in scenario.outages if set(each.nodes) <= here)
-    drawn = (random_outages(nodes, each, scenario.seed, scenario.window_us[0]) for each in scenario.outage_rates)
-    return merged(listed, *drawn)
+    series = iter(()) if scenario.spot is None else scenario.spot.outages(nodes, start_us)
+    drawn = (random_outages(nodes, each, scenario.seed, start_us) for each in scenario.outage_rates)
+    return merged(listed, series, *drawn)

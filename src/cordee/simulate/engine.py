@@ -30,6 +30,11 @@ class Engine:
         """Return when the next action is due; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
+    @property
+    def scheduled(self) -> int:
+        """Return the number of actions that are to come."""
+        return len(self._heap)
+
     def advance(self, to_us: int) -> None:
         """Advance to `to_us`, and do everything that is due until then, in order."""
         assert to_us >= self._now_us, "virtual time does not go backwards"

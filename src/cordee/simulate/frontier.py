@@ -14,7 +14,7 @@ from statistics import quantiles
 from cordee.schedule.policy import Policy
 from cordee.simulate.answer import PolicyComparison
 from cordee.simulate.compare import Result, Scenario
-from cordee.simulate.knee import RULE, can_be_chosen, knee
+from cordee.simulate.knee import RULE, Weighed, can_be_chosen, knee, weighed
 from cordee.simulate.metrics import Summary
 from cordee.simulate.traces.job import Tally, TraceJob
 from cordee.units import US_PER_S, format_duration, plural
@@ -38,12 +38,13 @@ class Figure:
     """A figure in the trace itself, and its spread over resampled traces: 10th to 90th percentile.
 
     Attributes:
+        value: None: no job ended.
         low, high: of the figure; None: not run on resampled traces.
         over: the figure over the baseline's in the trace; None: the baseline has nearly none of it.
         over_low, over_high: the same in each resampled trace.
     """
 
-    value: float
+    value: float | None
     low: float | None
     high: float | None
     over: float | None
@@ -154,14 +155,14 @@ def recommendation(
 
     Args:
         compared: the answer of `results`.
-        results: on the trace; at least one policy can be recommended.
+        results: on the trace; jobs ended under at least one policy that can be recommended.
         samples: on each resampled trace, those that can be.
         block_us: the length of the blocks that were drawn.
     """
     chosen = knee([(each.policy, each.summary) for each in results])
     assert chosen is not None, "at least one policy can be recommended"
     votes = Counter(knee([(each.policy, each.summary) for each in sample]) for sample in samples)
-    others = [name for name, _ in votes.most_common() if name != chosen]
+    others = [name for name, _ in votes.most_common() if name not in (chosen, None)]
     clear = 2 * votes[chosen] >= len(samples)
     able = [each for each in results if can_be_chosen(each.policy)]
     baseline = next((each for each in able if each.policy.policy == Policy()), able[0])
@@ -169,7 +170,7 @@ def recommendation(
     return Recommendation(
         policy=chosen,
         clear=clear,
-        other=None if clear else others[0],
+        other=None if clear or not others else others[0],
         rule=RULE,
         baseline=baseline.policy.name,
         samples=len(samples),
@@ -207,28 +208,31 @@ def sentences(answer: Recommendation) -> list[str]:
     return lines
 
 
-def _figures(cost: Cost) -> tuple[float, ...]:
+def _figures(cost: Cost) -> tuple[float | None, ...]:
     return cost.jct_s.value, cost.slowdown_p99.value, cost.away_s.value, cost.lost_gpu_hours.value
 
 
 def _cost(result: Result, baseline: Result, samples: Sequence[dict[str, Summary]], chosen: int | None) -> Cost:
-    def figure(read: Callable[[Summary], float]) -> Figure:
-        name, other = result.policy.name, baseline.policy.name
-        low, high = _middle([read(each[name]) for each in samples if name in each])
-        pairs = [(read(each[name]), read(each[other])) for each in samples if name in each]
-        over_low, over_high = _middle([mine / its for mine, its in pairs if its > 0])
-        value, its = read(result.summary), read(baseline.summary)
-        over = value / its if its > 0 else None
+    name, other = result.policy.name, baseline.policy.name
+    own, its = weighed(result.summary), weighed(baseline.summary)
+    both = [(weighed(each[name]), weighed(each[other])) for each in samples if name in each]
+
+    def figure(read: Callable[[Weighed], float]) -> Figure:
+        low, high = _middle([read(mine) for mine, _ in both if mine is not None])
+        pairs = [(read(mine), read(yours)) for mine, yours in both if mine is not None and yours is not None]
+        over_low, over_high = _middle([mine / yours for mine, yours in pairs if yours > 0])
+        value = None if own is None else read(own)
+        over = value / read(its) if value is not None and its is not None and read(its) > 0 else None
         return Figure(value=value, low=low, high=high, over=over, over_low=over_low, over_high=over_high)
 
     return Cost(
         policy=result.policy.name,
         knows_run_times=result.policy.estimates,
         chosen=chosen,
-        jct_s=figure(lambda summary: summary.jct_s.mean),
-        slowdown_p99=figure(lambda summary: summary.slowdown_p99),
-        away_s=figure(lambda summary: summary.away_s.max),
-        lost_gpu_hours=figure(lambda summary: summary.lost_gpu_hours),
+        jct_s=figure(lambda figures: figures.jct_s),
+        slowdown_p99=figure(lambda figures: figures.slowdown_p99),
+        away_s=figure(lambda figures: figures.away_s),
+        lost_gpu_hours=figure(lambda figures: figures.lost_gpu_hours),
     )
 
 

@@ -1,8 +1,8 @@
 """The knee of the frontier: the patience at which all four figures are good, of those that a server can run."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from cordee.schedule.policy import Policy
 from cordee.simulate.metrics import Summary
@@ -25,19 +25,33 @@ def can_be_chosen(named: NamedPolicy) -> bool:
 
 
 def knee(compared: Sequence[tuple[NamedPolicy, Summary]]) -> str | None:
-    """Return the policy that `RULE` chooses; None: a server can run none of them."""
-    known = [(named.name, summary) for named, summary in compared if can_be_chosen(named)]
-    if not known:
+    """Return the policy that `RULE` chooses; None: no job ended under one that a server can run."""
+    known = [(named.name, weighed(summary)) for named, summary in compared if can_be_chosen(named)]
+    ended = [(name, figures) for name, figures in known if figures is not None]
+    if not ended:
         return None
-    within_s = WITHIN * min(summary.jct_s.mean for _, summary in known)
-    near = [(name, summary) for name, summary in known if summary.jct_s.mean <= within_s]
-    return min(near, key=lambda each: (_product(each[1]), each[1].jct_s.mean))[0]
+    within_s = WITHIN * min(figures.jct_s for _, figures in ended)
+    near = [(name, figures) for name, figures in ended if figures.jct_s <= within_s]
+    return min(near, key=lambda each: (_product(each[1]), each[1].jct_s))[0]
 
 
-def _product(summary: Summary) -> float:
-    figures = (
-        summary.slowdown_p99,
-        max(_LEAST_AWAY_S, summary.away_s.max),
-        max(_LEAST_LOST_GPU_HOURS, summary.lost_gpu_hours),
-    )
-    return math.prod(figures)
+class Weighed(NamedTuple):
+    """The figures that the rule weighs: mean JCT, 99th percentile of slowdowns, longest time away, GPU-hours lost."""
+
+    jct_s: float
+    slowdown_p99: float
+    away_s: float
+    lost_gpu_hours: float
+
+
+def weighed(summary: Summary) -> Weighed | None:
+    """Return the figures of a run; None if no job ended."""
+    jct, slowdown, away = summary.jct_s, summary.slowdown_p99, summary.away_s
+    if jct is None or slowdown is None or away is None:
+        return None
+    return Weighed(jct.mean, slowdown, away.max, summary.lost_gpu_hours)
+
+
+def _product(figures: Weighed) -> float:
+    away_s = max(_LEAST_AWAY_S, figures.away_s)
+    return figures.slowdown_p99 * away_s * max(_LEAST_LOST_GPU_HOURS, figures.lost_gpu_hours)

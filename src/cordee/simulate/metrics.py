@@ -4,11 +4,12 @@
     for event in log: metrics.apply(event)
     metrics.summary((ledger, now_us))
 
-A job that has not ended counts only for its wait, which lasts until the end of the run if it never started. The
-slowdown of a job is the time from its submission to its end over the time it worked; at least ten seconds of work
-count, so that a job of one second does not dominate (bounded slowdown; Feitelson and Rudolph 1998). Fairness is
-measured over slowdowns: the largest, and Jain's index, 1 if all are equal (Jain, Chiu and Hawe 1984). `fragmented` is
-GPU time that was free while the smallest waiting gang would have fitted in it by number.
+A job that has not ended counts as if it ended with the run: otherwise a policy looks better for each long job that it
+does not end. The slowdown of a job is the time from its submission to its end over the time it worked; at least ten
+seconds of work count, so that a job of one second does not dominate (bounded slowdown; Feitelson and Rudolph 1998).
+Without any job that ended there is none of these figures. Fairness is measured over slowdowns: the largest, and Jain's
+index, 1 if all are equal (Jain, Chiu and Hawe 1984). `fragmented` is GPU time that was free while the smallest waiting
+gang would have fitted in it by number.
 """
 
 import math
@@ -62,6 +63,11 @@ class _Job:
     rate: int = 0  # nano-dollars an hour of the attempt
     notice: NoticeGiven | None = None
 
+    def figures(self, end_us: int) -> tuple[int, int, float]:
+        """Return its time from submission to the end, that without GPUs, and its slowdown, if it ends at a time."""
+        jct_us, ran_us = end_us - self.submitted_us, self.ran_us + (0 if self.waits else end_us - self.placed_us)
+        return jct_us, jct_us - ran_us, max(1.0, jct_us / max(self.worked_us or ran_us, _WORK_MIN_US))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
@@ -103,31 +109,34 @@ class Summary:
     """The metrics of a run.
 
     Attributes:
-        jct_s: from submission to the end, of jobs that ended.
-        wait_s: from submission to the first start; of jobs that never started, to their end or the run's.
-        unstarted: the number of those.
-        away_s: of jobs that ended, all the time that they did not hold GPUs.
+        jct_s: from submission to the end, or the run's end; None if no job ended.
+        wait_s: from submission to the first start; of jobs that never started, to their end or the run's; None without
+            jobs.
+        unended: the number of jobs that had not ended.
+        unstarted: the number of jobs that never started.
+        away_s: all the time that a job did not hold GPUs, until its end or the run's; None if no job ended.
         goodput: useful over held GPU time.
         held_fraction: held over all GPU time, until the last job ended.
         fragmented: fraction of all GPU time.
-        slowdown_p99, slowdown_max, slowdown_jain: fairness.
+        slowdown_p99, slowdown_max, slowdown_jain: fairness; None if no job ended.
         restart_gpu_us: GPU time until the first new step of attempts.
         lost: by cause.
     """
 
     jobs: int
     ended: int
-    jct_s: Spread
-    wait_s: Spread
+    unended: int
+    jct_s: Spread | None
+    wait_s: Spread | None
     unstarted: int
-    away_s: Spread
+    away_s: Spread | None
     makespan_s: float
     goodput: float
     held_fraction: float
     fragmented: float
-    slowdown_p99: float
-    slowdown_max: float
-    slowdown_jain: float
+    slowdown_p99: float | None
+    slowdown_max: float | None
+    slowdown_jain: float | None
     preemptions: int
     notices: dict[str, int]
     kills: int
@@ -162,7 +171,7 @@ class Metrics:
         self.jct_us, self.wait_us = array("q"), array("q")
         self.occupancy = Occupancy()
         self._open: dict[JobId, _Job] = {}
-        self._unstarted: list[_Job] = []  # that ended before they started, and those of other clusters
+        self._more: list[_Job] = []  # that ended before they started, and of other clusters those that have not ended
         self._away_us, self._slow = array("q"), array("d")
         self._saves: dict[str, list[int]] = {}  # cause: thousandths of GPU time, money
         self._notices: Counter[str] = Counter()
@@ -198,7 +207,7 @@ class Metrics:
         self.jobs += other.jobs
         self.jct_us.extend(other.jct_us)
         self.wait_us.extend(other.wait_us)
-        self._unstarted += other._never_started()
+        self._more += other._without_end_or_start()
         self._away_us.extend(other._away_us)
         self._slow.extend(other._slow)
         for cause, sums in other._saves.items():
@@ -218,9 +227,14 @@ class Metrics:
     def summary(self, *ledgers: tuple[Ledger, int]) -> Summary:
         """Return the metrics until now; the ledgers, each with its time, have folded the same log."""
         until_us = max(now_us for _, now_us in ledgers)
-        never = [
-            (until_us if job.ended_us is None else job.ended_us) - job.submitted_us for job in self._never_started()
+        unended = [job for job in self._without_end_or_start() if job.ended_us is None]
+        never_us = [
+            (until_us if job.ended_us is None else job.ended_us) - job.submitted_us
+            for job in self._without_end_or_start()
+            if job.first_us < 0
         ]
+        so_far = [job.figures(until_us) for job in unended] if self.jct_us else []
+        slow = sorted([*self._slow, *(slowdown for _, _, slowdown in so_far)])
         lost: dict[str, list[int]] = {
             cause: [0, milli_us // 1000, usd] for cause, (milli_us, usd) in self._saves.items()
         }
@@ -235,21 +249,22 @@ class Metrics:
                 sums[0] += row.gpu_us.lost
                 sums[2] += row.micro_usd.lost
         capacity, was_held, fragmented = self._at_end if self.jct_us else self.occupancy.until(until_us)
-        squares = math.fsum(each * each for each in self._slow)
+        squares = math.fsum(each * each for each in slow)
         return Summary(
             jobs=self.jobs,
             ended=len(self.jct_us),
-            jct_s=spread(self.jct_us),
-            wait_s=spread([*self.wait_us, *never]),
-            unstarted=len(never),
-            away_s=spread(self._away_us),
+            unended=len(unended),
+            jct_s=spread([*self.jct_us, *(jct_us for jct_us, _, _ in so_far)]),
+            wait_s=spread([*self.wait_us, *never_us]),
+            unstarted=len(never_us),
+            away_s=spread([*self._away_us, *(away_us for _, away_us, _ in so_far)]),
             makespan_s=(self._lasted_us[1] - self._lasted_us[0]) / US_PER_S if self.jct_us else 0.0,
             goodput=useful / held if held else 0.0,
             held_fraction=was_held / capacity if capacity else 0.0,
             fragmented=fragmented / capacity if capacity else 0.0,
-            slowdown_p99=sorted(self._slow)[-(-99 * len(self._slow) // 100) - 1] if self._slow else 0.0,
-            slowdown_max=max(self._slow, default=0.0),
-            slowdown_jain=math.fsum(self._slow) ** 2 / (len(self._slow) * squares) if squares else 1.0,
+            slowdown_p99=slow[-(-99 * len(slow) // 100) - 1] if slow else None,
+            slowdown_max=slow[-1] if slow else None,
+            slowdown_jain=math.fsum(slow) ** 2 / (len(slow) * squares) if slow else None,
             preemptions=sum(self._notices[reason.value] for reason in CHOSEN),
             notices=dict(sorted(self._notices.items())),
             kills=self._kills,
@@ -267,8 +282,9 @@ class Metrics:
             ),
         )
 
-    def _never_started(self) -> list[_Job]:
-        return [*self._unstarted, *(job for job in self._open.values() if job.first_us < 0)]
+    def _without_end_or_start(self) -> list[_Job]:
+        """Return the jobs that have not ended, and those that never started."""
+        return [*self._more, *self._open.values()]
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -341,13 +357,13 @@ class Metrics:
             self.occupancy.wait(job.milli, -1)
         if job.first_us < 0:
             job.ended_us = event.at_us
-            self._unstarted.append(job)
+            self._more.append(job)
         if event.state == "stopped":
             return
-        jct_us = event.at_us - job.submitted_us
+        jct_us, away_us, slowdown = job.figures(event.at_us)
         self.jct_us.append(jct_us)
-        self._away_us.append(jct_us - job.ran_us)
-        self._slow.append(max(1.0, jct_us / max(job.worked_us or job.ran_us, _WORK_MIN_US)))
+        self._away_us.append(away_us)
+        self._slow.append(slowdown)
         sums = self._queues.setdefault(job.queue, [0, 0, 0])
         sums[0] += 1
         sums[1] += max(0, job.first_us - job.submitted_us)
@@ -355,10 +371,10 @@ class Metrics:
         self._lasted_us, self._at_end = (self._lasted_us[0], event.at_us), self.occupancy.sums
 
 
-def spread(values_us: Sequence[int]) -> Spread:
-    """Return mean, median, 99th percentile and maximum in seconds; all 0 without values."""
+def spread(values_us: Sequence[int]) -> Spread | None:
+    """Return mean, median, 99th percentile and maximum in seconds; None without values."""
     if not values_us:
-        return Spread(mean=0.0, p50=0.0, p99=0.0, max=0.0)
+        return None
     ordered = sorted(values_us)
     return Spread(
         mean=sum(ordered) / len(ordered) / US_PER_S,

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import cordee
 from cordee.events import Outcome
-from cordee.simulate.answer import PolicyComparison, PolicyResult
+from cordee.simulate.answer import NONE, PolicyComparison, PolicyResult, duration_of, unended
 from cordee.simulate.compare import Result, Scenario
 from cordee.simulate.frontier import Figure, Recommendation, sentences
 from cordee.simulate.gantt import Held
-from cordee.simulate.knee import RULE
+from cordee.simulate.knee import RULE, weighed
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 from cordee.view.chart import Axis, ChartLine, Mark, chart_html
 from cordee.view.gantt import Bar, gantt_html
@@ -31,11 +31,12 @@ def comparison_page(
     scenario: Scenario, answer: PolicyComparison, results: Sequence[Result], advice: Recommendation | None = None
 ) -> str:
     """Return the page, self-contained; with a recommendation, where there is one."""
-    best = min(answer.policies, key=lambda each: each.summary.jct_s.mean)
+    means_s = [(jct.mean, each.policy) for each in answer.policies if (jct := each.summary.jct_s) is not None]
+    best_s, best = min(means_s, key=lambda each: each[0], default=(None, "no job ended"))
     facts = [
         (f"{answer.jobs:,}", f"jobs of {answer.trace}"),
         (f"{answer.gpus:,}", f"GPUs on {answer.nodes:,} nodes"),
-        (format_duration(best.summary.jct_s.mean), f"shortest mean time to the end: {best.policy}"),
+        (_or_none(best_s, format_duration), f"shortest mean time to the end: {best}"),
         (format_micro_usd(min(each.lost_micro_usd for each in answer.policies)), "least money lost by a policy"),
     ]
     lead = (
@@ -52,20 +53,24 @@ def comparison_page(
     return report_html(HtmlReport("Policies on one trace", lead, [each for each in sections if each], facts, footer))
 
 
+def _or_none(value: float | None, write: Callable[[float], str]) -> str:
+    return NONE if value is None else write(value)
+
+
 def _table(answer: PolicyComparison) -> Section:
     rows: list[tuple[str, Callable[[PolicyResult], str]]] = [
-        ("time to the end, mean", lambda each: format_duration(each.summary.jct_s.mean)),
-        ("median", lambda each: format_duration(each.summary.jct_s.p50)),
-        ("99th percentile", lambda each: format_duration(each.summary.jct_s.p99)),
-        ("wait for the first start, mean", lambda each: format_duration(each.summary.wait_s.mean)),
-        ("99th percentile", lambda each: format_duration(each.summary.wait_s.p99)),
-        ("longest time without GPUs", lambda each: format_duration(each.summary.away_s.max)),
+        ("time to the end, mean", lambda each: duration_of(each.summary.jct_s, lambda jct_s: jct_s.mean)),
+        ("median", lambda each: duration_of(each.summary.jct_s, lambda jct_s: jct_s.p50)),
+        ("99th percentile", lambda each: duration_of(each.summary.jct_s, lambda jct_s: jct_s.p99)),
+        ("wait for the first start, mean", lambda each: duration_of(each.summary.wait_s, lambda wait_s: wait_s.mean)),
+        ("99th percentile", lambda each: duration_of(each.summary.wait_s, lambda wait_s: wait_s.p99)),
+        ("longest time without GPUs", lambda each: duration_of(each.summary.away_s, lambda away_s: away_s.max)),
         ("goodput: useful of held GPU time", lambda each: f"{each.summary.goodput:.2%}"),
         ("GPU time held", lambda each: f"{each.summary.held_fraction:.1%}"),
         ("fragmented", lambda each: f"{each.summary.fragmented:.2%}"),
-        ("slowdown, 99th percentile", lambda each: f"{each.summary.slowdown_p99:,.1f}"),
-        ("slowdown, largest", lambda each: f"{each.summary.slowdown_max:,.0f}"),
-        ("slowdown, Jain's index", lambda each: f"{each.summary.slowdown_jain:.3f}"),
+        ("slowdown, 99th percentile", lambda each: _or_none(each.summary.slowdown_p99, "{:,.1f}".format)),
+        ("slowdown, largest", lambda each: _or_none(each.summary.slowdown_max, "{:,.0f}".format)),
+        ("slowdown, Jain's index", lambda each: _or_none(each.summary.slowdown_jain, "{:.3f}".format)),
         ("preemptions", lambda each: f"{each.summary.preemptions:,}"),
         ("GPU-hours lost", lambda each: f"{each.lost_gpu_hours:,.1f}"),
         ("money lost", lambda each: format_micro_usd(each.lost_micro_usd)),
@@ -77,6 +82,7 @@ def _table(answer: PolicyComparison) -> Section:
         f"{each.policy}: {each.description}" + (", knows the true run times" if each.knows_run_times else "")
         for each in answer.policies
     ]
+    notes += unended(answer)
     notes += [f"{left.rows:,} rows of the trace are left out: {left.kind}" for left in answer.left_out]
     notes += [f"price: {source}" for source in answer.price_sources]
     return Section(
@@ -115,7 +121,8 @@ def _over(figure: Figure) -> str:
 
 def _frontier(answer: PolicyComparison) -> Section | None:
     """Return the mean against the longest time away; one policy alone is no frontier."""
-    points = {each.policy: (each.summary.away_s.max, each.summary.jct_s.mean) for each in answer.policies}
+    figures = {each.policy: weighed(each.summary) for each in answer.policies}
+    points = {name: (each.away_s, each.jct_s) for name, each in figures.items() if each is not None}
     if sum(name.startswith("cordee:") for name in points) < 2 or min(min(point) for point in points.values()) <= 0:
         return None
     away = Axis("longest time without GPUs", format_duration, log=True, ticks=_TICKS_S)
@@ -139,7 +146,11 @@ def _frontier(answer: PolicyComparison) -> Section | None:
 def _waits(results: Sequence[Result]) -> Section:
     fraction = Axis("fraction of jobs", lambda value: f"{value:.0%}")
     distributions = (
-        ("time from submission to the end", "times to the end", [each.metrics.jct_us for each in results]),
+        (
+            "time from submission to the end, of jobs that ended",
+            "times to the end",
+            [each.metrics.jct_us for each in results],
+        ),
         ("wait for the first start", "waits", [each.metrics.wait_us for each in results]),
     )
     figures = []

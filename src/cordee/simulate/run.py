@@ -16,8 +16,11 @@ from cordee.schedule.policy import Policy
 from cordee.simulate.engine import Engine
 from cordee.simulate.store import MemoryStore
 from cordee.simulate.world import Outage, SimCluster
+from cordee.units import US_PER_S
 
 _TICKS_MAX = 10_000  # of the control plane without time passing
+STILL_US = 30 * 86_400 * US_PER_S
+"""Endless outages end with a run in which no gang has run for so long: the jobs that wait never start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ def run(
     sink: Callable[[Event], None] | None = None,
     guest: Guest | None = None,
 ) -> Run:
-    """Run the control plane over this world until every job has ended, or until `until_us`.
+    """Run the control plane over this world until every job that can start has ended, or until `until_us`.
 
     Args:
         nodes: up from the start.
@@ -87,11 +90,10 @@ def run(
         control.set_queues(queues)
     if guest is not None:
         guest.begin(engine, cluster, control)
-    if isinstance(submissions, Sequence):
-        submissions = sorted(submissions, key=lambda each: each.at_us)
-    arrivals = iter(submissions)
+    arrivals = iter(_in_order(submissions))
     arrival = next(arrivals, None)
     errors = ticks = 0
+    active_us = start_us
     while True:
         wake_us = control.tick()
         ticks += 1
@@ -99,8 +101,12 @@ def run(
         errors += len(control.errors)
         if cluster.has_reports:  # a command was answered at once
             continue
-        if endless and arrival is None and not (store.open_jobs and (wake_us or not cluster.idle)):
-            break
+        if endless:
+            if cluster.runs or arrival is not None:
+                active_us = engine.now_us()
+            is_still = engine.now_us() - active_us > STILL_US
+            if arrival is None and (is_still or not store.open_jobs or (cluster.idle and not wake_us)):
+                break
         at_us = _earliest(engine.next_us(), wake_us, None if arrival is None else arrival.at_us)
         if at_us is None or (until_us is not None and at_us > until_us):
             break
@@ -110,11 +116,16 @@ def run(
         while arrival is not None and arrival.at_us <= at_us:
             _submit(arrival, engine, cluster, control, defer_reports and may_defer_reports(arrival.job, policy))
             arrival = next(arrivals, None)
+    assert until_us is not None or not cluster.runs, "the run ends while a gang runs"
     if until_us is not None and until_us > engine.now_us():
         engine.advance(until_us)
     cluster.flush()
     control.tick()
     return Run(tuple(store.log), control.ledger, engine.now_us(), errors)
+
+
+def _in_order(submissions: Iterable[Submission]) -> Iterable[Submission]:
+    return sorted(submissions, key=lambda each: each.at_us) if isinstance(submissions, Sequence) else submissions
 
 
 def _earliest(*times_us: int | None) -> int | None:

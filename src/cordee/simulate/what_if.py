@@ -37,8 +37,8 @@ class Outcome:
     """
 
     name: str
-    wait_s: Spread
-    away_s: Spread
+    wait_s: Spread | None
+    away_s: Spread | None
     makespan_s: float
     held_gpu_us: int
     held_micro_usd: int

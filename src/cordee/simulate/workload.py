@@ -9,9 +9,10 @@ ends no job here, and is the owner's estimate of the run time.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cordee.events import Job, Node, Tier
+from cordee.events import Capacity, Job, Node, Tier
 from cordee.ids import JobId
 from cordee.schedule.gang import Work
+from cordee.schedule.placement.place import most_gpus
 from cordee.simulate.run import Submission
 from cordee.simulate.traces.job import Tally, TraceJob
 from cordee.units import US_PER_S
@@ -51,10 +52,10 @@ def submissions(
         limit: the most jobs.
         window_us: begin and end of the submissions to take, in the trace's time.
     """
-    most: dict[str | None, int] = {}
-    for node in nodes:
-        for name in (node.gpu_name, None):
-            most[name] = most.get(name, 0) + node.gpus
+    nodes = list(nodes)
+    names = (*{node.gpu_name: None for node in nodes}, None)
+    most = {name: most_gpus(nodes, name, Capacity.ANY) for name in names}
+    of = "" if len(names) == 2 else " of one kind"
     from_us, to_us = window_us
     taken = 0
     for each in jobs:
@@ -64,7 +65,7 @@ def submissions(
             return
         name = each.gpu_name if each.gpu_name in most else None
         if each.gpus > most[name]:
-            tally.bad(f"larger than the cluster's {most[name]} GPUs", each.line)
+            tally.bad(f"larger than the cluster's {most[name]} GPUs{of}", each.line)
             continue
         taken += 1
         yield submission(each, name, costs, taken, estimates=estimates)

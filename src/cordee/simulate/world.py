@@ -101,14 +101,20 @@ class SimCluster:
         if isinstance(outages, Sequence):
             outages = sorted(outages, key=lambda each: each.begin_us)
         self._outages = iter(outages)
+        self._next: Outage | None = None
         for name in self._nodes:
             self._node_up(name)
         self._next_outage()
 
     @property
+    def runs(self) -> bool:
+        """Return whether a gang runs."""
+        return bool(self._attempts)
+
+    @property
     def idle(self) -> bool:
-        """Return whether no gang runs and every node is up: only outages are to come."""
-        return not self._attempts and not self._down
+        """Return whether no gang runs, no node is about to go or to come back: only the next outage is to come."""
+        return not self._attempts and self._engine.scheduled <= (self._next is not None)
 
     @property
     def has_reports(self) -> bool:
@@ -155,7 +161,7 @@ class SimCluster:
 
     def _next_outage(self) -> None:
         """Schedule one at a time: there may be no last one."""
-        outage = next(self._outages, None)
+        self._next = outage = next(self._outages, None)
         if outage is not None:
             self._engine.at(max(self._engine.now_us(), outage.begin_us), self._begin, outage)
 

@@ -53,9 +53,9 @@ def _figures(result: Mapping[str, Any]) -> dict[str, str]:
     return {
         "jobs that ended": f"{summary['ended']:,}",
         "jobs that never started": f"{summary['unstarted']:,}",
-        "wait for the first start, mean": _span(summary["wait_s"]["mean"]),
-        "wait, longest of 99 %": _span(summary["wait_s"]["p99"]),
-        "from submission to end, mean": _span(summary["jct_s"]["mean"]),
+        "wait for the first start, mean": _figure(summary["wait_s"], "mean"),
+        "wait, longest of 99 %": _figure(summary["wait_s"], "p99"),
+        "from submission to end, mean": _figure(summary["jct_s"], "mean"),
         "GPU time held, of all": f"{summary['held_fraction']:.1%}",
         "useful, of what was held": f"{summary['goodput']:.1%}",
         "cost of what was held": format_micro_usd(summary["held_micro_usd"]),
@@ -81,6 +81,10 @@ def _moved(found: Mapping[str, Any], viewer: Access) -> list[Moved]:
         seen = row if viewer.may(Action.SEE, row["owner"], row["queue"]) else None
         rows.append(Moved(seen, each["was_s"], each["would_be_s"]))
     return rows
+
+
+def _figure(spread: Mapping[str, float] | None, name: str) -> str:
+    return _span(None if spread is None else spread[name])
 
 
 def _span(seconds: float | None) -> str:

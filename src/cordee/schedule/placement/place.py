@@ -13,10 +13,11 @@ the job accepts any and neither alone has room.
     with index.as_if(freed): place(...)                                 its place in that case
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
-from cordee.events import Capacity, Job, Lease
+from cordee.events import Capacity, Job, Lease, Node
 from cordee.schedule.placement.entry import Entry, Kind, host_request
 from cordee.schedule.placement.fill import choose, lacking, missing, search
 from cordee.schedule.placement.fractional import find_instance, lacks_part
@@ -43,6 +44,21 @@ def pools(job: Job, kinds: Iterable[Kind]) -> tuple[Pool, ...]:
     reserved = _reserved(kinds)
     mine = tuple(whom for whom in reserved if is_for(job, whom)) if reserved else ()
     return _pools(job.gpu_name, job.capacity, kinds, mine)
+
+
+def most_gpus(nodes: Iterable[Node], gpu_name: str | None, capacity: Capacity) -> int:
+    """Return the GPUs of the largest pool that these nodes are to a job without unit: a larger gang never runs.
+
+    >>> nodes = [Node(name=name, epoch=1, gpu_name=name, gpus=8) for name in ("L4", "H100")]
+    >>> most_gpus(nodes, None, Capacity.ANY), most_gpus(nodes, "L4", Capacity.SPOT)
+    (8, 0)
+    """
+    gpus = Counter[Kind]()
+    for node in nodes:
+        gpus[node.gpu_name, node.capacity, ()] += node.gpus
+    return max(
+        (sum(gpus[kind] for kind in pool) for pool in _pools(gpu_name, capacity, frozenset(gpus), ())), default=0
+    )
 
 
 def is_for(job: Job, whom: str) -> bool:
