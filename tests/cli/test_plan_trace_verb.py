@@ -105,6 +105,9 @@ PHI = {
     [
         pytest.param("--train lora", id="phi3-lora"),
         pytest.param("--train full", id="phi3-full", marks=pytest.mark.soak),
+        pytest.param("--train qlora", id="phi3-prepared"),
+        pytest.param("--train lora --base-bits 8", id="phi3-int8", marks=pytest.mark.soak),
+        pytest.param("--train dora --base-bits 4", id="phi3-dora-prepared", marks=pytest.mark.soak),
         pytest.param("--train qlora --quantize-head --dequantized 2", id="phi3-qlora", marks=pytest.mark.soak),
         pytest.param("--train dora", id="phi3-dora", marks=pytest.mark.soak),
     ],

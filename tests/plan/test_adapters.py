@@ -57,6 +57,21 @@ def test_states_are_a_frozen_base_and_adapters(settings: dict[str, object], elem
     assert checkpoint_bytes(LLAMA, training) == ADAPTERS * (each - 4)
 
 
+def test_peft_makes_what_is_not_quantised_fp32_and_with_it_the_hidden_states() -> None:
+    ours, peft = ({"train": "qlora", "model_code": code} for code in (None, "hf"))
+    for zero, more in ((1, 2 * OUTER), (3, 0)):  # FSDP shards what is stored in one type
+        layout = Layout(dp=4, zero=zero, recompute="full")
+        before, after = (_memory(layout, **settings) for settings in (ours, peft))
+        assert after.worst.weights_bytes - before.worst.weights_bytes == more
+        forward, wide = (next(m for m in each.worst_timeline if m.event == "forward") for each in (before, after))
+        hidden = LLAMA.layers * 2048 * LLAMA.hidden * 2
+        assert wide.activations_bytes - forward.activations_bytes == (hidden if more else 0)
+    for other in ({"train": "lora"}, {"base_bits": "fp8", "train": "lora"}, {"quantize_head": True},
+                  {"optimizer": "adamw-bf16"}):  # fmt: skip
+        adapters = _training(**{**peft, **other}).adapters
+        assert adapters is not None and not adapters.widened
+
+
 def test_double_quantisation_is_smaller() -> None:
     training = _training(train="qlora")
     assert training.adapters is not None

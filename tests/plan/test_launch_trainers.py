@@ -70,6 +70,16 @@ def test_adapters_are_written_as_peft_and_bitsandbytes_have_them() -> None:
         launch_settings("trainer", SHAPE, Layout(), Settings(train="qlora", base_bits="fp8").training(SHAPE, 1))
 
 
+def test_the_trainer_says_to_prepare_a_quantised_model_as_it_is_planned() -> None:
+    training = Settings(train="qlora", model_code="hf").training(SHAPE, 1)
+    assert any(
+        "prepare_model_for_kbit_training" in each
+        for each in launch_settings("trainer", SHAPE, Layout(), training).notes
+    )
+    sharded = launch_settings("trainer", SHAPE, Layout(dp=2, zero=3), training)
+    assert not any("prepare_model_for_kbit_training" in each for each in sharded.notes)
+
+
 def test_lightning_gets_a_strategy_of_the_layouts_sizes() -> None:
     launch = launch_settings("lightning", SHAPE, Layout(dp=4, tp=2, zero=3), TRAINING)
     assert "ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=2)" in launch.text

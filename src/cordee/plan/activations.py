@@ -10,7 +10,7 @@ import numpy as np
 from cordee.hardware.arrays import Real, only_where
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.price import micro_batches_in_flight
-from cordee.plan.states import Holding, layer_kinds, layer_linears, padded_vocab
+from cordee.plan.states import Holding, layer_kinds, layer_linears, padded_vocab, widens
 from cordee.plan.training import Adapters, Training
 from cordee.units import MiB
 from cordee.workload.model import ModelShape
@@ -117,11 +117,13 @@ def _adapted_layer_bytes(
     Llama and LitGPT's.
     """
     item, eager = training.activation_bytes, not training.is_fused
-    norm = 4 if eager and shape.norm == "rms" else item
+    wide = widens(layout, training) * (4 - item)  # more bytes of hidden states, and of what is made of them
+    norm = 4 if eager and shape.norm == "rms" else item + wide
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     inner = (3 if eager else 2) if shape.gated else 1
-    per_token: Real = 2 * norm * shape.hidden + item * (attention + inner * shape.ffn) + 4 * shape.heads
-    per_token += item * _beside_views(shape)
+    per_token: Real = 2 * norm * shape.hidden + item * attention + (item + wide) * inner * shape.ffn + 4 * shape.heads
+    # Values that are made 16-bit for the attention are no view of a joined product.
+    per_token += item * _beside_views(shape) * (1 - widens(layout, training))
     targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
     if adapters.joined:
         own = [linear for linear in targets if linear.name in ("q", "k", "v")]
@@ -134,13 +136,17 @@ def _adapted_layer_bytes(
         readers = layer_linears(shape) if adapters.base.keeps_inputs else targets
         distinct = {linear.reads: linear.inputs for linear in readers if linear.reads != "attention"}
         once, cast = sum(distinct.values()), _casts_inputs(layout, training, adapters)
-        per_token = per_token + item * (once + cast * (sum(linear.inputs for linear in targets) - once))
+        # Over a quantised base the attention's output is 16-bit as it is.
+        recast = [each for each in targets if adapters.base_bits == 16 or each.reads != "attention"]
+        own = (not adapters.dropout) * item * sum(linear.inputs for linear in recast)
+        kept = adapters.base.keeps_inputs * (item + wide) * once
+        per_token = per_token + cast * (own + kept) + (1 - cast) * item * once
     per_token += item * adapters.rank * len(targets)
     weights: Real = 0
     if adapters.magnitudes:
         # peft's `DoraLinearLayer`: the frozen product and the adapter's; after dropout the first of them is made anew,
         # of a matrix that is 16-bit for it alone.
-        per_token += 2 * item * sum(linear.outputs for linear in targets)
+        per_token = per_token + (2 * item + wide) * sum(linear.outputs for linear in targets)
         made = adapters.dropout * np.maximum(adapters.base_bits < 16, _casts_inputs(layout, training, adapters))
         weights = made * item * sum(linear.inputs * linear.outputs for linear in targets)
     total = rank_tokens(layout, training) * per_token + weights
@@ -160,10 +166,12 @@ def _casts_inputs(layout: Layout, training: Training, adapters: Adapters) -> Rea
     """Return 1 where each target makes a 16-bit copy of its input for itself.
 
     peft's `lora.Linear` makes inputs as wide as fp32 adapters, and torch.autocast makes them 16-bit again. Its layers
-    over quantised weights leave inputs as they are, and FSDP2 gathers adapters in 16 bits.
+    over quantised weights leave inputs as they are, which are 16-bit but for fp32 hidden states, and FSDP2 gathers
+    adapters in 16 bits.
     """
-    widens = adapters.base_bits == 16 and not adapters.joined
-    return (widens and training.optimizer.weight_bytes > training.activation_bytes) * (layout.zero != 3)
+    casts = adapters.base_bits == 16 and not adapters.joined
+    unlike = (casts and training.optimizer.weight_bytes > training.activation_bytes) * (layout.zero != 3)
+    return np.maximum(unlike, widens(layout, training))
 
 
 def dequantised_bytes(shape: ModelShape, training: Training) -> float:
@@ -253,7 +261,8 @@ def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
     boundary = boundary_bytes(shape, layout, training)
     # Megatron-LM frees what a stage has sent on; others keep it as the root of the backward pass.
     sent = (layout.pp > 1) * (training.framework != "megatron") * boundary
-    kept_input = boundary * (1 + training.keeps_fp32 * (layout.zero < 2))  # autocast's hidden states are fp32
+    # Autocast's hidden states are fp32.
+    kept_input = boundary * (1 + training.keeps_fp32 * (layout.zero < 2) + widens(layout, training))
     if layout.recompute != "full":
         return whole + sent
     if layout.recompute_layers is None or layout.recompute_layers >= held.layers:
@@ -341,7 +350,10 @@ def output_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
 def head_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Return the bytes beside the logits: the last layer's output, the norm's, its gradient; whole where sp gathers."""
     whole, cut = hidden_bytes(shape, layout, training), boundary_bytes(shape, layout, training)
-    return 2 * cut + whole + only_where(sequence_split(layout) > 1, whole + cut)
+    found = 2 * cut + whole + only_where(sequence_split(layout) > 1, whole + cut)
+    # A frozen fp32 head has a 16-bit copy until its product has passed backward, beside the last layer's fp32 output.
+    wide = widens(layout, training)
+    return found + wide * (2 * cut + training.activation_bytes * shape.vocab * shape.hidden - found)
 
 
 def context_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
@@ -390,6 +402,7 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
             here = here + (EXPERT_WORKSPACE_BYTES if training.framework == "megatron" else 0)
         else:
             here = gathered + item * tokens * (_inner_widths(shape) - 1) * shape.ffn / layout.tp
+            here = (1 + widens(layout, training)) * here
         if layout.recompute == "full":
             here = here + layer_activation_bytes(shape, layout, training, expert=expert, scores=not training.flash)
         elif _halves(layout, training):

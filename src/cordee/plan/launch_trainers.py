@@ -72,7 +72,9 @@ def trainer(shape: ModelShape, layout: Layout, training: Training) -> Settings:
         lines += ["", _lora(training.adapters)]
         if training.adapters.base.bits < 16:
             lines += ["", _quantised(training.adapters, training.precision, sharded=layout.zero == 3)]
-            notes.append("from_pretrained(..., quantization_config=...); then get_peft_model(model, LoraConfig(...))")
+            notes.append("from_pretrained(..., quantization_config=...), then get_peft_model(model, LoraConfig(...))")
+            if training.adapters.widened and layout.zero < 3:
+                notes.append("before get_peft_model: prepare_model_for_kbit_training(model), which is planned")
         else:
             notes.append("get_peft_model(model, LoraConfig(...))")
         dropout = "lora_dropout is more than 0; " if training.adapters.dropout else ""

@@ -9,11 +9,13 @@ from cordee.plan.experts.imbalance import ImbalanceByEp, Loads, imbalance_by_ep
 from cordee.plan.states import layer_linears
 from cordee.plan.training import (
     BASES,
+    BITSANDBYTES,
     FRAMEWORKS,
     JOINED,
     LINEARS,
     PURE_BF16,
     Adapters,
+    Base,
     Framework,
     Frozen,
     Loss,
@@ -167,7 +169,13 @@ class Settings(Tuned):
         return Adapters(
             self.rank, _targets(self.targets, shape), base, dropout=self.lora_dropout > 0,
             magnitudes=self.train == "dora", joined=self.fused_qkv,
+            widened=self._is_prepared_by_peft(base),
         )  # fmt: skip
+
+    def _is_prepared_by_peft(self, base: Base) -> bool:
+        """Return whether peft makes what is not quantised fp32: transformers' code over bitsandbytes' formats."""
+        plain = not base.head and self.optimizer != PURE_BF16
+        return self.model_code == "hf" and base.name in BITSANDBYTES and plain
 
     def _refuse_unlike_any_adapter(self) -> None:
         """Refuse what no implementation of adapters does, and settings of adapters where everything is trained.

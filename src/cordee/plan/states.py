@@ -229,7 +229,14 @@ def frozen_bytes(shape: ModelShape, layout: Layout, training: Training, rank: in
     item, base = training.activation_bytes, training.adapters.base
     whole, held = item * rank_parameters(shape, layout, training, rank).total, holding(shape, layout, rank)
     head = base.head * held.heads * (item * shape.vocab * shape.hidden - base.matrix_bytes(shape.hidden, shape.vocab))
-    return whole - held.layers * quantised_saving_bytes(shape, training.adapters, item) - head
+    wide = widens(layout, training) * (4 - item) * rank_parameters(shape, layout, training, rank).outer
+    return whole + wide - held.layers * quantised_saving_bytes(shape, training.adapters, item) - head
+
+
+def widens(layout: Layout, training: Training) -> Real:
+    """Return 1 where embeddings, head, norms and hidden states are fp32 over a quantised base, else 0."""
+    adapters = training.adapters
+    return (adapters is not None and adapters.widened) * (layout.zero < 3)
 
 
 def reference_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:

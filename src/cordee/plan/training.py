@@ -145,6 +145,10 @@ BASES: dict[str, Base] = {
 }
 
 
+# The formats of bitsandbytes, whose models peft prepares for training.
+BITSANDBYTES = ("nf4", "nf4-double", "int8")
+
+
 @dataclass(frozen=True, slots=True)
 class Adapters:
     """Low-rank adapters over frozen weights: LoRA (arXiv:2106.09685), over quantised weights QLoRA (arXiv:2305.14314).
@@ -154,6 +158,8 @@ class Adapters:
     With `dropout` each target has its own copy of its input, and a mask. With `magnitudes` each target learns the
     length of each of its weight's rows apart from its direction: DoRA (arXiv:2402.09353). `joined`: queries, keys and
     values are one product with one adapter, whose outputs are put into their columns (LitGPT's `LoRAQKVLinear`).
+    `widened`: what of embeddings, head and norms has 16 bits is fp32, and so are hidden states, but where FSDP shards
+    the base (peft's `prepare_model_for_kbit_training`).
     """
 
     rank: int = 16
@@ -162,6 +168,7 @@ class Adapters:
     dropout: bool = False
     magnitudes: bool = False
     joined: bool = False
+    widened: bool = False
 
     @property
     def base_bits(self) -> int:

@@ -56,7 +56,7 @@ TITAN = replace(ONE, code="torchtitan")
         pytest.param(replace(TITAN, zero=0, replicas=2), marks=pytest.mark.soak),
         pytest.param(replace(TITAN, zero=1, replicas=2), marks=pytest.mark.soak),
         pytest.param(replace(TITAN, zero=2, fsdp=2), marks=pytest.mark.soak),
-        replace(ONE, weights="autocast", adapters=Adapters(4, base=BASES["nf4"])),
+        replace(ONE, weights="autocast", adapters=Adapters(4, base=BASES["nf4"], widened=True)),
         replace(ONE, weights="autocast", adapters=Adapters(4, magnitudes=True)),
         replace(TITAN, compiled=True, fsdp=2),
     ],

@@ -1,7 +1,8 @@
 """Low-rank adapters on a subject's linear layers, with the tensors that peft's `lora.Linear` and DoRA's make.
 
 The frozen base is 16-bit, or packed into fewer bits as bitsandbytes has it: then its product makes a 16-bit copy of the
-weight, forward and backward, and keeps the packed one alone. Embeddings, head and norms are frozen in 16 bits.
+weight, forward and backward, and keeps the packed one alone. Embeddings, head and norms are frozen in 16 bits, or in
+32 as peft's `prepare_model_for_kbit_training` makes them.
 """
 
 from dataclasses import replace
@@ -41,6 +42,7 @@ def adapt(subject: Subject, question: Question) -> Subject:
     if adapters is None:
         return subject
     subject.module.requires_grad_(False)
+    sharded = question.zero >= 3 and question.fsdp > 1  # where all of a layer must have one type
     chosen = {part for target in adapters.targets for part in JOINED.get(target, (target,))}
     put = 0
     for layer in subject.layers:
@@ -57,7 +59,12 @@ def adapt(subject: Subject, question: Question) -> Subject:
         names = (name for name, parts in _PARTS.items() if not chosen.isdisjoint(parts))
         hint = "adapters go on matrices of the names " + ", ".join(sorted(names))
         raise ShapeError("the model's layers have no matrix that an adapter was asked for", hint=hint)
-    return _with_packed_head(subject, adapters) if adapters.base.head else subject
+    if adapters.base.head:
+        subject = _with_packed_head(subject, adapters)
+    if adapters.widened and not sharded:
+        for each in subject.module.parameters():
+            each.data = each.data.float() if each.dtype == torch.bfloat16 else each.data
+    return subject
 
 
 def _with_packed_head(subject: Subject, adapters: Adapters) -> Subject:
@@ -143,8 +150,8 @@ class _Packed(nn.Module):
         self.bias = product.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply by the weight as it was before it was packed."""
-        found: torch.Tensor = _PackedProduct.apply(x.to(_computes_in(x)), self.weight, self.bias, self.shape, self.base)
+        """Multiply by the weight as it was before it was packed, and return the result in the type of x."""
+        found: torch.Tensor = _PackedProduct.apply(x, self.weight, self.bias, self.shape, self.base)
         return found
 
     def unpacked(self, x: torch.Tensor) -> torch.Tensor:
@@ -161,15 +168,16 @@ class _PackedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: Any, shape: Any, base: Base) -> Any:
-        """Unpack, multiply, keep the bytes."""
-        ctx.shape, ctx.copies = shape, base.copies
+        """Unpack, multiply in the type of products, keep the bytes, and the input as it came where the base does so."""
+        ctx.shape, ctx.copies, ctx.type, ctx.computes = shape, base.copies, x.dtype, _computes_in(x)
         ctx.save_for_backward(packed, *((x,) if base.keeps_inputs else ()))
-        weight, *_others = (x.new_empty(shape) for _ in range(base.copies))
-        return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+        narrow = x.to(ctx.computes)
+        weight, *_others = (narrow.new_empty(shape) for _ in range(base.copies))
+        return F.linear(narrow, weight, None if bias is None else bias.to(narrow.dtype)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Unpack again, and give the input its gradient."""
-        (gradient,) = gradients
+        gradient = gradients[0].to(ctx.computes)
         weight, *_others = (gradient.new_empty(ctx.shape) for _ in range(ctx.copies))
-        return gradient @ weight, None, None, None, None
+        return (gradient @ weight).to(ctx.type), None, None, None, None
