@@ -18,7 +18,7 @@ from typing import Any
 from cordee.hardware.load import load_catalogue
 from cordee.plan.memory import rank_memory
 from cordee.plan.training import BASES, LINEARS, Adapters, Optimizer, Training, find_optimizer
-from published import Published, memory_bytes, read_published, usable_bytes
+from published import Published, memory_bytes, read_published
 
 # Metrics of memory, and the planner's total that each is held against.
 TOTALS = {"peak_mem_gib": "allocated_bytes", "peak_reserved_gib": "held_bytes"}
@@ -53,7 +53,7 @@ def _score(run: Published, training: Training) -> Scored:
     layout = replace(run.layout, offload="activations") if re.search(r"\boffload\b", run.note) else run.layout
     memory = rank_memory(run.shape, layout, training)
     assert run.gpu is not None, f"{run.gpu_type} is not in the catalogue"
-    refused = memory.total_bytes > usable_bytes(run.gpu)
+    refused = memory.total_bytes > run.gpu.visible_bytes
     metric = next((name for name in TOTALS if name in run.metrics), None)
     if metric is None:
         return Scored(run.config_id, run.source, None, refused, None, memory.total_bytes / 2**30)

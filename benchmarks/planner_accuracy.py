@@ -18,7 +18,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.memory import RankMemory, rank_memory
 from cordee.plan.replay import with_replay
 from cordee.units import GB
-from published import Published, memory_bytes, read_published, usable_bytes
+from published import Published, memory_bytes, read_published
 
 
 def _states(memory: RankMemory) -> int:
@@ -64,7 +64,7 @@ def _seen(run: Published, memory: RankMemory, metric: str) -> tuple[str, float] 
 
 
 def _room(run: Published) -> float:
-    return usable_bytes(run.gpu) if run.gpu is not None else float("inf")
+    return run.gpu.visible_bytes if run.gpu is not None else float("inf")
 
 
 def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
         known = run.zero_said and run.recompute_said and run.optimizer_said and not ADAPTERS.search(run.note)
         if run.gpu is not None and known and SPEEDS & set(run.metrics):
             ran[run.source].append(
-                rank_memory(run.shape, run.layout, run.training).total_bytes <= usable_bytes(run.gpu)
+                rank_memory(run.shape, run.layout, run.training).total_bytes <= run.gpu.visible_bytes
             )
         wanted = [m for m in run.metrics if "mem" in m or m in ("oom", "peak_reserved_gib")]
         why = "" if run.zero_said else "the ZeRO stage is not said"
@@ -93,7 +93,7 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
         memory = with_replay(rank_memory(run.shape, run.layout, run.training), run.shape, run.layout, run.training)
         for metric in wanted:
             if metric == "oom":
-                over = run.gpu is not None and memory.total_bytes > usable_bytes(run.gpu)
+                over = run.gpu is not None and memory.total_bytes > run.gpu.visible_bytes
                 caught, missed = caught + over, missed + (not over)
                 details.append(_detail(run, memory, "oom", 0.0, float(memory.total_bytes)))
                 continue
@@ -107,7 +107,7 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
             errors[run.source, kind].append((predicted / measured - 1, run.config_id))
             details.append(_detail(run, memory, kind, measured, predicted))
             if kind == "nvidia-smi" and run.gpu is not None:
-                fits = memory.total_bytes <= usable_bytes(run.gpu)
+                fits = memory.total_bytes <= run.gpu.visible_bytes
                 held, refused = held + fits, refused + (not fits)
     return {
         "sources": {f"{source}: {kind}": _summary(found) for (source, kind), found in sorted(errors.items())},

@@ -285,12 +285,20 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
         dropout=old,
         framework=framework,
         overlap="no comm overlap" not in note,
-        # Scripts that are built on the flash-attn package take its fused cross-entropy as well.
-        loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else _compiled(note) or _chunked(note),
+        loss="fused" if _has_fused_loss(row["framework"], note) else _compiled(note) or _chunked(note),
         attention=_attention(row["framework"]),
         fused=True if _is_fused(row["framework"], note) else None,
         tuning=Tuning(regathers="nanotron" in row["framework"]),
     )
+
+
+def _has_fused_loss(framework: str, note: str) -> bool:
+    """Whether logits stay in 16 bits.
+
+    Scripts that are built on the flash-attn package take its fused cross-entropy; torchtune's recipes have a loss that
+    goes over the logits in pieces (`CEWithChunkedOutputLoss` in their configs).
+    """
+    return "fused ce" in note or "+ FlashAttn" in framework or ("torchtune" in framework and "per recipe" in note)
 
 
 def _is_fused(framework: str, note: str) -> bool:
@@ -409,8 +417,3 @@ def memory_bytes(metric: str, value: float) -> float:
     nvidia-smi counts in MiB and torch's summaries in GiB, and both are called GB: an 80 GB card is full at 80.0.
     """
     return value * (2**20 if metric.endswith("_mib") else 2**30)
-
-
-def usable_bytes(gpu: Gpu) -> float:
-    """What a process can have of a GPU: vendors' GB of HBM are GiB, of which the driver keeps about 1 %."""
-    return gpu.memory_bytes / 1e9 * 2**30 * 0.99

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Gpu
-from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.memory.visible import USUAL_FRACTION
+from cordee.hardware.load import USUAL_VISIBLE, load_catalogue
 from cordee.units import GiB
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
@@ -101,7 +100,7 @@ def find_gpu(name: str, memory_gb: float | None) -> tuple[Gpu, int] | None:
     sized = f"{lowered} {memory_gb:g}" if memory_gb else lowered
     usual = next((gib for pattern, gib in VISIBLE_GIB if re.search(pattern, sized)), None)
     if usual is None and memory_gb and not re.search(r"ascend|arc|tpu|gaudi", lowered):
-        usual = memory_gb * USUAL_FRACTION
+        usual = memory_gb * USUAL_VISIBLE
     gib = float(stated[1]) if stated else usual
     if gib is None:
         return None

@@ -180,7 +180,7 @@ def test_a_job_carries_an_estimate_for_each_of_its_sizes(tmp_path: Path) -> None
 def test_a_job_that_may_get_either_kind_of_gpu_has_no_step_to_expect(tmp_path: Path) -> None:
     [estimate] = admitted(spec(tmp_path, gpus=8, model={"name": "llama-3-8b"}), H100, replace(A10, gpus=8)).estimates
     assert (estimate.step_us, estimate.step_us_low, estimate.mfu) == (None, None, None)
-    assert estimate.gpu_memory_bytes == 80e9
+    assert estimate.gpu_memory_bytes == load_catalogue().find_gpu("H100").visible_bytes
 
 
 def test_a_plan_is_admitted_as_it_was_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

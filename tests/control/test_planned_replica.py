@@ -68,7 +68,7 @@ def test_a_version_of_an_artifact_is_planned_by_its_config(tmp_path: Path) -> No
 def test_a_part_of_a_gpu_holds_a_part_and_refuses_what_does_not_fit() -> None:
     whole, half = (planned_replica(spec().model_copy(update={"gpu_milli": milli}), [H100]) for milli in (1000, 500))
     assert whole is not None and half is not None
-    assert half.peak_bytes <= half.gpu_memory_bytes == whole.gpu_memory_bytes // 2
+    assert half.peak_bytes <= half.gpu_memory_bytes == round(whole.gpu_memory_bytes / 2)
     assert half.kv_tokens is not None and whole.kv_tokens is not None and half.kv_tokens < whole.kv_tokens // 2
     assert half.within_slo is not None and whole.within_slo is not None and half.within_slo < whole.within_slo
     tenth = spec().model_copy(update={"gpu_milli": 100})

@@ -6,7 +6,8 @@ import pytest
 
 from cordee.errors import CatalogueError, CordeeError
 from cordee.hardware.load import find_chip, load_catalogue, load_home
-from cordee.units import GB
+from cordee.hardware.several import joined
+from cordee.units import GB, GiB
 
 CATALOGUE = load_catalogue()
 
@@ -29,6 +30,8 @@ def test_the_catalogue_has_the_gpus_people_rent_and_a_price_for_each() -> None:
 @pytest.mark.parametrize("gpu", CATALOGUE.gpus, ids=lambda gpu: gpu.name)
 def test_facts_are_of_the_right_size(gpu) -> None:  # A wrong power of ten is the likely mistake in a data file.
     assert 16 * GB <= gpu.memory_bytes <= 300 * GB
+    # A program sees the vendor's number in GiB, less what ECC and the driver keep.
+    assert 0.9 < gpu.visible_bytes / (gpu.memory_bytes / GB * GiB) < 1, gpu.name
     assert 0.3e12 <= gpu.memory_bytes_per_s <= 10e12
     assert 50e12 <= gpu.peak16_flop_per_s <= 3e15
     assert gpu.flop_per_s["fp32"] < gpu.peak16_flop_per_s and gpu.peak32_flop_per_s >= gpu.flop_per_s["fp32"]
@@ -207,3 +210,22 @@ def test_an_instance_whose_memory_nobody_published_is_refused_with_the_question_
     with pytest.raises(CatalogueError, match="published nowhere") as caught:
         CATALOGUE.find_gpu("GB300").instance("3g.139gb")
     assert "nvidia-smi mig -lgip" in str(caught.value.hint)
+
+
+def test_the_wall_of_a_part_of_several_kinds_and_of_a_measured_gpu(tmp_path: Path) -> None:
+    h100, small = CATALOGUE.find_gpu("H100"), CATALOGUE.find_gpu("A100-40")
+    assert h100.visible_bytes == round(79.18 * GiB)
+    assert h100.instance("1g.10gb").visible_bytes == h100.instance("1g.10gb").memory_bytes
+    assert joined({h100: 8, small: 8}).visible_bytes == small.visible_bytes
+    own = """[mine]
+like = "H100"
+memory = "64GB"
+memory_bandwidth = "2TB/s"
+dense_tflops = { bf16 = 500, fp16 = 500, fp32 = 60 }
+source = "its owner"
+as_of = "2026-11"
+"""
+    (tmp_path / "gpus.toml").write_text(own)
+    assert load_home(tmp_path).find_gpu("mine").visible_bytes == pytest.approx(64 * GiB * 0.985)
+    (tmp_path / "gpus.toml").write_text(own + 'visible = "60GiB"\n')
+    assert load_home(tmp_path).find_gpu("mine").visible_bytes == 60 * GiB

@@ -34,7 +34,7 @@ def test_what_does_not_fit_says_by_how_much_where_and_what_would() -> None:
     why = PLAN.why_not("dp=64,zero=0")
     assert why.ground == "does not fit" and why.candidate is not None
     assert why.candidate.shortfall_bytes > 1000e9
-    for word in ("dp64", "TB", "stage 0", "optimizer", "80 GB"):
+    for word in ("dp64", "TB", "stage 0", "optimizer", "85 GB"):
         assert word in why.message
     assert "fits" in why.hint and "fsdp64" in why.hint
 
@@ -107,10 +107,11 @@ def test_what_is_too_small_has_no_layout_and_the_fewest_is_said() -> None:
 
 
 def test_a_curve_falls_back_to_another_framework_as_a_plan_does() -> None:
-    request = asked(L70, H100, 16, framework=None, seq_tokens=20480)
+    small = replace(H100, visible_fraction=1.0)
+    request = asked(L70, small, 16, framework=None, seq_tokens=20480)
     assert ask(request).layouts.case.training.framework == "megatron"
     assert ask_curve(request, 16).training.framework == "megatron"
-    assert not ask_curve(asked(L70, H100, 16, framework="torch", seq_tokens=20480), 16).fits
+    assert not ask_curve(asked(L70, small, 16, framework="torch", seq_tokens=20480), 16).fits
 
 
 def test_an_exhaustive_curve_searches_as_widely_as_an_exhaustive_plan() -> None:
@@ -125,10 +126,10 @@ def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:
     found = longest_contexts(PLAN.layouts, PLAN.request.layout, 3)
     assert found and [f.seq_tokens for f in found] == sorted((f.seq_tokens for f in found), reverse=True)
     for each in found:
-        assert 0 < each.peak_bytes <= H100.memory_bytes
+        assert 0 < each.peak_bytes <= H100.visible_bytes
         layout, step = each.layout, 256 * each.layout.tp * each.layout.cp
         longer = Training(each.seq_tokens + step, layout.dp * 2 * layout.pp)
-        assert float(peak_bytes(L70, layout, longer)) > H100.memory_bytes * 0.99
+        assert float(peak_bytes(L70, layout, longer)) > H100.visible_bytes * 0.99
     lean = {f.layout: f.seq_tokens for f in found}
     for layout, tokens in lean.items():
         if layout.recompute == "none":
@@ -168,7 +169,7 @@ def test_the_estimate_is_the_answer_in_the_units_of_events() -> None:
     assert PLAN.best is not None and PLAN.best.step is not None
     estimate = PLAN.estimate()
     assert (estimate.layout, estimate.gpus) == (str(PLAN.best.layout), 64)
-    assert estimate.allocated_bytes < estimate.peak_bytes <= estimate.gpu_memory_bytes == 80e9
+    assert estimate.allocated_bytes < estimate.peak_bytes <= estimate.gpu_memory_bytes == H100.visible_bytes
     assert estimate.step_us is not None and estimate.step_us_low is not None and estimate.step_us_high is not None
     assert estimate.step_us_low < estimate.step_us < estimate.step_us_high
     tokens_per_s = estimate.tokens_per_step / estimate.step_us * 1e6

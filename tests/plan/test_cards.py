@@ -60,9 +60,9 @@ def test_limits_are_the_last_that_fit() -> None:
         return float(peak_bytes(shape, at, training))
 
     assert layout.recompute == "full"
-    assert peak(card.seq_tokens, 1) <= card.gpu.memory_bytes < peak(card.seq_tokens + 256, 1)
-    assert peak(2048, card.micro_batch) <= card.gpu.memory_bytes < peak(2048, card.micro_batch + 1)
-    surely = held_surely(card.gpu, card.training).memory_bytes
+    assert peak(card.seq_tokens, 1) <= card.gpu.visible_bytes < peak(card.seq_tokens + 256, 1)
+    assert peak(2048, card.micro_batch) <= card.gpu.visible_bytes < peak(2048, card.micro_batch + 1)
+    surely = held_surely(card.gpu, card.training).visible_bytes
     assert peak(card.sure_seq_tokens, 1) <= surely < peak(card.sure_seq_tokens + 256, 1)
     assert peak(2048, card.sure_micro_batch) <= surely < peak(2048, card.sure_micro_batch + 1)
 
@@ -71,7 +71,7 @@ def test_a_card_that_holds_it_only_as_planned_is_named_as_tight_beside_one_that_
     request = _cards(names=("RTX-3090",), train="qlora", seq_tokens=2048, global_batch=16).request
     card = CATALOGUE.find_gpu("RTX-3090")
     needs = best_layout(replace(request, gpu=card).case(), layout_wanted("dp1 full mb1", None, None)).nearest
-    small = replace(card, name="small", memory_bytes=needs.peak_bytes + 10**6)
+    small = replace(card, name="small", memory_bytes=needs.peak_bytes + 10**6, visible_fraction=1.0)
     found = ask_cards(request, (small, card))
     assert found.smallest is not None and found.smallest_sure is not None
     assert (found.smallest.gpu.name, found.smallest.candidate.tight) == ("small", True)

@@ -23,7 +23,7 @@ L8 = load_shape("llama-3-8b")
 LAYOUT = Layout(dp=64, zero=3, recompute="full")
 TRAINING = Training(8192, 64)
 STAGE = rank_memory(L8, LAYOUT, TRAINING).worst
-H100 = load_catalogue().find_gpu("H100")
+H100 = replace(load_catalogue().find_gpu("H100"), visible_fraction=1.0)
 
 
 def test_each_framework_has_its_interval_around_the_plan_and_adapters_have_one_in_all() -> None:

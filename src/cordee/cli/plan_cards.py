@@ -7,7 +7,7 @@ from rich.text import Text
 from cordee.cli.plan_text import console, indented, settings_in_words, title
 from cordee.plan.cards import Card, Cards
 from cordee.plan.memory_interval import residuals_of
-from cordee.units import format_bytes, format_count, format_gb, format_whole_usd
+from cordee.units import format_count, format_gb, format_whole_usd
 
 REJECTED_SHOWN = 5
 _WIDE = 96
@@ -58,7 +58,7 @@ def _fitting(out: Console, cards: tuple[Card, ...]) -> Table:
             f"  {card.gpus} x {card.gpu.name}",
             str(found.layout),
             format_gb(found.peak_bytes),
-            format_bytes(card.gpu.memory_bytes),
+            format_gb(card.gpu.visible_bytes),
             *([Text("tight" if found.tight else "", "yellow")] if marked else []),
             _from_to(format_count(card.sure_seq_tokens), format_count(card.seq_tokens)),
             _from_to(f"{card.sure_micro_batch:,}", f"{card.micro_batch:,}"),
@@ -80,7 +80,7 @@ def _rejected(cards: tuple[Card, ...]) -> Table:
         over = Text(f"+{format_gb(found.shortfall_bytes)}", "red")
         table.add_row(
             f"  {card.gpus} x {card.gpu.name}", str(found.layout), format_gb(found.peak_bytes),
-            format_bytes(card.gpu.memory_bytes), over,
+            format_gb(card.gpu.visible_bytes), over,
         )  # fmt: skip
     return table
 
@@ -111,7 +111,7 @@ def _summary(found: Cards) -> str:
 
 def _in_words(card: Card) -> str:
     words, found = f"{card.gpus} x {card.gpu.name}", card.candidate
-    memory = format_bytes(card.gpu.memory_bytes)
+    memory = format_gb(card.gpu.visible_bytes)
     if not found.tight:
         return f"{words} of {memory}"
     high = format_gb(found.needed_interval_bytes[1])

@@ -79,7 +79,8 @@ def print_header(out: Console, plan: Answer) -> None:
     """Print the model, the GPUs and the training."""
     training, gpu = plan.training, plan.request.gpu
     where = f"{plan.request.gpus} x {gpu.name}"
-    each = f" of {format_bytes(gpu.memory_bytes)}"
+    each = f" of {format_bytes(gpu.memory_bytes)}, of which CUDA shows {format_gb(gpu.visible_bytes)}"
+    each = each.replace(", of which", ", as") if gpu.visible_bytes == gpu.memory_bytes else each
     out.print(Text.assemble((plan.request.shape.name, "bold"), " on ", (where, "bold"), each))
     out.print(settings_in_words(training), style="dim")
 
@@ -104,7 +105,7 @@ def _state(out: Console, plan: Answer) -> None:
     copy = float(reference_bytes(plan.request.shape, Layout(), plan.training, 0))
     if copy:
         out.print(Text.assemble("  and a frozen copy as the reference ", (format_bytes(copy), "bold")))
-    have = format_bytes(gpus * plan.request.gpu.memory_bytes)
+    have = format_bytes(gpus * plan.request.gpu.visible_bytes)
     hold = plural(plan.fewest_gpus_to_hold, "GPU")
     if plan.request.gpu.whole is not None:  # a MIG instance, of which a job has one
         hold = plural(plan.fewest_gpus_to_hold, "such instance")
@@ -301,7 +302,7 @@ class _Scale:
             if left() < NARROWEST_BAR:
                 widths.pop(name, None)
                 names = min(names, max(narrowest, names + min(0, left() - NARROWEST_BAR)))
-        full_bytes = full_scale_bytes([_bar(candidate) for candidate in shown], plan.request.gpu.memory_bytes)
+        full_bytes = full_scale_bytes([_bar(candidate) for candidate in shown], plan.request.gpu.visible_bytes)
         ascii_only = not out.encoding.lower().startswith("utf")
         return cls(names, max(NARROWEST_BAR, min(60, left())), full_bytes, ascii_only, frozenset(widths))
 
@@ -350,7 +351,7 @@ def _legend(plan: Answer, ascii_only: bool) -> Text:
         legend.append(_glyph(part, ascii_only), COLOURS[part])
         legend.append(f" {part}  ", "dim")
     legend.append(_glyph("limit", ascii_only), "bold")
-    legend.append(f" {format_bytes(plan.request.gpu.memory_bytes)}", "dim")
+    legend.append(f" {format_bytes(plan.request.gpu.visible_bytes)}", "dim")
     return legend
 
 

@@ -70,7 +70,7 @@ class Comparison:
     @property
     def fits(self) -> bool:
         """Return whether the GPU has them."""
-        return self.needed_bytes <= self.gpu.memory_bytes
+        return self.needed_bytes <= self.gpu.visible_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def print_comparison(found: "Comparison") -> None:
     out.print(
         Text.assemble(
             (found.model, "bold"), " on ", (f"{found.gpus} x {found.gpu.name}", "bold"),
-            f" of {format_bytes(found.gpu.memory_bytes)}, rank 0 of ", (str(found.layout), "bold"),
+            f" of {format_bytes(found.gpu.visible_bytes)}, rank 0 of ", (str(found.layout), "bold"),
         )
     )  # fmt: skip
     micro = f", micro-batches of {question.micro_batch}" if question.micro_batch > 1 else ""
@@ -148,7 +148,7 @@ def _off(planned: float, traced: float) -> str:
 
 
 def _verdict(out: Console, found: "Comparison") -> None:
-    memory = found.gpu.memory_bytes
+    memory = found.gpu.visible_bytes
     needed, kept = (
         found.needed_bytes,
         found.needed_bytes + (found.traced.reserve.reserved_bytes - found.traced.reserve.needed_bytes),

@@ -18,7 +18,7 @@ from cordee.plan.serving.levers.lever import Lever
 from cordee.plan.serving.levers.renting import HourPrice
 from cordee.plan.serving.memory.kv import is_linear
 from cordee.plan.serving.memory.memory import ServingMemory
-from cordee.plan.serving.memory.visible import case_visible_bytes, visible_bytes
+from cordee.plan.serving.memory.visible import case_visible_bytes
 from cordee.plan.serving.performance import Performance
 from cordee.plan.serving.request import Traffic
 from cordee.units import format_count, format_digits_usd, format_gb, format_latency, format_usd, plural
@@ -107,7 +107,7 @@ def _layouts(out: Console, answer: ServingAnswer, *, show_all: bool) -> None:
         ("Layouts that do not fit", "nearest first", answer.rejected),
     )
     shown = [each for *_, found in groups for each in (found if show_all else found[:SHOWN])]
-    scale = _Scale(out, shown, visible_bytes(answer.request.gpu))
+    scale = _Scale(out, shown, answer.request.gpu.visible_bytes)
     for name, order, found in groups:
         if not found:
             continue

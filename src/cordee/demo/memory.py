@@ -33,7 +33,7 @@ def show_memory(narrator: Narrator) -> Sizing:
     """Plan two models, check the known figures, and show the layouts against the memory of a GPU."""
     catalogue = load_catalogue()
     gpu = catalogue.find_gpu("H100")
-    gpu_memory = format_bytes(gpu.memory_bytes)
+    gpu_memory = format_bytes(gpu.visible_bytes)
     lead = (
         "Training keeps 16 bytes for each parameter: the weight, its gradient, a precise copy and two averages of the "
         f"optimizer. One GPU has {gpu_memory}. The question is where the rest goes."
@@ -60,8 +60,8 @@ def _show_large(narrator: Narrator) -> None:
     says = "Llama-3-405B with BF16 weights and gradients and 8-bit Adam weighs 2.448 TB"
     narrator.claim(claims.weight(says, n_bytes, "2.448 TB"))
     fewest = fewest_gpus_to_hold(n_bytes, gpu)
-    measured = f"{n_bytes:,} bytes / {gpu.memory_bytes:,} bytes a GPU = {n_bytes / gpu.memory_bytes:.2f}"
-    narrator.claim(claims.check(fewest == 31, "Its state alone needs 31 GPUs, before one activation", measured))
+    measured = f"{n_bytes:,} bytes / {gpu.visible_bytes:,} bytes a GPU = {n_bytes / gpu.visible_bytes:.2f}"
+    narrator.claim(claims.check(fewest == 29, "Its state alone needs 29 GPUs, before one activation", measured))
 
 
 def _show_layouts(narrator: Narrator, plan: Answer) -> None:
@@ -71,8 +71,8 @@ def _show_layouts(narrator: Narrator, plan: Answer) -> None:
     )
     bars = [_bar(candidate) for candidate in shown]
     verdicts = [(bar, _verdict(each), each.fits) for bar, each in zip(bars, shown, strict=True)]
-    narrator.screen.memory(verdicts, gpu.memory_bytes)
-    narrator.figure(memory_html(bars, gpu.memory_bytes))
+    narrator.screen.memory(verdicts, gpu.visible_bytes)
+    narrator.figure(memory_html(bars, gpu.visible_bytes))
     held = {str(candidate.layout): _held_bytes(candidate) for candidate in (*plan.fitting, *plan.rejected)}
     narrator.claim(claims.holds_the_state(held, plan.state_bytes))
     narrator.note(f"cordee plan llama-3-70b --gpus {plan.request.gpus}xH100 shows all of them.")

@@ -85,12 +85,13 @@ class ChipEfficiency:
 class Gpu:
     """One GPU as its vendor describes it, and the node it usually comes in.
 
-    `memory_bytes` is the nameplate in decimal bytes. `flop_per_s` is dense, by dtype. `link_bytes_per_s` (inside an
-    island) and `network_bytes_per_s` (between nodes) are per GPU and per direction. `matmul_fraction` is the part of
-    the dense bf16 peak that large matrix products reach. `island_gpus` may exceed `gpus_per_node` (GB200 NVL72).
-    `efficiency` is what step times are predicted with: the calibrated table of the chip, if it has one. `kernels` holds
-    the single kernels that were measured on it, or on another GPU with its chip. `mig` holds its MIG profiles, if they
-    are known. A MIG instance is a GPU too: it has `part` of the memory slices of `whole`.
+    `memory_bytes` is the nameplate in decimal bytes, `visible_fraction` of which CUDA shows to a program.
+    `flop_per_s` is dense, by dtype. `link_bytes_per_s` (inside an island) and `network_bytes_per_s` (between nodes)
+    are per GPU and per direction. `matmul_fraction` is the part of the dense bf16 peak that large matrix products
+    reach. `island_gpus` may exceed `gpus_per_node` (GB200 NVL72). `efficiency` is what step times are predicted
+    with: the calibrated table of the chip, if it has one. `kernels` holds the single kernels that were measured on
+    it, or on another GPU with its chip. `mig` holds its MIG profiles, if they are known. A MIG instance is a GPU
+    too: it has `part` of the memory slices of `whole`.
     """
 
     name: str
@@ -114,6 +115,12 @@ class Gpu:
     whole: "Gpu | None" = field(default=None, hash=False, compare=False, repr=False)
     part: float = 1.0
     measured: "Measured | None" = field(default=None, hash=False, compare=False, repr=False)
+    visible_fraction: float = 1.0
+
+    @property
+    def visible_bytes(self) -> int:
+        """The wall: memory that CUDA shows to a program. Vendors' GB are GiB, less what ECC and the driver keep."""
+        return round(self.memory_bytes * self.visible_fraction)
 
     @property
     def is_synchronous(self) -> bool:
@@ -174,6 +181,7 @@ class Gpu:
             whole=self,
             part=part,
             measured=None,
+            visible_fraction=1.0,  # its memory is what the driver lists as usable
         )
 
     def instances(self) -> tuple[tuple["Gpu", int], ...]:

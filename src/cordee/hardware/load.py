@@ -15,7 +15,7 @@ from cordee.hardware.mig import MigFacts, MigTable
 from cordee.hardware.power import MEAN_BUILDING, Electricity, PowerGrid
 from cordee.hardware.speedups import Speedups
 from cordee.near import did_you_mean
-from cordee.units import parse_bytes, parse_bytes_per_s
+from cordee.units import GB, GiB, parse_bytes, parse_bytes_per_s
 
 _DATA = Path(__file__).parent / "data"
 
@@ -69,6 +69,8 @@ _OWN_EXAMPLE = (
 )
 _OWN_FACTS = ("memory", "memory_bandwidth", "dense_tflops", "source", "as_of")
 _ALL_FACTS = ("chip", "link", "link_per_direction", "matmul", "node")
+# Part of the binary nameplate (80 GB read as 80 GiB) that cards show of which nobody said it.
+USUAL_VISIBLE = 0.985
 _BESIDE = ("like", "units", "efficiency", "numbers", "fingerprint", "tables")
 
 
@@ -91,7 +93,8 @@ def _with_own(catalogue: Catalogue, path: Path) -> Catalogue:
             missing = missing if "like" in facts or "chip" in facts else ["like", *missing[: -len(_ALL_FACTS)]]
             raise CatalogueError(f"{where} lacks {', '.join(missing)}", hint=_OWN_EXAMPLE)
         model = every[_shipped().find_gpu(str(facts["like"])).name] if "like" in facts else {}
-        unknown = sorted(set(facts) - {*_BESIDE, *_OWN_FACTS, *_ALL_FACTS, "aliases", *model})
+        model = {key: value for key, value in model.items() if key != "visible"}  # its own memory is another
+        unknown = sorted(set(facts) - {*_BESIDE, *_OWN_FACTS, *_ALL_FACTS, "aliases", "visible", *model})
         if unknown:
             raise CatalogueError(f"{where} has unknown {', '.join(unknown)}", hint=_OWN_EXAMPLE)
         own = {key: value for key, value in facts.items() if key not in ("like", *_BESIDE[2:])}
@@ -121,6 +124,8 @@ def _calibrated(gpu: Gpu, facts: Mapping[str, Any]) -> Gpu:
         numbers = {key: float(value) for key, value in facts.get("numbers", {}).items()}
         measured = Measured(tables, numbers, dict(facts["fingerprint"]), str(facts["as_of"]))
     fractions = {key: float(value) for key, value in facts.get("efficiency", {}).items()}
+    if measured is not None:  # its memory is what CUDA showed
+        gpu = replace(gpu, visible_fraction=1.0)
     return replace(gpu, efficiency=replace(gpu.efficiency, **fractions), measured=measured)  # type: ignore[arg-type]
 
 
@@ -206,10 +211,12 @@ def _numbers(text: str) -> tuple[float, ...]:
 def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any], kernels: Kernels) -> Gpu:
     node = facts["node"]
     plain, fitted = _efficiencies(facts, tables)
+    memory_bytes = parse_bytes(facts["memory"])
+    visible_bytes = parse_bytes(facts["visible"]) if "visible" in facts else memory_bytes / GB * GiB * USUAL_VISIBLE
     return Gpu(
         name=name,
         aliases=tuple(facts["aliases"]),
-        memory_bytes=parse_bytes(facts["memory"]),
+        memory_bytes=memory_bytes,
         memory_bytes_per_s=parse_bytes_per_s(facts["memory_bandwidth"]),
         flop_per_s={dtype: tera * 1e12 for dtype, tera in facts["dense_tflops"].items()},
         link=facts["link"],
@@ -224,6 +231,7 @@ def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any], kernels: Kern
         uncalibrated=plain,
         efficiency=fitted,
         kernels=kernels,
+        visible_fraction=visible_bytes / memory_bytes,
     )
 
 

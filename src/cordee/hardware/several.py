@@ -33,6 +33,7 @@ def joined(counts: Mapping[Gpu, int]) -> Gpu:
         name=name,
         aliases=(),
         memory_bytes=min(gpu.memory_bytes for gpu in kinds),
+        visible_fraction=min(kinds, key=lambda gpu: gpu.visible_bytes).visible_fraction,
         memory_bytes_per_s=min(gpu.memory_bytes_per_s for gpu in kinds),
         flop_per_s={dtype: min(gpu.flop_per_s[dtype] for gpu in kinds) for dtype in common},
         link_bytes_per_s=min(gpu.link_bytes_per_s for gpu in kinds),

@@ -138,9 +138,9 @@ def _adapted_layer_bytes(
         once, cast = sum(distinct.values()), _casts_inputs(layout, training, adapters)
         # Over a quantised base the attention's output is 16-bit as it is.
         recast = [each for each in targets if adapters.base_bits == 16 or each.reads != "attention"]
-        own = (not adapters.dropout) * item * sum(linear.inputs for linear in recast)
+        copied: Real = (not adapters.dropout) * item * sum(linear.inputs for linear in recast)
         kept = adapters.base.keeps_inputs * (item + wide) * once
-        per_token = per_token + cast * (own + kept) + (1 - cast) * item * once
+        per_token = per_token + cast * (copied + kept) + (1 - cast) * item * once
     per_token += item * adapters.rank * len(targets)
     weights: Real = 0
     if adapters.magnitudes:

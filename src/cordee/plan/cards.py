@@ -169,7 +169,7 @@ def _largest_micro_batch(case: Case, layout: Layout) -> int:
     def holds(units: int) -> bool:
         size = units * unit
         batch = replace(case.training, global_batch=layout.dp * size * (2 * layout.pp if layout.pp > 1 else 1))
-        return float(peak_bytes(case.shape, replace(layout, micro_batch=size), batch)) <= case.gpu.memory_bytes
+        return float(peak_bytes(case.shape, replace(layout, micro_batch=size), batch)) <= case.gpu.visible_bytes
 
     low, high = 0, LARGEST_MICRO_BATCH // unit
     while low < high:

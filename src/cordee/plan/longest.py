@@ -79,7 +79,7 @@ def _longest_tokens(case: Case, layout: Layout) -> int:
     low, high = 0, (case.shape.learned_positions or LONGEST_TOKENS) // step
     while low < high:
         middle = (low + high + 1) // 2
-        if _peak(case, layout, middle * step) <= case.gpu.memory_bytes:
+        if _peak(case, layout, middle * step) <= case.gpu.visible_bytes:
             low = middle
         else:
             high = middle - 1

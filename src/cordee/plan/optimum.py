@@ -122,7 +122,7 @@ def brute_force(case: Case, wanted: LayoutWanted, choices: Choices) -> Winner | 
         for part in _slices(at):
             groups = np.zeros(len(part), dtype=np.int64)
             peaks = _peaks(case, part)
-            fits = peaks <= case.gpu.memory_bytes
+            fits = peaks <= case.gpu.visible_bytes
             ladder.miss(part, groups, np.where(fits, np.inf, peaks))
             ladder.offer(part, groups, np.where(fits, _times(case, part), np.inf))
     found = _winners(case, ladder)
@@ -192,7 +192,7 @@ def _climb(
         at = part.with_words(recompute=recompute, offload=offload)
         peaks = _peaks(case, at)
         weighed += len(at)
-        fits = peaks <= case.gpu.memory_bytes
+        fits = peaks <= case.gpu.visible_bytes
         ladder.miss(at, groups, np.where(fits, np.inf, peaks))
         good = np.flatnonzero(fits)
         if not len(good):

@@ -131,7 +131,7 @@ def _layouts_svg(layouts: Layouts) -> str:
         )
         for each in shown
     ]
-    return memory_html(bars, layouts.case.gpu.memory_bytes)
+    return memory_html(bars, layouts.case.gpu.visible_bytes)
 
 
 def _spending_svg(own: Comparison) -> str:

@@ -107,7 +107,8 @@ class Request:
         beyond = context_beyond_assumed_bytes(self.gpu)
         if not resident and not beyond:
             return self.gpu
-        return replace(self.gpu, memory_bytes=round(self.gpu.memory_bytes * (1 - resident) - beyond))
+        left = self.gpu.memory_bytes * (1 - resident) - beyond / self.gpu.visible_fraction
+        return replace(self.gpu, memory_bytes=round(left))
 
 
 def refuse_serving_only(shape: ModelShape) -> None:

@@ -17,7 +17,6 @@ from cordee.plan.candidates import Candidate
 from cordee.plan.iteration import RolloutPlan
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.judge import ServingCandidate, unloaded
-from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.plan.serving.performance import speed_of, steady_state
 from cordee.plan.serving.request import EngineLimits, ServingRequest, Traffic
 from cordee.plan.training import Rollouts, Training
@@ -146,7 +145,7 @@ def _engines(
     shape: ModelShape, gpu: Gpu, training: Training, made: Rollouts, *, standing: int, gpus: int
 ) -> list[ServingCandidate]:
     """Return the layouts of an engine that have room for a longest completion."""
-    whole = visible_bytes(gpu)
+    whole = gpu.visible_bytes
     fraction = made.resident or max(0.0, 1 - HEADROOM - standing / whole)
     if fraction <= 0:
         return []

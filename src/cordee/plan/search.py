@@ -27,8 +27,8 @@ FEWEST_TOKENS_PER_RANK = 8192
 
 
 def fewest_gpus_to_hold(n_bytes: float, gpu: Gpu) -> int:
-    """Return the GPUs needed only to hold so many bytes, before one activation: 2.448 TB is 31 GPUs of 80 GB."""
-    return max(1, -(-round(n_bytes) // gpu.memory_bytes))
+    """Return the GPUs needed only to hold so many bytes, before one activation: 2.448 TB is 29 GPUs of 79.18 GiB."""
+    return max(1, -(-round(n_bytes) // gpu.visible_bytes))
 
 
 def default_choices(case: Case) -> Choices:
@@ -98,7 +98,7 @@ def evaluate(case: Case, layout: Layout, price: Price | None = None) -> Candidat
     """Evaluate one layout: its memory, and its speed if it fits."""
     shape, gpu, training = case.shape, case.gpu, case.training
     memory = rank_memory(shape, layout, training)
-    candidate = Candidate(layout, memory, gpu.memory_bytes, needed_interval_bytes(memory.total_bytes, training))
+    candidate = Candidate(layout, memory, gpu.visible_bytes, needed_interval_bytes(memory.total_bytes, training))
     if not candidate.fits:
         return candidate
     timed = step_time(shape, gpu, layout, training)
@@ -121,7 +121,7 @@ def evaluate(case: Case, layout: Layout, price: Price | None = None) -> Candidat
 def best_sure(case: Case, wanted: LayoutWanted, price: Price | None = None) -> Candidate | None:
     """Return the fastest layout that fits at the upper end of its interval; None if none does."""
     found = best_layout(replace(case, gpu=held_surely(case.gpu, case.training)), wanted, price).best
-    return None if found is None else replace(found, gpu_memory_bytes=case.gpu.memory_bytes)
+    return None if found is None else replace(found, gpu_memory_bytes=case.gpu.visible_bytes)
 
 
 def fewest_gpus_to_train(case: Case) -> tuple[int, Layout] | None:
@@ -215,7 +215,7 @@ def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remed
 
 
 def _together(case: Case, layout: Layout) -> str:
-    have, state = case.gpus * case.gpu.memory_bytes, state_bytes(case.shape, case.training)
+    have, state = case.gpus * case.gpu.visible_bytes, state_bytes(case.shape, case.training)
     return f"{format_bytes(have)} for {format_bytes(state)} of state"
 
 

@@ -314,7 +314,7 @@ def _paging_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     if not training.optimizer.paged:
         return 0.0
     paged = paged_bytes(shape, layout, training)
-    short = np.clip(peak_bytes(shape, layout, training) + paged - gpu.memory_bytes, 0.0, paged)
+    short = np.clip(peak_bytes(shape, layout, training) + paged - gpu.visible_bytes, 0.0, paged)
     return 2 * short / host_bytes_per_s(gpu)
 
 

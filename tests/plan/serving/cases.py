@@ -4,7 +4,6 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 
@@ -17,7 +16,7 @@ def served(
     """Return the case; other arguments are fields of `ServingCase`."""
     record = find_engine(engine, version)
     found = load_catalogue().find_gpu(gpu)
-    sequences, tokens = record.limits(found.name, visible_bytes(found), context)
+    sequences, tokens = record.limits(found.name, found.visible_bytes, context)
     return ServingCase(
         shape=load_shape(model) if isinstance(model, str) else model, gpu=found,
         layout=ServingLayout(tp, pp, dp, ep), weights=WEIGHTS[weights], kv=KV[kv], engine=record,

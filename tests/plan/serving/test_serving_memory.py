@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from cordee.errors import LayoutError
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.memory.memory import CONTEXT_BYTES, engine_log, memory, pinned_bytes
-from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.units import GiB, MiB
 
 
@@ -52,7 +51,7 @@ MODELS = ["llama-3-8b", "qwen3-30b-a3b", "deepseek-v3", "qwen3.5-27b", "gemma-3-
 )  # fmt: skip
 def test_parts_fill_what_the_engine_may_use(model: str, tp: int, context: int, sequences: int, fraction: float) -> None:
     found = memory(served(model, tp=tp, context=context, fraction=fraction, max_sequences=sequences))
-    usable = found.case.memory_fraction * visible_bytes(found.case.gpu)
+    usable = found.case.memory_fraction * found.case.gpu.visible_bytes
     libraries = found.context_bytes - CONTEXT_BYTES  # the CUDA context itself does not count in this version
     parts = found.weights_bytes + found.activation_bytes + found.communication_bytes + libraries + found.kv_bytes
     assert parts == pytest.approx(usable, abs=2)

@@ -5,7 +5,6 @@ import pytest
 from cordee.errors import CatalogueError, SpecError
 from cordee.hardware.load import load_catalogue
 from cordee.plan.serving.levers.phases import PhaseCost, phase_costs, split_phases
-from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.plan.serving.price.price import PhaseRates, TokenMix
 from cordee.planning import plan, serve_plan
 from cordee.units import GiB
@@ -70,7 +69,7 @@ class TestMig:
     def test_an_instance_is_a_gpu(self) -> None:
         small = CATALOGUE.find_gpu("NVIDIA H100 80GB HBM3 1g.10gb")
         assert small == H100.instance("1g.10gb") and small.name == "H100 1g.10gb"
-        assert small.memory_bytes == visible_bytes(small) == round(9.75 * GiB), "what its processes can use"
+        assert small.memory_bytes == small.visible_bytes == round(9.75 * GiB), "what its processes can use"
         assert small.memory_bytes_per_s == pytest.approx(3.35e12 / 8)
         assert small.peak_flop_per_s("bf16") == pytest.approx(989.4e12 * 16 / 132), "by SMs, not by sevenths"
         assert small.efficiency.units == 16 and small.island_gpus == 1

@@ -207,7 +207,7 @@ def _memory_bytes(operations: Operations) -> dict[str, int]:
     found = {}
     for name in names:
         with suppress(CatalogueError):
-            found[name] = operations.catalogue.find_gpu(name).memory_bytes
+            found[name] = operations.catalogue.find_gpu(name).visible_bytes
     return found
 
 

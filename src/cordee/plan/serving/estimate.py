@@ -25,7 +25,7 @@ def replica_estimate(found: ServingCandidate) -> Estimate:
     return Estimate(
         layout=found.name,
         peak_bytes=fixed_bytes + memory.communication_bytes + max(0, memory.kv_bytes),
-        gpu_memory_bytes=gpu.memory_bytes,
+        gpu_memory_bytes=gpu.visible_bytes,
         gpus=found.case.layout.gpus,
         kv_tokens=memory.kv_tokens,
         sequences=found.case.slots,

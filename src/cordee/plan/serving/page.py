@@ -7,7 +7,6 @@ from typing import Protocol
 from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers.renting import HourPrice
-from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.plan.serving.request import ServingRequest
 from cordee.units import format_count, format_digits_usd, format_gb, format_latency, plural
 from cordee.view.chart import Axis, ChartLine, Mark, chart_html
@@ -108,7 +107,7 @@ def curve_svg(curve: ServingCurve, answer: ServingDrawn) -> str:
 def _memory_svg(answer: ServingDrawn) -> str:
     shown = (*answer.serving[:SHOWN], *answer.late[:2], *answer.rejected[: 2 if answer.fits else SHOWN])
     bars = [MemoryBar(f"{each.replicas}x {each.name}", each.parts, _note(each), SERVING_PARTS) for each in shown]
-    return memory_html(bars, visible_bytes(answer.request.gpu))
+    return memory_html(bars, answer.request.gpu.visible_bytes)
 
 
 def _note(each: ServingCandidate) -> str:

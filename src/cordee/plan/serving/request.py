@@ -10,7 +10,6 @@ from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import Engine
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted
-from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.plan.serving.price.price import TokenPrices
 from cordee.workload.model import ModelShape
 from cordee.workload.requests import Request as TracedRequest
@@ -293,7 +292,7 @@ class ServingRequest:
 
     def case(self, layout: ServingLayout, weights: Format, kv: Format) -> ServingCase:
         """Return one replica in this layout and these formats."""
-        sequences, tokens = self.engine.limits(self.gpu.name, visible_bytes(self.gpu), self.context_limit)
+        sequences, tokens = self.engine.limits(self.gpu.name, self.gpu.visible_bytes, self.context_limit)
         return ServingCase(
             shape=self.shape,
             gpu=self.gpu,
