@@ -135,7 +135,7 @@ def test_now_shows_who_holds_what_who_waits_and_what_is_idle(ada: httpx.Client, 
     html = ada.get("/").text
     assert html.count('class="gpu held" href=') == 36
     assert "36 of 40" in html
-    told = r'title="GPU (\d): segment-vit of yuki, (\d+)% busy, ([\d.]+) GB of 80 GB"[^>]*>(\d+)</a>'
+    told = r'title="GPU (\d): segment-vit of yuki, (\d+)% busy, ([\d.]+) GB of 85 GB"[^>]*>(\d+)</a>'
     cells = re.findall(told, html)
     assert [(gpu, memory) for gpu, _, memory, _ in cells[:3]] == [("0", "72.4"), ("1", "72"), ("2", "71.6")]
     assert len({busy for _, busy, *_ in cells}) > 3 and all(busy == shown for _, busy, _, shown in cells)
