@@ -16,11 +16,11 @@ from cordee.agent.calibration.fingerprint import cpu_name, device_name, fingerpr
 from cordee.agent.calibration.neighbours import busiest, command, cpu_seconds
 from cordee.agent.calibration.probes import Number, probe
 from cordee.agent.calibration.session import Wanted, calibrate
-from cordee.agent.calibration.storage import storage_speed
 from cordee.errors import CatalogueError, DestinationError, NoisyError, ScriptError
 from cordee.hardware.load import load_catalogue, load_home
 from cordee.hardware.measured import Sample
 from cordee.planning import gpus_here
+from cordee.storage.speed import storage_speed
 
 CPU_WANTED = Wanted(
     gpu=None, gpus=0, threads=1, precision="fp32", limit_s=1.0, storage=None, collectives=True
@@ -130,7 +130,7 @@ def test_busy_neighbours_are_named_the_busiest_first() -> None:
 
 
 def test_storage_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cordee.agent.calibration.storage.BYTES", 8 << 20)
+    monkeypatch.setattr("cordee.storage.speed.BYTES", 8 << 20)
     speed = storage_speed(tmp_path)
     assert speed["write_bytes_per_s"] > 0 and speed["read_bytes_per_s"] > 0 and not list(tmp_path.iterdir())
     with pytest.raises(DestinationError, match="cannot be measured"):

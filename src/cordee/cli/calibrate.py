@@ -13,9 +13,10 @@ from cordee.agent.calibration import files
 from cordee.agent.calibration.check import check as compare
 from cordee.agent.calibration.session import LIMIT_GPU_S, LIMIT_S, Calibration, Wanted
 from cordee.agent.calibration.session import calibrate as measure
+from cordee.agent.calibration.together import calibrate_together, started_together
 from cordee.agent.gpus import discover
 from cordee.cli import terminal
-from cordee.cli.calibrate_text import print_calibration, print_checked, print_history, print_kept
+from cordee.cli.calibrate_text import print_calibration, print_checked, print_history, print_kept, print_together
 from cordee.cli.stale import warned
 from cordee.errors import InputError, NotFoundError
 from cordee.hardware.load import load_home
@@ -41,6 +42,16 @@ class CalibrationView:
     load: float
     others: list[str]
     refused: dict[str, str]
+    efficiency: dict[str, float]
+    numbers: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TogetherView:
+    """The JSON of what ranks have measured together."""
+
+    name: str
+    path: str
     efficiency: dict[str, float]
     numbers: dict[str, float]
 
@@ -92,7 +103,8 @@ def calibrate(
 ) -> None:
     """Measure this machine: products, attention, memory, optimizer, host, links; then `--gpus here` plans with it.
 
-    About a minute on a CPU, five on a GPU. Leaves with 81 if others disturbed it: nothing is kept then.
+    About a minute on a CPU, five on a GPU. Leaves with 81 if others disturbed it: nothing is kept then. Under torchrun,
+    after that: links between all its ranks and nodes, and storage that they use at once.
     """
     place = terminal.folder(home)
     if show:
@@ -106,6 +118,9 @@ def calibrate(
         return
     devices = discover(None)
     on_gpu = devices.real and not cpu
+    if started_together():
+        _together(place, to, on_gpu=on_gpu, as_json=as_json)
+        return
     if on_gpu and gpu >= devices.count:
         raise InputError(f"there is no GPU {gpu}", hint=f"this machine has {devices.count}, from 0")
     if threads > (os.cpu_count() or 1):
@@ -126,6 +141,18 @@ def calibrate(
         terminal.print_json(_view(found))
     else:
         print_calibration(found)
+
+
+def _together(place: Path, to: Path | None, *, on_gpu: bool, as_json: bool) -> None:
+    storage = None if to is None else to.expanduser().absolute()
+    with terminal.waiting("calibrate") as text:
+        found = calibrate_together(place, on_gpu=on_gpu, storage=storage, catalogue=load_home(place), said=text.now)
+    if found is None:
+        return
+    if as_json:
+        terminal.print_json(TogetherView(found.name, str(found.path), found.fractions, found.numbers))
+    else:
+        print_together(found)
 
 
 @dataclass(frozen=True, slots=True)

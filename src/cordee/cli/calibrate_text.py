@@ -10,6 +10,7 @@ from cordee.account.drift import WeekOfSteps
 from cordee.agent.calibration.check import Checked
 from cordee.agent.calibration.files import Kept
 from cordee.agent.calibration.session import Calibration
+from cordee.agent.calibration.together import Together
 from cordee.cli import terminal
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.measured import SPEED_MOVED, Sample
@@ -121,6 +122,39 @@ def _numbers(found: Calibration) -> Iterator[tuple[str, str]]:
     if "write_bytes_per_s" in numbers:
         read, write = (f"{format_bytes(numbers[f'{way}_bytes_per_s'])}/s" for way in ("read", "write"))
         yield "storage", f"{write} written and synced, {read} read"
+
+
+def print_together(found: Together) -> None:
+    """Print the rate of each collective by the ranks and nodes that take part, and of storage that all use at once."""
+    out, numbers = terminal.stdout(), found.numbers
+    ranks, nodes = (plural(round(numbers[f"{name}s_together"]), name) for name in ("rank", "node"))
+    out.print(Text.assemble((found.name, "bold"), f"  {ranks} on {nodes}"))
+    table = terminal.table("", "AMONG", "REACHED", "AT", "LEAST", "SPREAD", right=("REACHED", "LEAST", "SPREAD"))
+    for (name, among), samples in _grouped(found.samples):
+        best = max(samples, key=lambda each: each.rate)
+        least = min(each.p25_s for each in samples)
+        noun = "node" if name.endswith(" nodes") else "rank"
+        spread = sorted(each.spread for each in samples)[len(samples) // 2]
+        table.add_row(
+            name.removesuffix(" nodes"), plural(round(among), noun), f"{format_bytes(best.rate)}/s",
+            format_bytes(best.work), format_latency(least), f"{spread:.0%}",
+        )  # fmt: skip
+    out.print(table)
+    if "exposed_fraction" in numbers:
+        beside = "a gather and a product at once: {:.0%} of the shorter one is not hidden"
+        out.print(beside.format(numbers["exposed_fraction"]), style="dim", highlight=False)
+    for way in ("write", "read"):
+        if f"node_{way}_bytes_per_s" in numbers:
+            usual, late = (format_bytes(numbers[f"node_{way}{each}_bytes_per_s"]) for each in ("", "_p95"))
+            node = f"storage, all ranks at once: {way} {usual}/s a node by the median, {late}/s by the 95th percentile"
+            out.print(node, style="dim", highlight=False)
+    out.print(f"added to {found.path}", highlight=False, soft_wrap=True)
+
+
+def _grouped(samples: Sequence[Sample]) -> Iterator[tuple[tuple[str, float], list[Sample]]]:
+    """Yield samples by collective and by the ranks or nodes that take part, in the order of measuring."""
+    for key in dict.fromkeys((each.table, each.at[0]) for each in samples):
+        yield key, [each for each in samples if (each.table, each.at[0]) == key]
 
 
 def print_checked(found: Checked, gpu: Gpu) -> None:

@@ -189,13 +189,43 @@ def _links(samples: Sequence[Sample], gpu: Gpu | None) -> dict[str, float]:
     return fractions
 
 
+def among_ranks(samples: Sequence[Sample], numbers: Mapping[str, float], gpu: Gpu) -> dict[str, float]:
+    """Return the fractions that ranks measured together give: of the links inside a node, and of the network.
+
+    The network's rate is what one GPU has of it while all others of its node send too: `network_fraction` of the
+    nameplate between two nodes, above 1 where the network is faster than it says, and `network_decay`, the power by
+    which it falls with the islands that meet. Latencies are by the alpha-beta model of a ring.
+    """
+    found = _links(samples, gpu)
+    if (exposed := numbers.get("exposed_fraction")) is not None:
+        found["exposed_fraction"] = exposed
+    across = sorted((each for each in samples if each.table == "all-reduce nodes"), key=lambda each: each.at)
+    if not across:
+        return found
+    rates = {each.at[0]: _bus_bytes_per_s(each) for each in across}  # of each number of nodes the largest size's
+    first = across[0]
+    found["network_alpha_s"] = first.p25_s / (2 * (first.at[0] - 1))
+    found["network_fraction"] = round(rates[first.at[0]] / gpu.network_bytes_per_s, 4)
+    logs = [(math.log(nodes / first.at[0]), math.log(rates[first.at[0]] / rate)) for nodes, rate in rates.items()]
+    if (squares := sum(more * more for more, _ in logs)) > 0:
+        found["network_decay"] = round(max(0.0, sum(more * lost for more, lost in logs) / squares), 4)
+    return found
+
+
+def is_of_many(key: str) -> bool:
+    """Return whether a key of a calibration's file is of what several ranks measured together."""
+    return key.startswith(("network_", "node_")) or key.endswith((" nodes", "_together"))
+
+
 def bus_bytes_per_s(samples: Sequence[Sample]) -> float | None:
     """Return the bytes a second that each rank sends in the largest all-reduce: 2(N-1)/N of them (NCCL's busbw)."""
     largest = max((each for each in samples if each.table == "all-reduce"), key=lambda each: each.at, default=None)
-    if largest is None:
-        return None
-    ranks = largest.at[0]
-    return 2 * (ranks - 1) / ranks * largest.work / largest.p25_s
+    return None if largest is None else _bus_bytes_per_s(largest)
+
+
+def _bus_bytes_per_s(sample: Sample) -> float:
+    ranks = sample.at[0]
+    return 2 * (ranks - 1) / ranks * sample.work / sample.p25_s
 
 
 def _between_points(tables: Mapping[str, Table]) -> float:

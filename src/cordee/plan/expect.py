@@ -54,10 +54,15 @@ DEFAULTS = Assumptions()
 
 
 def node_storage_bytes_per_s(gpu: Gpu) -> float:
-    """Return what a node's checkpoint storage reaches: the slower way if it was calibrated, else what is assumed."""
+    """Return what a node's checkpoint storage reaches: the slower way if it was calibrated, else what is assumed.
+
+    A save is over with its slowest rank: where all ranks were measured at once, the 95th percentile of them counts.
+    """
     numbers = {} if gpu.measured is None else gpu.measured.numbers
-    ways = [numbers[name] for name in ("write_bytes_per_s", "read_bytes_per_s") if name in numbers]
-    return min(ways, default=DEFAULTS.storage_bytes_per_s)
+    for name in ("node_{}_p95_bytes_per_s", "{}_bytes_per_s"):
+        if ways := [numbers[each] for way in ("write", "read") if (each := name.format(way)) in numbers]:
+            return min(ways)
+    return DEFAULTS.storage_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

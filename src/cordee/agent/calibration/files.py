@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from cordee.agent.calibration.fingerprint import CPU, same_device
-from cordee.hardware.calibration import document
+from cordee.hardware.calibration import document, is_of_many
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.measured import Table, stale
 
 FOLDER, EARLIER = "hardware", "earlier"
+PARTS = ("fingerprint", "efficiency", "numbers", "tables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,7 @@ class Kept:
 
 def write(home: Path, name: str, facts: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> Path:
     """Write the entry of a device; the file that was there goes to `hardware/earlier/`, under its day."""
-    folder = home / FOLDER
-    path = folder / f"{name.replace(' ', '-').lower()}.toml"
+    folder, path = home / FOLDER, _path(home, name)
     (folder / EARLIER).mkdir(parents=True, exist_ok=True)
     if path.exists():
         number = 1 + sum(each.name.startswith(f"{path.stem}.") for each in (folder / EARLIER).iterdir())
@@ -40,6 +40,29 @@ def write(home: Path, name: str, facts: Mapping[str, Any], parts: Mapping[str, M
     written = path.with_suffix(".tmp")
     written.write_text(document(name, facts, parts), encoding="utf-8")
     return written.replace(path)
+
+
+def _path(home: Path, name: str) -> Path:
+    return home / FOLDER / f"{name.replace(' ', '-').lower()}.toml"
+
+
+def add(path: Path, name: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Lay numbers, fractions and tables over those of a device in its file; all else stays, and the file before too."""
+    facts = dict(tomllib.loads(path.read_text(encoding="utf-8"))[name])
+    merged = {part: facts.pop(part, {}) | dict(parts.get(part, {})) for part in PARTS}
+    write(path.parent.parent, name, facts, merged)
+
+
+def kept_together(home: Path, name: str) -> dict[str, dict[str, Any]]:
+    """Return what is kept that several ranks measured together, which one device by itself does not measure again."""
+    try:
+        facts = tomllib.loads(_path(home, name).read_text(encoding="utf-8"))[name]
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError):
+        return {}
+    return {
+        part: {key: value for key, value in facts.get(part, {}).items() if is_of_many(key)}
+        for part in ("efficiency", "numbers", "tables")
+    }
 
 
 def table_values(tables: Mapping[str, Table]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from cordee.agent.calibration import files
 from cordee.agent.calibration.fingerprint import CPU, device_name, fingerprint
 from cordee.agent.calibration.neighbours import Neighbour, Neighbours, load, on_gpu
 from cordee.agent.calibration.probes import Found, Number, probe
-from cordee.agent.calibration.storage import storage_speed
 from cordee.errors import CatalogueError, NoisyError
 from cordee.hardware.calibration import (
     DOUBT_MAX,
@@ -25,6 +24,7 @@ from cordee.hardware.calibration import (
 )
 from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.hardware.measured import Refused, Sample, Table
+from cordee.storage.speed import storage_speed
 
 LIMIT_S, LIMIT_GPU_S = 40.0, 150.0
 
@@ -192,11 +192,12 @@ def _write(home: Path, found: Calibration, gpu: Gpu | None, wanted: Wanted) -> P
     assert how is not None, "it was judged"
     numbers = found.numbers | {"doubt": how.doubt, "points_spread": how.spread, "load": found.load}
     marks = found.fingerprint | {"index": str(wanted.gpu or 0), "count": str(max(1, wanted.gpus))}
+    before = files.kept_together(home, found.name)
     parts: dict[str, dict[str, Any]] = {
         "fingerprint": marks,
-        "efficiency": found.fractions,
-        "numbers": numbers,
-        "tables": files.table_values(found.tables),
+        "efficiency": before.get("efficiency", {}) | found.fractions,
+        "numbers": before.get("numbers", {}) | numbers,
+        "tables": before.get("tables", {}) | files.table_values(found.tables),
     }
     return files.write(home, found.name, facts, parts)
 

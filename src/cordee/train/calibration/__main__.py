@@ -1,4 +1,4 @@
-"""`python -m cordee.train.calibration device|collectives|step`: what was measured, one JSON object a line."""
+"""`python -m cordee.train.calibration device|collectives|together|step`: what was measured, one JSON object a line."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from cordee.train.calibration.pace import Pace
 from cordee.train.calibration.real_step import Steps, real_steps
 from cordee.train.calibration.sweeps import measure
 from cordee.train.calibration.timing import CudaDevice, Device, keep_memory
+from cordee.train.calibration.together import STORAGE_BYTES, measure_together
 from cordee.train.calibration.transfers import measure_copies
 
 COPIES_S = 20.0
@@ -23,13 +24,15 @@ COPIES_S = 20.0
 def main(argv: Sequence[str] | None = None) -> None:
     """Do what is asked for, and print what was measured."""
     parser = argparse.ArgumentParser(prog="python -m cordee.train.calibration", description=__doc__)
-    parser.add_argument("work", choices=("device", "collectives", "step"))
+    parser.add_argument("work", choices=("device", "collectives", "together", "step"))
     parser.add_argument("--gpu", type=int, help="index; without it the CPU")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     parser.add_argument("--limit", type=float, default=40.0, help="seconds")
     parser.add_argument("--known", type=float, help="seconds of the reference in an earlier calibration")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--to", type=Path, help="together: a folder that every rank writes at once")
+    parser.add_argument("--bytes", type=int, default=STORAGE_BYTES, help="together: that a rank writes")
     parser.add_argument("--config", type=Path, help="step: a config.json")
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--batch", type=int, default=1)
@@ -45,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _print(given: argparse.Namespace) -> None:
     if given.work == "collectives":
         found = measure_collectives(given.ranks, on_gpu=given.gpu is not None)
+    elif given.work == "together":
+        found = measure_together(given.to, on_gpu=given.gpu is not None, storage_bytes=given.bytes)
     elif given.work == "step":
         wanted = Steps(given.seq, given.batch, given.layers, given.steps, given.dtype)
         found = real_steps(given.config, wanted, _of(given))

@@ -23,8 +23,8 @@ def storage_speed(folder: Path) -> dict[str, float]:
     block = os.urandom(_BLOCK)  # what compresses would be too fast on some
     try:
         for _ in range(REPEATS):
-            writes.append(_write(path, block))
-            reads.append(_read(path))
+            writes.append(write_s(path, block, BYTES))
+            reads.append(read_s(path))
     except OSError as error:
         hint = "name a folder that can be written: --to"
         raise DestinationError(f"{folder} cannot be measured: {error.strerror}", hint=hint) from None
@@ -38,16 +38,26 @@ def storage_speed(folder: Path) -> dict[str, float]:
     }
 
 
-def _write(path: Path, block: bytes) -> float:
+def write_s(path: Path, block: bytes, size: int) -> float:
+    """Return the seconds in which so many bytes are written, in whole blocks, and synced.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     start = time.perf_counter()
     with path.open("wb", buffering=0) as file:
-        for _ in range(BYTES // len(block)):
+        for _ in range(max(1, size // len(block))):
             file.write(block)
         os.fsync(file.fileno())
     return time.perf_counter() - start
 
 
-def _read(path: Path) -> float:
+def read_s(path: Path) -> float:
+    """Return the seconds in which a file is read, after the kernel was asked to forget it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     with path.open("rb", buffering=0) as file:
         with suppress(OSError):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that it does not come from memory
