@@ -3,6 +3,7 @@
 import os
 import socket
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +80,10 @@ def calibrate(
         float | None,
         typer.Option(help="Seconds for the sweeps.", show_default=f"{LIMIT_GPU_S:g}, on a CPU {LIMIT_S:g}"),
     ] = None,
-    to: Annotated[Path | None, typer.Option(help="Folder whose storage is measured too.", show_default="none")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Folder whose storage is measured too.", show_default="none"),
+    ] = None,
     alone: Annotated[
         bool, typer.Option("--alone", help="Leave out the collectives among this machine's ranks.")
     ] = False,
@@ -145,10 +149,13 @@ def calibrate(
 
 def _together(place: Path, to: Path | None, *, on_gpu: bool, as_json: bool) -> None:
     storage = None if to is None else to.expanduser().absolute()
-    with terminal.waiting("calibrate") as text:
-        found = calibrate_together(place, on_gpu=on_gpu, storage=storage, catalogue=load_home(place), said=text.now)
-    if found is None:
+    take_part = partial(calibrate_together, place, on_gpu=on_gpu, storage=storage, catalogue=load_home(place))
+    if os.environ["RANK"] != "0":  # the first one speaks for all
+        take_part(said=lambda _: None)
         return
+    with terminal.waiting("calibrate") as text:
+        found = take_part(said=text.now)
+    assert found is not None, "it is the first rank"
     if as_json:
         terminal.print_json(TogetherView(found.name, str(found.path), found.fractions, found.numbers))
     else:

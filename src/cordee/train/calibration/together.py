@@ -43,10 +43,10 @@ def measure_together(
         found = [
             {"number": "ranks_together", "value": float(ranks)},
             {"number": "nodes_together", "value": float(ranks // local)},
+            *(_storage(folder, local, storage_bytes) if folder is not None else ()),
             *among_ranks(device, local),
             *among_nodes(device, local),
             *beside_a_product(device, local),
-            *(_storage(folder, local, storage_bytes) if folder is not None else ()),
         ]
     finally:
         dist.destroy_process_group()
