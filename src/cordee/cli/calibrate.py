@@ -80,10 +80,7 @@ def calibrate(
         float | None,
         typer.Option(help="Seconds for the sweeps.", show_default=f"{LIMIT_GPU_S:g}, on a CPU {LIMIT_S:g}"),
     ] = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(help="Folder whose storage is measured too.", show_default="none"),
-    ] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder whose storage is measured too.", show_default="none")] = None,
     alone: Annotated[
         bool, typer.Option("--alone", help="Leave out the collectives among this machine's ranks.")
     ] = False,
@@ -107,8 +104,7 @@ def calibrate(
 ) -> None:
     """Measure this machine: products, attention, memory, optimizer, host, links; then `--gpus here` plans with it.
 
-    About a minute on a CPU, five on a GPU. Leaves with 81 if others disturbed it: nothing is kept then. Under torchrun,
-    after that: links between all its ranks and nodes, and storage that they use at once.
+    About a minute on a CPU, five on a GPU; 81 if others disturb it: nothing is kept. Under torchrun: what all ranks share.
     """
     place = terminal.folder(home)
     if show:
@@ -125,10 +121,7 @@ def calibrate(
     if started_together():
         _together(place, to, on_gpu=on_gpu, as_json=as_json)
         return
-    if on_gpu and gpu >= devices.count:
-        raise InputError(f"there is no GPU {gpu}", hint=f"this machine has {devices.count}, from 0")
-    if threads > (os.cpu_count() or 1):
-        raise InputError(f"{threads} threads are more than the {os.cpu_count()} cores", hint="use fewer --threads")
+    _refuse_absent(gpu if on_gpu else 0, devices.count if on_gpu else 1, threads)
     wanted = Wanted(
         gpu=gpu if on_gpu else None,
         gpus=devices.count if on_gpu else 0,
@@ -145,6 +138,13 @@ def calibrate(
         terminal.print_json(_view(found))
     else:
         print_calibration(found)
+
+
+def _refuse_absent(gpu: int, gpus: int, threads: int) -> None:
+    if gpu >= gpus:
+        raise InputError(f"there is no GPU {gpu}", hint=f"this machine has {gpus}, from 0")
+    if threads > (os.cpu_count() or 1):
+        raise InputError(f"{threads} threads are more than the {os.cpu_count()} cores", hint="use fewer --threads")
 
 
 def _together(place: Path, to: Path | None, *, on_gpu: bool, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from cordee.hardware.measured import Sample, tables_of
 
 @dataclass(slots=True)
 class Together:
-    """What ranks have measured together.
+    """Measurements of ranks together.
 
     Attributes:
         name: of the device in the catalogue.

@@ -5,6 +5,7 @@ import socket
 import statistics
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def _own_storage(folder: Path, size: int) -> list[tuple[float, float]] | str:
     found, failed = [], ""
     for _ in range(REPEATS):
         times = []
-        for act in (lambda: write_s(path, block, size), lambda: read_s(path)):
+        for act in (partial(write_s, path, block, size), partial(read_s, path)):
             dist.barrier()
             try:
                 times.append(act() if not failed else 0.0)
