@@ -104,7 +104,7 @@ def calibrate(
 ) -> None:
     """Measure this machine: products, attention, memory, optimizer, host, links; then `--gpus here` plans with it.
 
-    About a minute on a CPU, five on a GPU; 81 if others disturb it: nothing is kept. Under torchrun: what all ranks share.
+    About a minute on a CPU, five on a GPU; 81 if others disturb it: nothing is kept. Under torchrun: links of ranks.
     """
     place = terminal.folder(home)
     if show:
