@@ -170,15 +170,16 @@ class Pool:
         return self.figures()
 
     def turn(self, kind: int, job: Job) -> None:
-        """End a job, or change its level."""
-        if kind == 1:
+        """End a job that runs, change its level, or promote one that waits."""
+        if job.number not in self.running:
+            if kind == 4:
+                self.unqueue(job)
+                job.promoted_s = job.ran_s
+                self.queue(job)
+        elif kind == 1:
             self.stop(job, ended=True)
-        elif kind == 2 and job.number in self.running:
+        elif kind == 2:
             self.relevel(job)
-        elif kind == 4 and job.number not in self.running:
-            self.unqueue(job)
-            job.promoted_s = job.ran_s
-            self.queue(job)
 
     def lines_count(self) -> int:
         return sum(map(len, self.lines.values()))
