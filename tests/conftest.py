@@ -1,5 +1,8 @@
 """Makes `tests/` importable (`import world`), and lets a failing Hypothesis example say how to replay it."""
 
+import gc
+from collections.abc import Generator
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -8,6 +11,21 @@ from s3_world import s3, s3_server  # noqa: F401 - fixtures
 
 # Helpers that assert say what they compared, as tests do.
 pytest.register_assert_rewrite("gang_scene", "kill_story", "log_histories", "random_worlds")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what collection imports and makes, which stays until the end, out of every pass of the garbage collector."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look for leaks when the process ends
 
 
 _FIRST = ("slurm", "ray", "gang")
