@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
@@ -233,6 +233,7 @@ def test_a_mesh_says_which_ranks_read_the_same(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
+@settings(max_examples=50)
 @given(
     length=st.integers(1, 300),
     batch=st.integers(1, 7),
