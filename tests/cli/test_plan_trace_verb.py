@@ -1,6 +1,7 @@
 """`cordee plan --trace`: a small model's memory beside its plan, in a terminal and as JSON, and its refusals."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -164,11 +165,11 @@ GEMMA: dict[str, object] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+@pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
+@pytest.mark.parametrize("family", [pytest.param("gemma2", marks=pytest.mark.soak), "gemma3_text"])
 def test_a_model_that_is_planned_for_serving_alone_is_traced(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | GEMMA))
     assert not _run("plan", str(tmp_path), "--gpus", "2xH100", "--seq", "128", "--trace", "--json")
     found = json.loads(capsys.readouterr().out)
