@@ -148,6 +148,18 @@ def test_virtual_clusters_windows_tiers_and_queues(
     assert "cordee" in with_queues
 
 
+def test_the_limit_is_of_all_virtual_clusters_together(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    vcs = tmp_path / "vcs.csv"
+    vcs.write_text("v1,1\nv2,2\n")
+    words = ("simulate", str(trace), "--cluster", "3x8", "--vc-clusters", str(vcs), "--policy", "fifo", "--json")
+    (policy,) = json.loads(said(capsys, *words, "--jobs", "2"))["policies"]
+    assert policy["summary"]["ended"] == 2
+    vcs.write_text("v1,3\nv2,2\n")
+    assert "have 5 nodes in all, and --cluster has 3" in refused(capsys, *words)[1]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

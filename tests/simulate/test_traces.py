@@ -198,12 +198,46 @@ def test_bad_rows_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path) -> No
         "negative submission time": 1,
         "negative run time": 1,
         "negative number of GPUs": 1,
-        "submission time is no number": 1,
+        "submission time is no time": 1,
         "no number of GPUs": 1,
         "3 columns in place of 4": 1,
         "number of GPUs is no number": 1,
-        "run time is no number": 1,
+        "run time is no time": 1,
     }
+
+
+DATES = """job_id,submit_s,gpus,duration_s,tier
+a,2026-03-29 00:30:00,1,01:00:00,Production
+b,2026-03-29T03:30:00+02:00,1.5,1h30m,gold
+c,2026-03-29T01:30:01,0.5,1e18,
+"""
+
+
+def test_dates_and_lengths_with_units_are_read_and_what_runs_differently_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(DATES)
+    tally = open_trace(path).tally()
+    jobs = list(open_trace(path).jobs(tally))
+    assert [(job.submit_us, job.duration_us, job.gpus, job.tier) for job in jobs] == [
+        (0, 3600 * S, 1, "production"),
+        (3600 * S, 5400 * S, 2, "gold"),
+    ]
+    assert tally.kinds == {"runs for more than a hundred years": 1}
+    assert tally.changes == {
+        "GPUs are no whole number: runs on the next larger one": 1,
+        "an unknown tier: runs as standard": 1,
+    }
+    with pytest.raises(TraceError, match="line 3: GPUs are no whole number"):
+        list(open_trace(path).jobs(open_trace(path).tally(strict=True)))
+
+
+def test_times_of_the_common_form_count_from_the_first_job(tmp_path: Path) -> None:
+    """Seconds since 1970 made `--until 30d` end before the first job."""
+    text = "job_id,submit_s,gpus,duration_s\nb,1700000060,1,10\na,1700000000,1,10\n"
+    assert [(job.job_id, job.submit_us // S) for job in read(tmp_path / "t.csv", text)[0]] == [
+        ("a", 0),
+        ("b", 60),
+    ]
 
 
 def test_strict_is_an_error_with_the_line(tmp_path: Path) -> None:

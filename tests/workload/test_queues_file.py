@@ -51,7 +51,7 @@ def test_the_tree_of_the_guide_is_read() -> None:
         ("version: 1", "q.yaml: there are no queues", "shortest"),
         ("version: 2\nqueues: {}", "q.yaml:1:1: unknown version 2", "use 1"),
         ("queus: {}", "q.yaml:1:1: unknown key 'queus'", "did you mean queues?"),
-        ("queues: [a]", "q.yaml:1:1: queues must be a mapping", ""),
+        ("queues: [a]", "q.yaml:1:1: queues must be a mapping", "queues: {research: {quota: 2}}"),
         ("queues:\n  a: 8", "q.yaml:2:3: a must be a mapping, not 8", "a: {quota: 8}"),
         ("queues:\n  a: {qouta: 8}", "q.yaml:2:7: unknown key 'qouta' in queues.a", "did you mean quota?"),
         ("queues:\n  a: {quota: -8}", "q.yaml:2:7: queues.a.quota = -8", "use 0 or more"),

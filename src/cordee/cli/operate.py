@@ -124,9 +124,12 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start a server; jobs of an earlier one continue."""
+    from cordee.control.patience import parse_patience
     from cordee.control.spawn import start_server
 
     folder = terminal.folder(home)
+    if patience is not None:
+        parse_patience(patience)  # before anything starts
     _keep(folder, max_grace, artifacts)
     options: dict[str, Any] = {
         "slots": slots,

@@ -32,14 +32,22 @@ from cordee.simulate.answer import PolicyComparison, comparison, replayed
 from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_clusters
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
 from cordee.simulate.compare import simulate as simulate_one
-from cordee.simulate.frontier import FRONTIER, Recommendation, block_us, recommendation, resampled, samples_for
-from cordee.simulate.knee import can_be_chosen, knee
+from cordee.simulate.frontier import (
+    FRONTIER,
+    SAMPLES_MIN,
+    Recommendation,
+    block_us,
+    recommendation,
+    resampled,
+    samples_for,
+)
+from cordee.simulate.knee import can_be_chosen, knee, weighed
 from cordee.simulate.observed import newest, observe
 from cordee.simulate.policies import POLICIES, NamedPolicy, named_policies
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally, open_trace
 from cordee.simulate.traces.log import is_log, read_log
-from cordee.units import US_PER_S, parse_duration_s
+from cordee.units import US_PER_S, parse_duration_s, plural
 from cordee.workload.queues import parse_queues
 
 SYNTHETIC = "synthetic"
@@ -50,7 +58,7 @@ UNNAMED_GPU = "GPU"  # of a cluster such as 80x8
 Trace = Annotated[str, typer.Argument(help="A trace file, a folder of tables, a Cordee home, or `synthetic`.")]
 ClusterText = Annotated[str, typer.Option("--cluster", help="Nodes x GPUs, 80x8 or 80x8xH100; or a table of nodes.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random draws.")]
-Jobs = Annotated[int | None, typer.Option(help="Number of jobs to run at most.", show_default="all")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Number of jobs to run at most.", show_default="all")]
 From = Annotated[str, typer.Option("--from", help="Leave out jobs submitted before this time: 30d.")]
 For = Annotated[
     str | None, typer.Option("--for", help="Length of the window of submissions.", show_default="to the end")
@@ -152,11 +160,11 @@ def simulate(
         trace,
         nodes,
         form=form,
-        synthetic=Synthetic(jobs=jobs or 10_000, diurnal=diurnal).at_load(sum(node.gpus for node in nodes), load),
+        synthetic=_synthetic(jobs or 10_000, diurnal, load, nodes),
         seed=seed,
         strict=strict,
         limit=jobs,
-        vcs=tuple(vc_clusters(vc_nodes).items()) if vc_nodes else (),
+        vcs=_vcs(vc_nodes, nodes) if vc_nodes else (),
         tiers=_tiers(tiers),
         window_us=_window(from_, for_),
         until_us=None if until is None else _us(until),
@@ -170,6 +178,25 @@ def simulate(
         simulate_together(scenario, policies[0], wanted, html=html, as_json=as_json)
         return
     _compare(scenario, policies, _Wanted(html, chrome, as_json, recommend, samples))
+
+
+def _synthetic(jobs: int, diurnal: float, load: float, nodes: Sequence[Node]) -> Synthetic:
+    if not 0 < load <= 100:
+        raise InputError(f"--load {load:g} is no load", hint="give a number above 0, up to 100: --load 0.8")
+    if not 0 <= diurnal <= 1:
+        raise InputError(f"--diurnal {diurnal:g} is no variation", hint="give a number from 0 to 1: --diurnal 0.5")
+    return Synthetic(jobs=jobs, diurnal=diurnal).at_load(sum(node.gpus for node in nodes), load)
+
+
+def _vcs(path: Path, nodes: Sequence[Node]) -> tuple[tuple[str, int], ...]:
+    found = vc_clusters(path)
+    wanted = sum(found.values())
+    if not 0 < wanted <= len(nodes):
+        raise InputError(
+            f"the virtual clusters of {path} have {plural(wanted, 'node')} in all, and --cluster has {len(nodes):,}",
+            hint="give --cluster as many nodes, or the virtual clusters fewer",
+        )
+    return tuple(found.items())
 
 
 def _policies(names: str | None, *, several: bool) -> list[NamedPolicy]:
@@ -250,9 +277,13 @@ def _recommendation(
     """Run the policies that a server can run on resampled traces, and say which one suits the trace."""
     able = [each.policy for each in results if can_be_chosen(each.policy)]
     drawn = []
-    for index in range(samples_for(total) if wanted.samples is None else wanted.samples):
+    count = samples_for(total) if wanted.samples is None else wanted.samples
+    for index in range(count):
         again = resampled(scenario, scenario.seed + index)
-        drawn.append([_run(again, each, total) for each in able])
+        of = f" {index + 1}/{count}"
+        drawn.append([_run(again, each, total, of) for each in able])
+        if index + 1 >= SAMPLES_MIN and all(map(_same, [results, *drawn])):
+            break  # the choice among equals needs no more
     return recommendation(answer, results, drawn, block_us(scenario))
 
 
@@ -302,8 +333,12 @@ def _names(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _run(scenario: Scenario, named: NamedPolicy, total: int) -> Result:
-    with terminal.progress(f"{named.name:<10}", total, MofNCompleteColumn()) as progress:
+def _same(results: Sequence[Result]) -> bool:
+    return len({weighed(each.summary) for each in results if can_be_chosen(each.policy)}) == 1
+
+
+def _run(scenario: Scenario, named: NamedPolicy, total: int, of: str = "") -> Result:
+    with terminal.progress(f"{named.name + of:<10}", total, MofNCompleteColumn()) as progress:
         return simulate_one(scenario, named, progress)
 
 

@@ -173,4 +173,6 @@ def _remarks(answer: PolicyComparison) -> list[str]:
     for left in answer.left_out:
         at = f" (first: line {left.line:,})" if left.line else ""
         lines.append(f"left out: {plural(left.rows, 'row')}, {left.kind}{at}")
+    for changed in answer.changed:
+        lines.append(f"changed: {plural(changed.rows, 'row')}, {changed.kind} (first: line {changed.line:,})")
     return lines + [f"price: {source}" for source in answer.price_sources]

@@ -7,6 +7,7 @@ from cordee.events import ServerUp
 from cordee.schedule.policy import Policy
 
 DEFAULT = "default"
+PATIENCE_MAX = 1_000_000
 
 
 def parse_patience(text: str) -> float | None:
@@ -21,10 +22,9 @@ def parse_patience(text: str) -> float | None:
         patience = float(text)
     except ValueError:
         patience = -1.0
-    if not 0 < patience < 1e6:
-        raise InputError(
-            f"{text!r} is no patience", hint="write a positive number: --patience 2, or --patience default"
-        )
+    if not 0 < patience <= PATIENCE_MAX:
+        hint = f"write a number above 0, at most {PATIENCE_MAX:,}: --patience 2, or --patience default"
+        raise InputError(f"{text!r} is no patience", hint=hint)
     return patience
 
 

@@ -1,10 +1,10 @@
 """The answers of `cordee simulate` and `cordee replay` as values: the terminal, the page and the JSON show them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cordee.simulate.compare import Result, Scenario
-from cordee.simulate.knee import can_be_chosen, knee
+from cordee.simulate.knee import RULE, can_be_chosen, knee
 from cordee.simulate.metrics import Spread, Summary
 from cordee.simulate.observed import ObservedLog
 from cordee.simulate.policies import NamedPolicy
@@ -23,7 +23,7 @@ _NEVER_US = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Rows of the trace that are no job for this cluster; `line` is an example's."""
+    """Rows of one kind; `line` is an example's."""
 
     kind: str
     rows: int
@@ -46,7 +46,10 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyComparison:
-    """Policies on the same trace and cluster; `knee` is one of at least two patiences of `cordee`."""
+    """Policies on the same trace and cluster; `knee` is one of at least two patiences of `cordee`, by the rule.
+
+    `changed` are jobs that run differently from what their rows say.
+    """
 
     trace: str
     nodes: int
@@ -54,9 +57,11 @@ class PolicyComparison:
     seed: int
     jobs: int
     left_out: tuple[LeftOut, ...]
+    changed: tuple[LeftOut, ...]
     price_sources: tuple[str, ...]
     policies: tuple[PolicyResult, ...]
     knee: str | None = None
+    rule: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +129,17 @@ def comparison(scenario: Scenario, tally: Tally, jobs: int, results: Sequence[Re
         gpus=sum(node.gpus for node in scenario.nodes),
         seed=scenario.seed,
         jobs=jobs,
-        left_out=tuple(
-            LeftOut(kind=kind, rows=rows, line=tally.first.get(kind)) for kind, rows in sorted(tally.kinds.items())
-        ),
+        left_out=_rows(tally, tally.kinds),
+        changed=_rows(tally, tally.changes),
         price_sources=tuple(sorted({node.price_source for node in scenario.nodes})),
         policies=tuple(_result(each.policy, each) for each in results),
         knee=knee([(each.policy, each.summary) for each in results]) if several else None,
+        rule=RULE if several else None,
     )
+
+
+def _rows(tally: Tally, counts: Mapping[str, int]) -> tuple[LeftOut, ...]:
+    return tuple(LeftOut(kind=kind, rows=rows, line=tally.first.get(kind)) for kind, rows in sorted(counts.items()))
 
 
 def replayed(

@@ -3,9 +3,13 @@
 A run is a pure function of trace, cluster, policy and seed.
 """
 
+import heapq
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TypedDict
 
 from cordee.events import Event, Node, Queue
@@ -15,7 +19,7 @@ from cordee.simulate.metrics import Metrics, Summary
 from cordee.simulate.policies import NamedPolicy
 from cordee.simulate.run import run
 from cordee.simulate.traces.job import Tally, TraceJob
-from cordee.simulate.workload import Costs, submissions
+from cordee.simulate.workload import Costs, fitting, submissions
 from cordee.simulate.world import Outage
 
 Jobs = Callable[[Tally], Iterable[TraceJob]]
@@ -39,11 +43,12 @@ class CachedJobs:
                     jobs.append(job)
                 yield job
             if len(jobs) < self._most:
-                self._jobs, self._counted = jobs, replace(tally, kinds=dict(tally.kinds), first=dict(tally.first))
+                self._jobs, self._counted = jobs, deepcopy(tally)
             return
-        for kind, count in self._counted.kinds.items():
-            tally.kinds[kind] = tally.kinds.get(kind, 0) + count
-            tally.first.setdefault(kind, self._counted.first.get(kind, 0))
+        for mine, counted in ((tally.kinds, self._counted.kinds), (tally.changes, self._counted.changes)):
+            for kind, count in counted.items():
+                mine[kind] = mine.get(kind, 0) + count
+                tally.first.setdefault(kind, self._counted.first.get(kind, 0))
         tally.jobs += len(self._jobs)
         yield from self._jobs
 
@@ -124,8 +129,10 @@ def count_jobs(scenario: Scenario) -> tuple[Tally, int]:
     known = {name for name, _ in scenario.vcs}
     whole, total = scenario.tally(), 0
     read = list(scenario.tiered_jobs(whole)) if known else scenario.tiered_jobs(whole)
+    limits = _limits(scenario)
     for vc, nodes in scenario.clusters():
-        total += sum(1 for _ in submissions(_of(vc, read), nodes, whole, costs=scenario.costs, **_cut(scenario)))
+        cut = _cut(scenario, limits, vc)
+        total += sum(1 for _ in submissions(_of(vc, read), nodes, whole, costs=scenario.costs, **cut))
     unknown = sum(job.vc not in known for job in read) if known else 0
     if unknown:
         whole.kinds["of a virtual cluster that has no nodes"] = unknown
@@ -137,6 +144,7 @@ def simulate(scenario: Scenario, named: NamedPolicy, progress: Callable[[int], N
     metrics: Metrics | None = None
     gantt = Gantt(node.name for node in scenario.nodes)
     ledgers, events, errors = [], 0, 0
+    limits = _limits(scenario)
     for vc, nodes in scenario.clusters():
         tally = replace(scenario.tally(), strict=False)
         part = Metrics()
@@ -149,7 +157,7 @@ def simulate(scenario: Scenario, named: NamedPolicy, progress: Callable[[int], N
                 tally,
                 costs=scenario.costs,
                 estimates=named.estimates,
-                **_cut(scenario),
+                **_cut(scenario, limits, vc),
             ),
             outages_of(scenario, nodes),
             policy=named.policy,
@@ -202,8 +210,26 @@ class _Cut(TypedDict):
     window_us: tuple[int, int | None]
 
 
-def _cut(scenario: Scenario) -> _Cut:
-    return {"limit": scenario.limit, "window_us": scenario.window_us}
+def _cut(scenario: Scenario, limits: Mapping[str | None, int], vc: str | None) -> _Cut:
+    limit = scenario.limit if vc is None or scenario.limit is None else limits[vc]
+    return {"limit": limit, "window_us": scenario.window_us}
+
+
+def taken(scenario: Scenario) -> list[TraceJob]:
+    """Return the jobs that are simulated, in order: the first ones that their clusters can hold."""
+    tally = replace(scenario.tally(), strict=False)
+    read = list(scenario.tiered_jobs(tally))
+    parts = [
+        fitting(_of(vc, read), nodes, tally, limit=scenario.limit, window_us=scenario.window_us)
+        for vc, nodes in scenario.clusters()
+    ]
+    merged_jobs = heapq.merge(*parts, key=lambda each: (each[0].submit_us, each[0].line))
+    return [job for job, _ in islice(merged_jobs, scenario.limit)]
+
+
+def _limits(scenario: Scenario) -> Counter[str | None]:
+    """Return how many jobs each virtual cluster takes, of a number of jobs in all."""
+    return Counter(job.vc for job in taken(scenario)) if scenario.vcs and scenario.limit is not None else Counter()
 
 
 def outages_of(scenario: Scenario, nodes: Sequence[Node]) -> Iterator[Outage]:

@@ -13,7 +13,7 @@ from statistics import quantiles
 
 from cordee.schedule.policy import Policy
 from cordee.simulate.answer import PolicyComparison
-from cordee.simulate.compare import Result, Scenario
+from cordee.simulate.compare import Result, Scenario, taken
 from cordee.simulate.knee import RULE, Weighed, can_be_chosen, knee, weighed
 from cordee.simulate.metrics import Summary
 from cordee.simulate.traces.job import Tally, TraceJob
@@ -28,6 +28,9 @@ FRONTIER = (*(f"cordee:{patience:g}" for patience in PATIENCES), "2d-las", "fifo
 DAY_US = 86_400 * US_PER_S
 BLOCKS_MIN = 4
 """The least number of whole weeks, or of whole days, of a trace whose weeks, or days, are drawn."""
+
+SAMPLES_MIN = 4
+"""Of resampled traces, where the caller does not say how many."""
 
 SHORT_BLOCKS = 8
 """The number of blocks of a trace that is shorter; they begin at any time of it."""
@@ -95,18 +98,18 @@ class Recommendation:
 
 def samples_for(jobs: int) -> int:
     """Return how many resampled traces are run unless the caller says: 4 to 20, fewer of a trace of more jobs."""
-    return max(4, min(20, 10_000 // max(1, jobs)))
+    return max(SAMPLES_MIN, min(20, 10_000 // max(1, jobs)))
 
 
 def resampled(scenario: Scenario, seed: int) -> Scenario:
     """Return a scenario of as many blocks of the trace as it has, drawn with replacement, one after another."""
-    read = _window(scenario)
+    read = taken(scenario)
     times_us = [job.submit_us for job in read]
     first_us = times_us[0] if read else 0
     block_us, step_us = _block(times_us)
     span_us = times_us[-1] - first_us if read else 0
     count = max(1, round(span_us / block_us))
-    starts = max(1, count if step_us == block_us else (span_us - block_us) // step_us + 1)
+    starts = max(1, round((span_us - block_us) / step_us) + 1)
     drawn = [step_us * random.Random(f"{seed}/blocks/{index}").randrange(starts) for index in range(count)]
 
     def draw(tally: Tally) -> Iterator[TraceJob]:
@@ -122,26 +125,19 @@ def resampled(scenario: Scenario, seed: int) -> Scenario:
 
 def block_us(scenario: Scenario) -> int:
     """Return the length of the blocks that are drawn of this trace."""
-    return _block([job.submit_us for job in _window(scenario)])[0]
-
-
-def _window(scenario: Scenario) -> list[TraceJob]:
-    """Return the jobs of the scenario, in order."""
-    from_us, until_us = scenario.window_us
-    read = sorted(scenario.jobs(replace(scenario.tally(), strict=False)), key=lambda job: job.submit_us)
-    read = [job for job in read if from_us <= job.submit_us and (until_us is None or job.submit_us < until_us)]
-    return read[: scenario.limit]
+    return _block([job.submit_us for job in taken(scenario)])[0]
 
 
 def _block(times_us: Sequence[int]) -> tuple[int, int]:
-    """Return the length of a block, and of what times of the trace a block's beginning is a multiple.
+    """Return the length of a block, and of which time a block's beginning is a multiple.
 
-    Weeks and days keep the times of day of the submissions. A trace that is too short for them has no pattern of days.
+    Blocks begin at any day of the trace, so that all of it is drawn and none is empty behind its end. Weeks and days
+    keep the times of day of the submissions. A trace that is too short for them has no pattern of days.
     """
     span_us = times_us[-1] - times_us[0] if times_us else 0
     for whole_us in (7 * DAY_US, DAY_US):
         if span_us >= BLOCKS_MIN * whole_us:
-            return whole_us, whole_us
+            return whole_us, DAY_US
     return max(1, span_us // SHORT_BLOCKS), 1
 
 
@@ -188,19 +184,21 @@ def sentences(answer: Recommendation) -> list[str]:
     """Return the recommendation, how sure it is, and how it was made."""
     chosen = {each.policy: each.chosen for each in answer.costs if each.chosen is not None}
     of = plural(answer.samples, "resampled trace")
-    if answer.clear:
+    same = len({_figures(each) for each in answer.costs if each.chosen is not None}) == 1 < len(chosen)
+    if same:
+        lines = ["all patiences give the same figures on this trace: any of them will do"]
+    elif answer.clear:
         lines = [f"recommended: {answer.policy}, in {chosen[answer.policy]} of {of} as well"]
     else:
         lines = [f"no clear winner: {answer.policy} or {answer.other}"]
         lines.append(f"{of}: {', '.join(f'{count} for {name}' for name, count in chosen.items() if count)}")
-    if len({_figures(each) for each in answer.costs if each.chosen is not None}) == 1 < len(chosen):
-        lines.append("all patiences give the same figures on this trace: any of them will do")
-    if answer.clear:
+    if answer.clear and not same:
         patience = answer.policy.partition(":")[2] or "default"
         lines.append(f"a server takes it by: cordee up --patience {patience}")
     lines.append(f"rule: {answer.rule}")
+    drawn = format_duration(answer.block_s) if answer.block_s >= 1 else "less than a second"
     lines.append(
-        f"a resampled trace: blocks of {format_duration(answer.block_s)} of this one, drawn with replacement,"
+        f"a resampled trace: blocks of {drawn} of this one, drawn with replacement,"
         f" seeds from {answer.compared.seed} on"
     )
     if answer.failed_cycles:

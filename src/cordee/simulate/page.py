@@ -84,6 +84,7 @@ def _table(answer: PolicyComparison) -> Section:
     ]
     notes += unended(answer)
     notes += [f"{left.rows:,} rows of the trace are left out: {left.kind}" for left in answer.left_out]
+    notes += [f"{each.rows:,} rows of the trace are changed: {each.kind}" for each in answer.changed]
     notes += [f"price: {source}" for source in answer.price_sources]
     return Section(
         "Side by side",

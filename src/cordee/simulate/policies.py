@@ -7,7 +7,7 @@ of a job only what it has done so far.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cordee.control.patience import parse_patience
+from cordee.control.patience import PATIENCE_MAX, parse_patience
 from cordee.errors import InputError
 from cordee.near import did_you_mean
 from cordee.schedule.policy import NAMED, Policy
@@ -67,7 +67,8 @@ def _named(text: str) -> NamedPolicy:
     if named.policy.patience is None or patience is None:
         raise InputError(
             f"{text!r} is no policy with a patience",
-            hint="a patience multiplies how long long jobs run, for a policy of Cordee's own: cordee:2",
+            hint="a patience multiplies how long long jobs run, for a policy of Cordee's own: cordee:2; it is above 0"
+            f" and at most {PATIENCE_MAX:,}",
         )
     described = f"{named.description}, with a patience of {patience:g}"
     return replace(named, name=text, description=described, policy=replace(named.policy, patience=patience))

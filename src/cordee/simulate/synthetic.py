@@ -42,11 +42,15 @@ class Synthetic:
     tiers: tuple[int, int, int] = (0, 100, 0)
 
     def at_load(self, gpus: int, load: float) -> "Synthetic":
-        """Return it with the arrival rate at which jobs request `load` of the GPU time of `gpus` GPUs."""
+        """Return it for `gpus` GPUs: without larger jobs, at the rate at which jobs request `load` of their time.
+
+        A draw of few jobs may request much less or more: most GPU time is that of few long jobs.
+        """
+        sizes = tuple(each for each in self.sizes if each[0] <= gpus) or ((1, 1),)
         rng = random.Random(0)
         run_s = sum(self._run_s(rng) for _ in range(20_000)) / 20_000
-        size = sum(each * weight for each, weight in self.sizes) / sum(weight for _, weight in self.sizes)
-        return replace(self, per_hour=load * gpus * 3600 / (run_s * size))
+        size = sum(each * weight for each, weight in sizes) / sum(weight for _, weight in sizes)
+        return replace(self, sizes=sizes, per_hour=load * gpus * 3600 / (run_s * size))
 
     def draw(self, seed: int) -> Iterator[TraceJob]:
         """Draw the jobs in the order of submission."""

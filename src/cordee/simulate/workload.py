@@ -52,6 +52,20 @@ def submissions(
         limit: the most jobs.
         window_us: begin and end of the submissions to take, in the trace's time.
     """
+    found = fitting(jobs, nodes, tally, limit=limit, window_us=window_us)
+    for number, (each, name) in enumerate(found, start=1):
+        yield submission(each, name, costs, number, estimates=estimates)
+
+
+def fitting(
+    jobs: Iterable[TraceJob],
+    nodes: Iterable[Node],
+    tally: Tally,
+    *,
+    limit: int | None,
+    window_us: tuple[int, int | None],
+) -> Iterator[tuple[TraceJob, str | None]]:
+    """Yield the jobs that the cluster can hold, each with the name of its GPU if the cluster has it."""
     nodes = list(nodes)
     names = (*{node.gpu_name: None for node in nodes}, None)
     most = {name: most_gpus(nodes, name, Capacity.ANY) for name in names}
@@ -68,7 +82,7 @@ def submissions(
             tally.bad(f"larger than the cluster's {most[name]} GPUs{of}", each.line)
             continue
         taken += 1
-        yield submission(each, name, costs, taken, estimates=estimates)
+        yield each, name
 
 
 def submission(each: TraceJob, gpu_name: str | None, costs: Costs, number: int, *, estimates: bool) -> Submission:

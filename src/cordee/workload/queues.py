@@ -68,6 +68,8 @@ def parse_queues(text: str, *, source: str = "<queues>") -> tuple[Queue, ...]:
         raise where.error(("version",), f"unknown version {document['version']!r}", "use 1")
     if "queues" not in document:
         raise where.error((), "there are no queues", _SHORTEST)
+    if not isinstance(document["queues"] or {}, dict):
+        raise where.error(("queues",), "queues must be a mapping of names", "write: queues: {research: {quota: 2}}")
     named = mapping(document, "queues", where)
     specs = {str(name): _read(name, written or {}, where) for name, written in named.items()}
     quotas = dict[str, int]()

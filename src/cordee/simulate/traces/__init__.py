@@ -88,7 +88,8 @@ def _format_of(path: Path) -> str:
         if set(form.needs) <= {name.strip() for name in header.split(form.delimiter)}:
             return form.name
     raise TraceError(
-        f"no format has the header {header[:120]!r}", hint=f"the common one is {_needs(FORMATS[0])}; see --format"
+        f"no format has the header {header[:120]!r}",
+        hint=f"the common one is {_needs(FORMATS[0])}, times in seconds or dates; see --format",
     )
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TextIO
 
 from cordee.errors import TraceError
-from cordee.units import US_PER_S
+from cordee.units import US_PER_DAY, US_PER_S
+
+_LATEST_US = 253_402_300_800 * US_PER_S  # since 1970
+_LONGEST_US = 36_525 * US_PER_DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,7 @@ class TraceJob:
         submit_us: from the trace's own zero.
         duration_us: run time, queueing not included.
         line: in its file, for messages.
+        changes: what runs differently from what its row says.
     """
 
     job_id: str
@@ -35,6 +39,7 @@ class TraceJob:
     cpu_milli: int = 0
     memory_bytes: int = 0
     tier: str = ""
+    changes: tuple[str, ...] = ()
     time_limit_us: int | None = None
 
 
@@ -51,6 +56,7 @@ class Tally:
     jobs: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
+    changes: dict[str, int] = field(default_factory=dict)  # of jobs that run differently from what their rows say
 
     @property
     def left_out(self) -> int:
@@ -68,6 +74,17 @@ class Tally:
                 f"{self.path}, line {line}: {kind}", hint="without --strict such rows are counted and left out"
             )
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.first.setdefault(kind, line)
+
+    def changed(self, kind: str, line: int) -> None:
+        """Count a job that runs differently from what its row says.
+
+        Raises:
+            TraceError: the count is strict.
+        """
+        if self.strict:
+            raise TraceError(f"{self.path}, line {line}: {kind}", hint="without --strict such rows are counted")
+        self.changes[kind] = self.changes.get(kind, 0) + 1
         self.first.setdefault(kind, line)
 
 
@@ -93,12 +110,16 @@ def checked(job: TraceJob, *, cpu_jobs: bool = False) -> TraceJob:
         cpu_jobs: take jobs without GPUs that say how many CPU cores they need, too.
 
     Raises:
-        BadRow: a time is negative, the job never ran, or it needs no GPU.
+        BadRow: a time is negative or beyond any that a cluster sees, the job never ran, or it needs no GPU.
     """
     if job.submit_us < 0:
         raise BadRow("negative submission time")
     if job.duration_us < 0:
         raise BadRow("negative run time")
+    if job.submit_us > _LATEST_US:
+        raise BadRow("submission time after the year 9999")
+    if job.duration_us > _LONGEST_US:
+        raise BadRow("runs for more than a hundred years")
     if job.gpus < 0:
         raise BadRow("negative number of GPUs")
     if job.gpus == 0 and not (cpu_jobs and job.cpu_milli):

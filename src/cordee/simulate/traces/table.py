@@ -10,16 +10,19 @@ import csv
 import heapq
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cordee.errors import TraceError
+from cordee.errors import TraceError, UnitError
+from cordee.events import Tier
 from cordee.simulate.traces.job import BadRow, Tally, TraceJob, checked, gpus_of, open_text, seconds_us, stamp_us
-from cordee.units import US_PER_S
+from cordee.units import US_PER_S, parse_duration_s
 
 Row = Mapping[str, str]
 
 MIB = 1 << 20
+_TIERS = frozenset(tier.value for tier in Tier)
+_ROUNDED = "GPUs are no whole number: runs on the next larger one"
 _WINDOW = 100_000  # rows that a table of the common form may be out of order
 
 
@@ -59,14 +62,29 @@ def table(path: Path, form: Format, tally: Tally) -> Iterator[TraceJob]:
                 if len(cells) != len(header):
                     raise BadRow(f"{len(cells)} columns in place of {len(header)}")
                 job = form.read(dict(zip(header, cells, strict=True)), line)
-                if job is not None:
-                    yield checked(job, cpu_jobs=form.name == "common")  # others' CPU jobs ran on nodes without GPUs
+                if job is None:
+                    continue
+                checked(job, cpu_jobs=form.name == "common")  # others' CPU jobs ran on nodes without GPUs
+                for change in job.changes:
+                    tally.changed(change, line)
+                yield job
             except BadRow as bad:
                 tally.bad(str(bad), line)
 
 
 def streamed(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
-    """Yield jobs in order without holding them all; count and leave out a job that is too late for its place."""
+    """Yield jobs in order without holding them all, with times from the first one.
+
+    A job that is too late for its place is counted and left out.
+    """
+    zero_us: int | None = None
+    for job in _merged(jobs, tally):
+        zero_us = job.submit_us if zero_us is None else zero_us
+        tally.jobs += 1
+        yield replace(job, submit_us=job.submit_us - zero_us) if zero_us else job
+
+
+def _merged(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
     window: list[tuple[int, int, TraceJob]] = []
     last_us = 0
     for job in jobs:
@@ -76,10 +94,8 @@ def streamed(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
         heapq.heappush(window, (job.submit_us, job.line, job))
         if len(window) > _WINDOW:
             last_us, _, first = heapq.heappop(window)
-            tally.jobs += 1
             yield first
     while window:
-        tally.jobs += 1
         yield heapq.heappop(window)[2]
 
 
@@ -89,13 +105,16 @@ def streamed(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
 def _common(row: Row, line: int) -> TraceJob:
     gpus, milli = _gpus(row["gpus"])
     memory = row.get("memory_mib", "")
-    limit = row.get("time_limit_s", "")
+    limit, tier = row.get("time_limit_s", ""), row.get("tier", "").strip().lower()
+    changes: tuple[str, ...] = (_ROUNDED,) if milli == 1000 and float(row["gpus"]) != gpus else ()
+    if tier and tier not in _TIERS:
+        changes += ("an unknown tier: runs as standard",)
     return TraceJob(
         job_id=row["job_id"],
-        submit_us=seconds_us(row["submit_s"], "submission time"),
+        submit_us=_time_us(row["submit_s"], "submission time", stamp_us),
         gpus=gpus,
         gpu_milli=milli,
-        duration_us=seconds_us(row["duration_s"], "run time"),
+        duration_us=_time_us(row["duration_s"], "run time", _length_us),
         line=line,
         user=row.get("user", ""),
         vc=row.get("vc", ""),
@@ -103,9 +122,28 @@ def _common(row: Row, line: int) -> TraceJob:
         gpu_name=_one_name(row.get("gpu_spec", "")),
         cpu_milli=_whole(row.get("cpu_milli", ""), "cpu_milli"),
         memory_bytes=_whole(memory, "memory_mib") * MIB,
-        tier=row.get("tier", ""),
-        time_limit_us=seconds_us(limit, "time limit") if limit else None,
+        tier=tier,
+        changes=changes,
+        time_limit_us=_time_us(limit, "time limit", _length_us) if limit else None,
     )
+
+
+def _time_us(text: str, what: str, other: Callable[[str, str], int]) -> int:
+    """Parse seconds, or what another parser takes."""
+    try:
+        return seconds_us(text, what)
+    except BadRow:
+        return other(text, what)
+
+
+def _length_us(text: str, what: str) -> int:
+    """Parse `[days-]hours:minutes:seconds`, or a length with units such as 1h30m."""
+    if ":" in text:
+        return _elapsed_us(text)
+    try:
+        return round(parse_duration_s(text) * US_PER_S)
+    except UnitError:
+        raise BadRow(f"{what} is no time" if text.strip() else f"no {what}") from None
 
 
 def _gpus(text: str) -> tuple[int, int]:
@@ -139,6 +177,7 @@ def _one_name(text: str) -> str | None:
 def _datacentre(row: Row, line: int) -> TraceJob:
     gpus, milli = _gpus(row["gpu_num"])
     return TraceJob(
+        changes=(_ROUNDED,) if milli == 1000 and float(row["gpu_num"]) != gpus else (),
         job_id=row["job_id"],
         submit_us=stamp_us(row["submit_time"], "submission time"),
         gpus=gpus,
