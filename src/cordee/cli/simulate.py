@@ -440,4 +440,4 @@ def _queues(path: Path) -> tuple[Queue, ...]:
 
 
 def _left_out(tally: Tally) -> str:
-    return "; ".join(f"{count:,} rows left out: {kind}" for kind, count in tally.kinds.items())
+    return "; ".join(f"{plural(count, 'row')} left out: {kind}" for kind, count in tally.kinds.items())
