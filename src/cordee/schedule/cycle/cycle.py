@@ -31,11 +31,11 @@ def run(state: State, now_us: int) -> Draft:
     state.nodes.end_quarantines(now_us)
     settle(state, draft)
     if not state.shutting_down:
-        find_overdue(state, draft)
         draft.kinds = frozenset(state.nodes.free.kinds)
         draft.failed_searches = state.failed_searches.valid(state.changes.gains, now_us)
-        draft.tried.free.update(draft.failed_searches.placements)
         if state.waiting.count or state.agenda.restarting:
+            find_overdue(state, draft)
+            draft.tried.free.update(draft.failed_searches.placements)
             earmark(state, draft)
             _try_in_order(state, draft)
             _limit_failed_searches(state, draft)

@@ -82,8 +82,7 @@ def _levels(waiting: Waiting) -> Iterator[int]:
 
 def _min_run_ends_us(state: State, now_us: int) -> int | None:
     """Return when an attempt has run long enough for higher tiers, or for a queue that takes back its quota."""
-    lowest = int(state.running.rows.ints["tier"].max(initial=0))
-    if not state.quotas.queues and lowest <= min(line.tier for line in state.waiting.lines.values()):
+    if not state.heeds_min_runs(int(state.running.rows.ints["tier"].max(initial=0))):
         return None
     return state.running.next_us("min_run_ends_us", now_us)
 

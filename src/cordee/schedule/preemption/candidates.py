@@ -161,7 +161,7 @@ class Candidates:
                 found = running.lost_us(standing) <= now_us
             else:
                 found = np.zeros(running.rows.size, np.bool_)
-            if standing >= 0 and running.rows.flags["awaited"].any():
+            if standing >= 0 and np.count_nonzero(running.rows.flags["awaited"]):
                 found &= running.kept_until_us(now_us, policy) <= now_us
             found &= running.rows.flags["live"]
             self._lost[standing] = found
@@ -227,7 +227,7 @@ class Candidates:
         found = self._has_lost.get((tier, standing))
         if found is None:
             of_tier = self._state.running.rows.ints["tier"] == tier
-            found = self._has_lost[tier, standing] = bool((of_tier & self.lost(standing)).any())
+            found = self._has_lost[tier, standing] = np.count_nonzero(of_tier & self.lost(standing)) > 0
         return found
 
     def _reach(self, scope: Scope, shielded: frozenset[str]) -> Reach:

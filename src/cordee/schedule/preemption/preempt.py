@@ -6,6 +6,7 @@ if each of them fits elsewhere at once. Both are tried on the state as a what-if
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason, Tier
@@ -60,7 +61,10 @@ class Preemption:
     def __init__(self, state: State, now_us: int) -> None:
         self._state, self._now_us = state, now_us
         self.overdue = frozenset[JobId]()
-        self._search = VictimSearch(state, now_us)
+
+    @cached_property
+    def _search(self) -> VictimSearch:
+        return VictimSearch(self._state, self._now_us)  # Most cycles need none.
 
     def scope(self, record: JobRecord) -> Scope:
         """Return the scope of a waiting job: the attempts that it may preempt."""

@@ -42,14 +42,14 @@ NOTHING = Held()
 
 def held_by(job: Job, leases: Sequence[Lease], micro_usd_per_gpu_hour: Sequence[int]) -> Held:
     """Return the holdings of an attempt by these leases, at their nodes' prices."""
-    requests = [host_request(job, len(lease.gpus)) for lease in leases]
-    prices = zip(leases, micro_usd_per_gpu_hour, strict=True)
-    return Held(
-        gpu_milli=sum(len(lease.gpus) * lease.milli for lease in leases),
-        cpu_milli=sum(cpu_milli for cpu_milli, _ in requests),
-        memory_bytes=sum(memory_bytes for _, memory_bytes in requests),
-        nano_usd_per_hour=sum(job.nano_usd_per_hour(lease, price) for lease, price in prices),
-    )
+    gpu_milli = cpu_milli = memory_bytes = nano_usd_per_hour = 0
+    for lease, price in zip(leases, micro_usd_per_gpu_hour, strict=True):
+        cpu, memory = host_request(job, len(lease.gpus))
+        gpu_milli += lease.gpu_milli
+        cpu_milli += cpu
+        memory_bytes += memory
+        nano_usd_per_hour += job.nano_usd_per_hour(lease, price)
+    return Held(gpu_milli, cpu_milli, memory_bytes, nano_usd_per_hour)
 
 
 def offered_by(node: Node) -> Held:

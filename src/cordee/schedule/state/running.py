@@ -147,7 +147,9 @@ class Running:
 
     def has_lost(self, level: int, now_us: int) -> bool:
         """Return whether an attempt has lost its turn to jobs of a level."""
-        return level < len(self.levels) and bool((self.rows.flags["live"] & (self.lost_us(level) <= now_us)).any())
+        if level >= len(self.levels):
+            return False
+        return bool(np.count_nonzero(self.rows.flags["live"] & (self.lost_us(level) <= now_us)))
 
     def next_movable_us(self, now_us: int, gpus: int) -> int:
         """Return when the time slice of the next attempt of up to so many GPUs ends: it may move then; NEVER: none."""
@@ -178,7 +180,7 @@ class Running:
         the end of its turn. The wait ends when that checkpoint is due, so a further level makes no job wait longer.
         """
         rows, awaited = self.rows.ints, self.rows.flags["awaited"]
-        if not (policy.awaits_checkpoint and counts_service(policy) and awaited.any()):
+        if not (policy.awaits_checkpoint and counts_service(policy) and np.count_nonzero(awaited)):
             return np.zeros(self.rows.size, np.int64)
         since_us = now_us - rows["work_from_us"]
         left_us = rows["every_us"] + rows["restart_us"] + rows["save_us"] - since_us

@@ -157,6 +157,10 @@ class State:
         """Return the allowances of overdue jobs now."""
         return Allowances(self.policy, self.patience_us, self.running, self.waiting, self.quotas)
 
+    def heeds_min_runs(self, tier: int) -> bool:
+        """Return whether a job may wait for attempts of a tier to have run long enough: a higher tier, or a queue's."""
+        return bool(self.quotas.queues) or any(line.tier < tier for line in self.waiting.lines.values())
+
     @property
     def patience_us(self) -> int:
         """Return the total wait after which a job is overdue; NEVER if none ever is."""

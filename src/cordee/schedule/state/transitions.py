@@ -63,6 +63,7 @@ from cordee.schedule.quota.held import held_by
 from cordee.schedule.quota.limits import notice_at_us
 from cordee.schedule.quota.quotas import Quotas
 from cordee.schedule.state import chains, reservations, retries
+from cordee.schedule.state.order import level
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase, micro_usd_per_hour
 from cordee.schedule.state.running import is_exempt, min_run_ends_us, min_run_us
 from cordee.schedule.state.state import State
@@ -266,7 +267,8 @@ def _ranks_started(state: State, event: RanksStarted) -> None:
     if min_run_us(attempt.job, attempt.epoch) and event.job_id in state.running.row_of:
         if not is_exempt(state.jobs[event.job_id]):
             state.running.set(event.job_id, min_run_ends_us=min_run_ends_us(attempt))
-        state.changes.count()
+        if state.heeds_min_runs(level(attempt.job.tier)):
+            state.changes.count()
 
 
 def _committed(state: State, event: CheckpointCommitted) -> None:
