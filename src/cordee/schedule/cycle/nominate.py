@@ -110,8 +110,11 @@ def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | N
     if room is None:
         searches.add(key, scope)
         return False
-    for event in room.events:
-        emit(state, draft, event)
+    if room.given:
+        draft.events += room.events
+    else:
+        for event in room.events:
+            emit(state, draft, event)
     assume(state, draft, job, room.leases)
     for other, leases in room.others:
         assume(state, draft, other, leases)

@@ -2,7 +2,7 @@
 
 A preemption takes the cheapest set of victims: lower tiers, worse standings of its own tier, and jobs that borrowed its
 queue's quota. A move costs less: a gang for which enough GPUs are free, but not in its shape, may move smaller jobs
-if each of them fits elsewhere at once. Both are tried on the state as a what-if, and taken back.
+if each of them fits elsewhere at once. Both are tried on the state, and taken back unless they are the answer.
 """
 
 from dataclasses import dataclass
@@ -44,11 +44,15 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The room that others make for a job: notices to give, its place, and the places of those that start again."""
+    """The room that others make for a job: notices to give, its place, and the places of those that start again.
+
+    With `given` the state has the notices already.
+    """
 
     events: tuple[Event, ...]
     leases: tuple[Lease, ...]
     others: tuple[NextPlace, ...] = ()
+    given: bool = False
 
 
 class Preemption:
@@ -195,27 +199,32 @@ class Preemption:
     # -- the room --------------------------------------------------------------------------------------------
 
     def _room(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
-        """Give notice to all victims as a what-if; elastic ones start smaller on what is left."""
+        """Give notice to all victims; take it back without a place, or if elastic ones start smaller on what is left."""
         state = self._state
         mark = state.journal.mark()
         attempts = [state.attempts[each] for each in chosen]
         leaving = [Terms(attempt, self._reason(attempt, record)) for attempt in attempts]
-        self._try(leaving, record)
+        events = self._try(leaving, record)
+        given = state.journal.mark()
         leases = self._vacated_place(record.job, pool) if self._is_admitted(record) else None
+        if leases is None:
+            state.journal.take_back(mark)
+            return None
+        if not (state.policy.resize and any(each.job.sizes for each in attempts)):
+            return Room(events, leases, given=True)
+        state.nodes.claim(leases)
         others: list[NextPlace] = []
         terms: list[Terms] = []
-        if leases is not None:
-            state.nodes.claim(leases)
-            for each in leaving:
-                smaller = self._smaller_place(each.attempt) if state.policy.resize else None
-                if smaller is None:
-                    terms.append(each)
-                    continue
-                state.nodes.claim(smaller)
-                others.append((each.attempt.job, smaller))
-                terms.append(Terms(each.attempt, NoticeReason.RESIZE, sum(len(lease.gpus) for lease in smaller)))
-        state.journal.take_back(mark)
-        return None if leases is None else Room(self._events(terms, record), leases, tuple(others))
+        for each in leaving:
+            smaller = self._smaller_place(each.attempt)
+            if smaller is None:
+                terms.append(each)
+                continue
+            state.nodes.claim(smaller)
+            others.append((each.attempt.job, smaller))
+            terms.append(Terms(each.attempt, NoticeReason.RESIZE, sum(len(lease.gpus) for lease in smaller)))
+        state.journal.take_back(mark if others else given)
+        return Room(self._events(terms, record), leases, tuple(others)) if others else Room(events, leases, given=True)
 
     def _room_by_moving(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
         state = self._state
@@ -275,9 +284,11 @@ class Preemption:
             return NoticeReason.QUOTA
         return NoticeReason.PREEMPT if is_below(attempt.job.tier, record.job.tier) else NoticeReason.TIME_SLICE
 
-    def _try(self, terms: list[Terms], record: JobRecord) -> None:
-        for event in self._events(terms, record):
+    def _try(self, terms: list[Terms], record: JobRecord) -> tuple[Event, ...]:
+        events = self._events(terms, record)
+        for event in events:
             apply(self._state, event)
+        return events
 
     def _events(self, terms: list[Terms], record: JobRecord) -> tuple[Event, ...]:
         return tuple(event for each in terms for event in self._notices(each, record.job.job_id))
