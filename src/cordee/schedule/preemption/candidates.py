@@ -227,7 +227,7 @@ class Candidates:
         found = self._has_lost.get((tier, standing))
         if found is None:
             of_tier = self._state.running.rows.ints["tier"] == tier
-            found = self._has_lost[tier, standing] = np.count_nonzero(of_tier & self.lost(standing)) > 0
+            found = self._has_lost[tier, standing] = bool(np.count_nonzero(of_tier & self.lost(standing)))
         return found
 
     def _reach(self, scope: Scope, shielded: frozenset[str]) -> Reach:

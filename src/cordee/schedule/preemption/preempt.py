@@ -199,7 +199,7 @@ class Preemption:
     # -- the room --------------------------------------------------------------------------------------------
 
     def _room(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
-        """Give notice to all victims; take it back without a place, or if elastic ones start smaller on what is left."""
+        """Give notice to all victims; take it back without a place, or where elastic ones start smaller on the rest."""
         state = self._state
         mark = state.journal.mark()
         attempts = [state.attempts[each] for each in chosen]

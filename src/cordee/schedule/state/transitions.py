@@ -267,7 +267,8 @@ def _ranks_started(state: State, event: RanksStarted) -> None:
     if min_run_us(attempt.job, attempt.epoch) and event.job_id in state.running.row_of:
         if not is_exempt(state.jobs[event.job_id]):
             state.running.set(event.job_id, min_run_ends_us=min_run_ends_us(attempt))
-        if state.heeds_min_runs(level(attempt.job.tier)):
+        # Where victims leave, the cycle that gave them notice may have left something to decide.
+        if state.nodes.vacating or state.heeds_min_runs(level(attempt.job.tier)):
             state.changes.count()
 
 
