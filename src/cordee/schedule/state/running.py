@@ -150,8 +150,6 @@ class Running:
         if level >= len(self.levels):
             return False
         return bool(np.count_nonzero(self.rows.flags["live"] & (self.lost_us(level) <= now_us)))
-            return False
-        return bool(np.count_nonzero(self.rows.flags["live"] & (self.lost_us(level) <= now_us)))
 
     def next_movable_us(self, now_us: int, gpus: int) -> int:
         """Return when the time slice of the next attempt of up to so many GPUs ends: it may move then; NEVER: none."""
