@@ -163,10 +163,11 @@ class History:
         [1, 256, 4096, 65536, 1048576]
         """
         ended = self._ended
-        spent = list(ended.gpu_us)
+        live = [0] * (len(LADDER) + 1)  # whole numbers: the order of the jobs, which is that of a set, must not matter
         for served_gpu_us in live_gpu_us:
             for level, gpu_us in enumerate(_by_level(served_gpu_us)):
-                spent[level] += gpu_us
+                live[level] += gpu_us
+        spent = [of_ended + of_live for of_ended, of_live in zip(ended.gpu_us, live, strict=True)]
         self.learnt = _falling(ended.ends, spent), ended.jobs + max(1, ended.jobs // _GROWTH)
 
     def _count_ended(self, served_gpu_us: int) -> None:
