@@ -83,7 +83,7 @@ class TestMig:
         assert l40s.instances() == ()
         for name, says in (
             ("L40S 1g.10gb", "no MIG profile of L40S"),
-            ("H100 1g.5gb", "H100 has no MIG profile '1g.5gb'\nhint: it has 1g.10gb"),
+            ("H100 1g.5gb", r"H100 has no MIG profile '1g.5gb'\nhint: did you mean 1g.20gb\? it has 1g.10gb"),
             ("B300 3g.135gb", "published nowhere\nhint: ask a machine that has one: nvidia-smi mig -lgip"),
         ):
             with pytest.raises(CatalogueError, match=says):
