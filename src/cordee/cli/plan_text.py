@@ -23,7 +23,16 @@ from cordee.plan.stages import stage_in_words
 from cordee.plan.states import adapter_parameters, reference_bytes, trained_parameters
 from cordee.plan.survive import Survival
 from cordee.plan.training import Adapters, Frozen, Training
-from cordee.units import format_bytes, format_count, format_duration, format_gb, format_kg, format_whole_usd, plural
+from cordee.units import (
+    GiB,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_gb,
+    format_kg,
+    format_whole_usd,
+    plural,
+)
 from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
@@ -79,8 +88,9 @@ def print_header(out: Console, plan: Answer) -> None:
     """Print the model, the GPUs and the training."""
     training, gpu = plan.training, plan.request.gpu
     where = f"{plan.request.gpus} x {gpu.name}"
-    each = f" of {format_bytes(gpu.memory_bytes)}, of which CUDA shows {format_gb(gpu.visible_bytes)}"
-    each = each.replace(", of which", ", as") if gpu.visible_bytes == gpu.memory_bytes else each
+    each = f" of {format_bytes(gpu.memory_bytes)}"
+    if gpu.visible_bytes != gpu.memory_bytes:  # a vendor's GB are GiB, less what the driver keeps
+        each += f" (CUDA shows {gpu.visible_bytes / GiB:.1f} GiB = {format_gb(gpu.visible_bytes)})"
     out.print(Text.assemble((plan.request.shape.name, "bold"), " on ", (where, "bold"), each))
     out.print(settings_in_words(training), style="dim")
 
