@@ -106,7 +106,7 @@ def test_a_cordoned_node_is_shown_and_its_json_follows_the_schema(
         (
             ("cordon", "lokal", "--why", "x"),
             NotFoundError.exit_code,
-            "there is no node 'lokal'\nhint: known nodes: local (see cordee nodes)",
+            "there is no node 'lokal'\nhint: did you mean local? `cordee nodes` lists them",
         ),
         (("cordon",), InputError.exit_code, "cordon needs the name of a node\nhint: `cordee nodes`"),
         (("remove", "local"), InputError.exit_code, "unknown: nodes remove local"),
@@ -158,7 +158,7 @@ def test_a_name_shows_the_node(client: Client, capsys: pytest.CaptureFixture[str
     assert code_of(client, "local", "--json") == 0
     assert json.loads(capsys.readouterr().out)["memory_bytes"] > 0
     assert code_of(client, "lokal") == NotFoundError.exit_code
-    assert "there is no node 'lokal'\nhint: known nodes: local" in capsys.readouterr().err
+    assert "there is no node 'lokal'\nhint: did you mean local? " in capsys.readouterr().err
 
 
 SICK = NODE.model_copy(

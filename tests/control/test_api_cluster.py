@@ -191,6 +191,6 @@ def test_a_drained_node_gives_its_attempts_notice_once(api: Api) -> None:
 @pytest.mark.parametrize("order", ["cordon", "drain", "uncordon"])
 def test_an_unknown_node_is_not_found_with_the_names_that_there_are(api: Api, order: str) -> None:
     before = api.scene.log()
-    with pytest.raises(NotFoundError, match=r"there is no node 'lokal'\nhint: known nodes: local"):
+    with pytest.raises(NotFoundError, match=r"there is no node 'lokal'\nhint: did you mean local"):
         getattr(api.client, order)("lokal")
     assert api.scene.log() == before

@@ -15,6 +15,7 @@ from cordee.cli.join import consent_to_evict, join, leave, token
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NotFoundError
+from cordee.near import meant
 from cordee.units import US_PER_S, format_bytes, format_micro_usd, plural
 from cordee.view.faults import NodeFault, faults_of, lemon_faults
 
@@ -154,8 +155,8 @@ def price(node: NodeView) -> str:
 def _named(name: str, nodes: list[NodeView]) -> NodeView:
     found = next((node for node in nodes if node.name == name), None)
     if found is None:
-        known = ", ".join(node.name for node in nodes[:5])
-        raise NotFoundError(f"there is no node {name!r}", hint=f"known nodes: {known} (see cordee nodes)")
+        hint = meant(name, (node.name for node in nodes)) + "`cordee nodes` lists them"
+        raise NotFoundError(f"there is no node {name!r}", hint=hint)
     return found
 
 

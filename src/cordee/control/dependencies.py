@@ -1,7 +1,6 @@
 """Dependencies of the routes: the operations, the owner or node of a request's token, its parameters and its body."""
 
 import asyncio
-import difflib
 import hmac
 from collections.abc import Mapping
 from typing import Annotated
@@ -17,6 +16,7 @@ from cordee.control.members import token_id
 from cordee.control.operations import Operations
 from cordee.control.roles import Bearer, writes
 from cordee.errors import BodyTooLargeError, ForbiddenError, InputError, TokenError
+from cordee.near import meant
 from cordee.servers import is_loopback
 
 
@@ -144,8 +144,7 @@ async def known_query(request: Request) -> None:
     known = _query_names(route.dependant)
     for name in request.query_params:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "/openapi.json describes every request"
+            hint = meant(name, known) + "/openapi.json describes every request"
             raise InputError(f"{request.url.path} has no parameter {name!r}", hint=hint)
 
 

@@ -1,6 +1,5 @@
 """The API without HTTP: one method for each request that a client can make."""
 
-import difflib
 import json
 import os
 import threading
@@ -38,6 +37,7 @@ from cordee.errors import DependencyError, NotFoundError, SpecError, StoreError
 from cordee.events import After, AfterEnd, BudgetRemoved, BudgetSet, Lease, Node, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import JobId
+from cordee.near import meant
 from cordee.schedule.explain import explain
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.quota.queues import DEFAULT
@@ -370,9 +370,7 @@ class Operations:
                 f"{ref!r} is a sweep, not a job", hint=f"`cordee sweep show {ref}`; its trials are jobs"
             )
         known = [row[key] for key in ("job_id", "name") for row in self.store.jobs() if sees is not None and sees(row)]
-        near = difflib.get_close_matches(ref, known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise NotFoundError(f"there is no job {ref!r}", hint=hint + "`cordee jobs` lists them")
+        raise NotFoundError(f"there is no job {ref!r}", hint=meant(ref, known) + "`cordee jobs` lists them")
 
     def _known(self, job_id: JobId) -> EndedJob:
         """Return what is known of a job: from the state, or from the archive if it ended long ago."""
@@ -459,8 +457,7 @@ class Operations:
         """Raise NotFoundError unless the node is known."""
         known = sorted(self.control.state.nodes.records)
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1) or known[:5]
-            raise NotFoundError(f"there is no node {name!r}", hint=f"known nodes: {', '.join(near)} (see cordee nodes)")
+            raise NotFoundError(f"there is no node {name!r}", hint=meant(name, known) + "`cordee nodes` lists them")
 
     def _node(self, name: str) -> NodeView:
         return next(node for node in self.nodes() if node.name == name)

@@ -1,11 +1,11 @@
 """Requests for a layout: `tp=8,pp=2` read into the axes that it fixes; the search fills in the rest."""
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from cordee.errors import LayoutError
+from cordee.near import meant
 from cordee.plan.layout import (
     CONTEXT_KINDS,
     OFFLOADS,
@@ -162,8 +162,8 @@ def _read_part(part: str, text: str) -> tuple[str, str]:
     match = re.fullmatch(r"([a-z_]+?)=?([0-9]+)", part)
     if match and match[1] in _AXES:
         return match[1], match[2]
-    near = difflib.get_close_matches(re.split(r"[=0-9]", part)[0], (*_AXES, *_WORDS, "split"), n=1, cutoff=0.5)
-    hint = (f"did you mean {near[0]}? " if near else "") + "write it as tp=8,pp=2,dp=4,zero=1,mb=1,recompute=full"
+    near = meant(re.split(r"[=0-9]", part)[0], (*_AXES, *_WORDS, "split"))
+    hint = near + "write it as tp=8,pp=2,dp=4,zero=1,mb=1,recompute=full"
     raise LayoutError(f"layout {text!r} has a part that cannot be read: {part!r}", hint=hint)
 
 

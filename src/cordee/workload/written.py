@@ -1,6 +1,5 @@
 """Read YAML with the line of each key, quantities with their units, and errors that point at their place."""
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cordee.errors import SpecError, UnitError
+from cordee.near import did_you_mean
 
 Path = tuple[str | int, ...]
 
@@ -50,10 +50,9 @@ def check_keys(written: Collection[str], known: Collection[str], inside: Path, w
     for key in written:
         if key in known:
             continue
-        near = difflib.get_close_matches(str(key), known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(str(key), known, listed="known are ")
         place = f" in {'.'.join(map(str, inside))}" if inside else ""
-        raise where.error((*inside, key), f"unknown key {key!r}{place}", hint + "known are " + ", ".join(known))
+        raise where.error((*inside, key), f"unknown key {key!r}{place}", hint)
 
 
 def plain(value: Any, path: Path, where: Where) -> Any:
@@ -75,12 +74,8 @@ def explained(
         return where.error(path, str(context["error"]))
     if first["type"] == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
-        near = difflib.get_close_matches(str(first["input"]), allowed, n=1, cutoff=0.5)
-        hint = (
-            (f"did you mean {near[0]}? " if near else "")
-            + ("use one of: " if len(allowed) > 1 else "use ")
-            + ", ".join(allowed)
-        )
+        listed = "use one of: " if len(allowed) > 1 else "use "
+        hint = did_you_mean(str(first["input"]), allowed, listed=listed)
         return where.error(path, f"unknown {name} {first['input']!r}", hint)
     advice = hints.get(name) or _LIMIT_HINTS.get(first["type"], "").format(**context) or None
     return where.error(path, f"{name} = {first['input']!r}: {first['msg'].lower().replace('tuple', 'list')}", advice)

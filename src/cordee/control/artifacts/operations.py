@@ -5,7 +5,6 @@ Whoever knows a digest does not have the bytes: they are read by those who see a
 by those and by whoever has sent them.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ from cordee.events import (
     ArtifactUsed,
 )
 from cordee.ids import JobId
+from cordee.near import meant
 from cordee.schedule.quota.queues import DEFAULT, near
 
 try:
@@ -457,9 +457,8 @@ class ArtifactOperations:
             numbers = [str(each.pushed.version) for each in named.live]
             known = ", ".join([*numbers[-5:], *sorted(named.tags)])
             return NotFoundError(f"{name} has no version {ref[len(name) + 1 :]!r}", hint=f"it has {known}")
-        close = difflib.get_close_matches(name, seen, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        return NotFoundError(f"there is no artifact {name!r}", hint=f"{hint}`cordee artifact ls` shows them")
+        hint = meant(name, seen) + "`cordee artifact ls` shows them"
+        return NotFoundError(f"there is no artifact {name!r}", hint=hint)
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,5 @@
 """The API of services without HTTP: one method for each request that a client or a gateway can make."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from cordee.control.tenants import Tenants
 from cordee.errors import ForbiddenError, InputError, NotFoundError, SpecError, UnitError
 from cordee.events import Estimate
 from cordee.ids import job_id as new_job_id
+from cordee.near import meant
 from cordee.workload.service import ServiceSpec, parse_replicas
 from cordee.workload.spec import JobSpec
 
@@ -138,9 +138,8 @@ class ServiceOperations:
             services = self.operations.control.fold.directory.services
             found = services.get(name)
         if found is None:
-            near = difflib.get_close_matches(name, services, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise NotFoundError(f"there is no service {name!r}", hint=hint + "`cordee serve list` shows them")
+            hint = meant(name, services) + "`cordee serve list` shows them"
+            raise NotFoundError(f"there is no service {name!r}", hint=hint)
         return found
 
     def _view(self, service: Service, notes: tuple[str, ...] = ()) -> ServiceView:

@@ -1,6 +1,5 @@
 """The API of sweeps without HTTP: one method for each request that a client can make."""
 
-import difflib
 import re
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from cordee.control.trials import Sweep
 from cordee.errors import InputError, NotFoundError, SpecError
 from cordee.events import SweepHeld
 from cordee.ids import ALPHABET, JobId
+from cordee.near import meant
 from cordee.workload.spec import JobSpec
 
 
@@ -119,9 +119,8 @@ class SweepOperations:
         if found is not None:
             return found
         sweeps = self.operations.control.fold.sweeps.sweeps
-        near = difflib.get_close_matches(ref, [*sweeps, *map(_name_of, sweeps)], n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise NotFoundError(f"there is no sweep {ref!r}", hint=hint + "`cordee sweep list` shows them")
+        hint = meant(ref, (*sweeps, *map(_name_of, sweeps))) + "`cordee sweep list` shows them"
+        raise NotFoundError(f"there is no sweep {ref!r}", hint=hint)
 
 
 def _name_of(sweep_id: str) -> str:

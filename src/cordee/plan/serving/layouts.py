@@ -1,6 +1,5 @@
 """Layouts of one replica: the axes that are asked for, the rules that each layout must keep, and all that keep them."""
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -8,6 +7,7 @@ from dataclasses import dataclass, fields
 from cordee.errors import LayoutError
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.collectives import near_gpus
+from cordee.near import meant
 from cordee.plan.serving.case import ServingLayout
 from cordee.plan.serving.engine import ENGINES, Engine
 from cordee.plan.serving.formats import Format
@@ -51,8 +51,8 @@ def parse_serving_layout(text: str) -> ServingLayoutWanted:
     for part in re.split(r"[,\s]+", text.strip()):
         match = re.fullmatch(r"(tp|pp|dp|ep)(?:=?(\d+))?", part)
         if match is None or (match[2] is None and match[1] != "ep"):
-            near = difflib.get_close_matches(re.split(r"[=\d]", part)[0], ("tp", "pp", "dp", "ep"), n=1, cutoff=0.5)
-            hint = (f"did you mean {near[0]}? " if near else "") + "write it as tp=2,pp=1,dp=1 or tp=8,ep"
+            near = meant(re.split(r"[=\d]", part)[0], ("tp", "pp", "dp", "ep"))
+            hint = near + "write it as tp=2,pp=1,dp=1 or tp=8,ep"
             raise LayoutError(f"layout {text!r} has a part that cannot be read: {part!r}", hint=hint)
         sizes[match[1]] = int(match[2] or 1)
     for axis, size in sizes.items():
