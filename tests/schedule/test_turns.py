@@ -20,6 +20,7 @@ from cordee.events import (
     Queue,
     QueuesSet,
     RanksEnded,
+    RanksStarted,
     ServerShuttingDown,
     ServerUp,
 )
@@ -471,3 +472,20 @@ def test_without_a_patience_no_gang_reserves_gpus():
     world.play(until_s=10)
     world.later(job("gang", 8, at_us=20 * S), job("small", 4, at_us=30 * S)).play(until_s=40)
     assert JobId("small") in world.state.attempts  # under EASY it waits behind the gang
+
+
+@pytest.mark.parametrize(
+    ("more", "heeded"), [((), False), ((job("gang", 16, "production"),), True), ((queues_of(default=16),), True)]
+)
+def test_the_start_of_a_later_attempt_is_a_change_only_where_a_job_may_wait_for_its_minimum_run(more, heeded):
+    jobs = (job("low", 8, min_run_us=1800 * S), job("high", 8, "production"))
+    world = World(node("n1"), node("n2"), *jobs, work={"low": 10**6, "high": 10**6})
+    world.play(until_s=100)
+    assert end(world, "low")[-1].startswith("place low")
+    world.tell(*more)
+    assert brief(world.cycle()) == []
+    before, attempt = world.state.changes.total, world.state.attempts[JobId("low")]
+    world.tell(
+        RanksStarted(at_us=world.now_us, job_id=attempt.job.job_id, epoch=attempt.epoch, node=attempt.held[0].node)
+    )
+    assert (world.state.changes.total > before) is heeded
