@@ -12,7 +12,7 @@ import typer
 from cordee.cli import terminal
 from cordee.cli.plan_cards import print_cards
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
-from cordee.cli.plan_trace import Tracing, refuse_untraced
+from cordee.cli.plan_trace import compare, refuse_beside, refuse_untraced
 from cordee.cli.stale import note_several_kinds, warned
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES, Catalogue, Gpu
@@ -32,6 +32,7 @@ from cordee.plan.settings import Settings
 from cordee.plan.training import FRAMEWORKS, LOSSES, PRECISIONS
 from cordee.plan.wanted import LayoutWanted, layout_wanted
 from cordee.planning import find_gpu, gpus_here, home_gpus, home_prices, parse_tokens, with_several_kinds
+from cordee.train.trace_memory.comparison import Tracing, is_planned
 from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape, model_path
@@ -283,8 +284,8 @@ def plan(
         dequantized=dequantized, fsdp_version=fsdp_version, model_code=model_code, compiled=compiled,
     )  # fmt: skip
     wanted, of_plans = _layout(layout, recompute, micro_batch), (stage, launcher, why, max_seq, tokens, buy, html)
-    tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings, as_json) if trace else None
-    if _is_planned(tracing, of_plans, gpus, first, model_code, autocast):
+    tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings) if trace else None
+    if _is_planned(tracing, of_plans, gpus, first, model_code, autocast, as_json):
         case = Request(
             shape=load_shape(model), gpu=gpu, layout=wanted, stage=stage, why=why, prices=catalogue.prices,
             settings=settings, contexts=max_seq, capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError),
@@ -296,7 +297,7 @@ def plan(
 
 def _is_planned(
     tracing: Tracing | None, of_plans: Sequence[object], gpus: str | None, first: int | None, code: str | None,
-    autocast: bool,
+    autocast: bool, as_json: bool,
 ) -> bool:  # fmt: skip
     """Refuse flags that the answer would drop; return whether there is a plan, or a model without one was traced."""
     if tracing is None:
@@ -304,8 +305,11 @@ def _is_planned(
         return True
     names = ("--stage", "--launch", "--why", "--max-seq", "--tokens", "--buy", "--html")
     given = [name for name, value in zip(names, of_plans, strict=True) if value not in (None, False)]
-    tracing.refuse_beside(given, is_range=gpus is None or first is not None)
-    return not tracing.compared_alone()
+    refuse_beside(given, is_range=gpus is None or first is not None)
+    if not is_planned(tracing.model):
+        compare(tracing, None, as_json=as_json)
+        return False
+    return True
 
 
 def _hardware(gpus: str | None, prices: Path | None) -> tuple[Catalogue, Gpu, int | None, int]:
@@ -330,7 +334,7 @@ def _show(
         _refuse_beside(request, buy, "one number of GPUs, not a range")
         _print_curve(request, ask_curve(request, first), html, as_json=as_json)
     elif tracing is not None:
-        tracing.compare(request)
+        compare(tracing, request, as_json=as_json)
     else:
         answer = ask_stages(_with_ownership(request, buy))
         _print(answer, html, model_path=model_path(model), show_all=show_all, as_json=as_json)

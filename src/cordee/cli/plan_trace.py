@@ -1,165 +1,46 @@
 """`cordee plan --trace`: the memory of the model's own code on fake ranks, beside the plan of the same layout."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import typer
 
 from cordee.cli import terminal
 from cordee.cli.plan_trace_text import print_comparison
-from cordee.errors import (
-    CatalogueError,
-    DoesNotFitError,
-    InputError,
-    LayoutError,
-    MissingExtraError,
-    ScriptError,
-    ShapeError,
-)
-from cordee.hardware.catalog import Gpu
+from cordee.errors import DoesNotFitError, InputError
 from cordee.near import did_you_mean
-from cordee.plan.ask import Answer, Request, ask
-from cordee.plan.buffers import context_bytes
-from cordee.plan.layout import Layout
-from cordee.plan.memory import RankMemory, rank_memory
-from cordee.plan.replay import with_replay
-from cordee.plan.request import refuse_serving_only
-from cordee.plan.settings import Settings
-from cordee.plan.training import PURE_BF16, Training
-from cordee.plan.wanted import LayoutWanted
-from cordee.train.trace_memory.answer import Traced
-from cordee.train.trace_memory.question import MODEL_CODES, ModelCode, Question, Weights
-from cordee.workload.load import load_config, load_shape
-from cordee.workload.model import ModelShape
+from cordee.plan.ask import Request
+from cordee.train.trace_memory.comparison import Tracing
 
-# Families whose code is written out here as torchtitan writes it.
-_TITAN = ("llama", "mistral", "qwen2", "qwen3")
-UNPLANNED_SEQ_TOKENS = 2048
 PLANNED_CODES = ("hf", "torchtitan")
-_ZERO: dict[int, Literal[0, 1, 2, 3]] = {0: 0, 1: 1, 2: 2, 3: 3}
-_ERRORS = {each.exit_code: each for each in (InputError, ShapeError, LayoutError, ScriptError, MissingExtraError)}
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A traced rank, and the plan of the same layout where the planner knows the model.
+def compare(tracing: Tracing, request: Request | None, *, as_json: bool) -> None:
+    """Trace a layout, and print it beside its plan; None: the planner does not know the model.
 
-    `eager` is the same rank without the compiler, where the question is of compiled layers; `first` the plan's first
-    layout, where that cannot be traced and another is.
+    Raises:
+        CordeeError: the model, the layout or the settings cannot be traced.
+        typer.Exit: it does not fit; with 21.
     """
-
-    model: str
-    gpu: Gpu
-    gpus: int
-    layout: Layout
-    question: Question
-    traced: Traced
-    planned: RankMemory | None
-    eager: Traced | None = None
-    first: Layout | None = None
-
-    @property
-    def needed_bytes(self) -> int:
-        """Bytes without which the step does not go through, with the context that torch does not count."""
-        return self.traced.reserve.needed_bytes + round(float(context_bytes(self.layout)))
-
-    @property
-    def fits(self) -> bool:
-        """Return whether the GPU has them."""
-        return self.needed_bytes <= self.gpu.visible_bytes
+    with terminal.waiting("tracing the model's code"):
+        found = tracing.compare(request)
+    if as_json:
+        terminal.print_json(found.document())
+    else:
+        print_comparison(found)
+    if not found.fits:
+        raise typer.Exit(DoesNotFitError.exit_code)
 
 
-@dataclass(frozen=True, slots=True)
-class Tracing:
-    """The flags of a trace; `code` None takes torchtitan's for the families that are written out so."""
+def refuse_beside(given: Sequence[str], *, is_range: bool) -> None:
+    """Refuse the flags of a plan that a trace would drop, and a question that is not one of memory on some GPUs.
 
-    model: str
-    gpu: Gpu
-    gpus: int
-    code: str | None
-    autocast: bool
-    wanted: LayoutWanted
-    settings: Settings
-    as_json: bool
-
-    def refuse_beside(self, given: Sequence[str], *, is_range: bool) -> None:
-        """Refuse the flags of a plan that a trace would drop, and a question that is not one of memory on some GPUs.
-
-        Raises:
-            InputError: with what to leave out.
-        """
-        if given:
-            raise InputError(f"a trace answers no {given[0]}", hint=f"leave --trace out, or {given[0]}")
-        if is_range:
-            raise InputError("a trace is of one number of GPUs", hint="write --gpus 8xH100")
-
-    def compared_alone(self) -> bool:
-        """Trace a model that the planner does not know, without a plan beside it; return whether it was one."""
-        if _is_planned(self.model):
-            return False
-        self.compare(None)
-        return True
-
-    def compare(self, request: Request | None) -> None:
-        """Trace a layout, and print it beside its plan; None: the planner does not know the model.
-
-        Raises:
-            CordeeError: the model, the layout or the settings cannot be traced.
-            typer.Exit: it does not fit; with 21.
-        """
-        code = _code(self.model, self.code)
-        if request is None:
-            (layout, training), first = _unplanned(self.wanted, self.settings, self.gpus), None
-        else:
-            layout, training, first = _planned(request, code)
-        compiled = self.settings.compiled
-        question = _question(self.model, code, layout, training, autocast=self.autocast, compiled=compiled)
-        planned = None if request is None else _planned_memory(request.shape, layout, training)
-        eager = _ask(replace(question, compiled=False)) if question.compiled else None
-        found = Comparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), planned, eager, first)
-        if self.as_json:
-            terminal.print_json(document(found))
-        else:
-            print_comparison(found)
-        if not found.fits:
-            raise typer.Exit(DoesNotFitError.exit_code)
-
-
-def document(found: Comparison) -> dict[str, object]:
-    """Return a comparison as JSON."""
-    planned = None
-    if found.planned is not None:
-        moments = found.planned.worst_timeline
-        planned = {
-            "allocated_bytes": found.planned.worst.allocated_bytes,
-            "reserved_bytes": found.planned.worst.held_bytes,
-            "needed_bytes": found.planned.worst.reserved_bytes,
-            "peak": found.planned.peak_event,
-            "moments": {moment.event: round(float(moment.allocated_bytes)) for moment in moments},
-            "parts": found.planned.worst.parts(),
-        }
-    return {
-        "model": found.model,
-        "gpu": found.gpu.name,
-        "gpus": found.gpus,
-        "layout": str(found.layout),
-        "first": None if found.first is None else str(found.first),
-        "question": found.question.document(),
-        "traced": found.traced.document(),
-        "eager": None if found.eager is None else found.eager.document(),
-        "planned": planned,
-        "needed_bytes": found.needed_bytes,
-        "fits": found.fits,
-    }
-
-
-def _planned_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMemory:
-    """Return the plan's memory of a layout, with the segments that a replay of the formulas' tensors keeps."""
-    return with_replay(rank_memory(shape, layout, training), shape, layout, training)
+    Raises:
+        InputError: with what to leave out.
+    """
+    if given:
+        raise InputError(f"a trace answers no {given[0]}", hint=f"leave --trace out, or {given[0]}")
+    if is_range:
+        raise InputError("a trace is of one number of GPUs", hint="write --gpus 8xH100")
 
 
 def refuse_untraced(code: str | None, *, autocast: bool) -> None:
@@ -173,152 +54,3 @@ def refuse_untraced(code: str | None, *, autocast: bool) -> None:
         raise InputError(f"{code!r} is not model code that is planned", hint=hint)
     if autocast:
         raise InputError("--autocast is of a trace", hint="add --trace; DDP and one GPU are planned so anyway")
-
-
-def _is_planned(model: str) -> bool:
-    """Return whether the planner has formulas for training a model; one without them may still have code."""
-    if ":" in model:
-        return False
-    try:
-        refuse_serving_only(load_shape(model))
-    except ShapeError:
-        load_config(model)
-        return False
-    return True
-
-
-def _code(model: str, code: str | None) -> ModelCode:
-    if code == "megatron":
-        raise InputError(
-            "Megatron-LM's code cannot be traced: Transformer Engine's kernels run on a GPU alone",
-            hint="cordee plan --framework megatron counts its tensors; its measured peaks are met to 0.2 %",
-        )
-    if code is None:
-        family = None if ":" in model else load_config(model).get("model_type")
-        return "torchtitan" if family in _TITAN else "hf"
-    for known in MODEL_CODES:
-        if code == known:
-            return known
-    raise InputError(f"unknown model code {code!r}", hint=did_you_mean(code, MODEL_CODES))
-
-
-def _planned(request: Request, code: ModelCode) -> tuple[Layout, Training, Layout | None]:
-    """Return the best layout of a plan that can be traced, and the best one where that is another that cannot.
-
-    The nearest to fitting where none fits.
-    """
-    first = _ranked(answer := ask(request))[0]
-    if _traceable(first, code):
-        return first, answer.training, None
-    wanted = request.layout
-    alone: dict[str, Any] = {axis: 1 for axis in ("pp", "cp", "ep") if getattr(wanted, axis) is None}
-    sp = False if wanted.sp is None and code == "hf" else wanted.sp
-    narrower = replace(wanted, **alone, sp=sp, offload=wanted.offload or "none")
-    ranked = _ranked(ask(replace(request, layout=narrower)))
-    found = next((layout for layout in ranked if _traceable(layout, code)), None)
-    if found is None:
-        refused = f"no layout of this plan can be traced, such as {ranked[0]}"
-        hint = "data and tensor parallel ranks are traced: --layout fsdp=8, fsdp=4,tp=2 or dp=8"
-        raise LayoutError(refused, hint=hint)
-    return found, answer.training, first
-
-
-def _ranked(answer: Answer) -> list[Layout]:
-    return [each.layout for each in (*answer.fitting, *answer.rejected)]
-
-
-def _unplanned(wanted: LayoutWanted, settings: Settings, gpus: int) -> tuple[Layout, Training]:
-    """Return the layout and training of a model that the planner has no formulas for: FSDP2 over what tp leaves."""
-    plainest = wanted.plainest(gpus)
-    layout = replace(plainest, zero=wanted.zero if wanted.zero is not None else 3 * (plainest.dp > 1))
-    if layout.gpus != gpus or not _traceable(layout, "hf"):
-        raise LayoutError(f"{layout} on {gpus} GPUs cannot be traced", hint="leave --layout out, or give fsdp=N")
-    batch = settings.global_batch or layout.dp * layout.micro_batch
-    adapters = settings.adapters(None)
-    seq_tokens, optimizer = settings.seq_tokens or UNPLANNED_SEQ_TOKENS, settings.optimizer_of(adapters)
-    return layout, Training(seq_tokens, batch, optimizer, settings.precision, adapters=adapters)
-
-
-def _traceable(layout: Layout, code: ModelCode) -> bool:
-    """Return whether rank 0 stands for all: no pipeline, no exchange of tokens, no copies of what tp divides.
-
-    Transformers' plans of tensor parallelism leave sequences whole.
-    """
-    plain = layout.pp == layout.cp == layout.ep == 1 and layout.offload == "none"
-    divided_copies = layout.tp > 1 and layout.zero < 2 and layout.dp > 1
-    cut = layout.sp and layout.tp > 1 and code == "hf"
-    return plain and layout.recompute_layers is None and not divided_copies and not cut
-
-
-def _question(
-    model: str, code: ModelCode, layout: Layout, training: Training, *, autocast: bool, compiled: bool
-) -> Question:
-    """Return the question of a layout.
-
-    Raises:
-        InputError: the settings have no code that could be run.
-    """
-    if training.precision not in ("bf16", "fp16", "fp32") or training.tuning.frozen:
-        what = "frozen parts" if training.tuning.frozen else training.precision
-        raise InputError(f"{what} cannot be traced", hint="trace the full training in bf16; the plan knows the rest")
-    if training.loss in ("fused", "chunked") or (training.loss == "compiled" and not compiled):
-        hint = "leave --loss out to trace the eager one, or write yours into a function: mymodels:model"
-        raise InputError(f"a {training.loss} loss is none of the model's own code", hint=hint)
-    if not training.optimizer.name.startswith("adamw") or training.optimizer.name not in ("adamw", PURE_BF16):
-        hint = f"trace it with adamw or {PURE_BF16}"
-        raise InputError(f"{training.optimizer.name} is no optimizer of torch's own", hint=hint)
-    adapters = training.adapters
-    if adapters is not None and adapters.joined:
-        hint = "leave --fused-qkv out; the plan knows it"
-        raise InputError("products are traced as the model's own code has them: LitGPT's is not traced", hint=hint)
-    recompute: Literal["none", "selective", "full"] = layout.recompute
-    sharded = layout.zero >= 2 and layout.data_ranks > 1
-    if compiled and (layout.tp > 1 or adapters is not None or not (sharded or layout.data_ranks == 1)):
-        hint = "trace it with FSDP2 or on one GPU, or leave --compile out"
-        raise InputError(
-            f"compiled layers are not traced with tensor parallelism, DDP or adapters: {layout}", hint=hint
-        )
-    return Question(
-        config={} if ":" in model else load_config(model),
-        function=model if ":" in model else None,
-        code=code,
-        seq_tokens=training.seq_tokens,
-        micro_batch=layout.micro_batch,
-        micro_batches=min(2, layout.micro_batches(training.global_batch)),
-        fsdp=layout.shard_ranks if sharded else 1,
-        replicas=layout.data_ranks // (layout.shard_ranks if sharded else 1),
-        zero=_ZERO[layout.zero],
-        tp=layout.tp,
-        sp=layout.sp and layout.tp > 1,
-        adapters=adapters,
-        weights=_weights(training, layout, autocast=autocast),
-        recompute=recompute,
-        compiled=compiled,
-    )
-
-
-def _weights(training: Training, layout: Layout, *, autocast: bool) -> Weights:
-    if training.precision == "fp32":
-        return "fp32"
-    if training.optimizer.name == PURE_BF16:
-        return "bf16"
-    return "autocast" if autocast or layout.zero < 2 else "mixed"
-
-
-def _ask(question: Question) -> Traced:
-    """Return the answer of a process of its own: torch is not imported here.
-
-    Raises:
-        CordeeError: as the process says.
-    """
-    argv = [sys.executable, "-m", "cordee.train.trace_memory"]
-    with terminal.waiting("tracing the model's code"):
-        done = subprocess.run(argv, input=json.dumps(question.document()), capture_output=True, text=True, check=False)
-    try:
-        found = json.loads(done.stdout)
-    except ValueError:
-        last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
-        raise InputError(f"the model's code failed: {last}", hint=f"exit code {done.returncode}") from None
-    if "error" in found:
-        raise _ERRORS.get(found["exit_code"], CatalogueError)(found["error"], hint=found["hint"])
-    return Traced.read(found)

@@ -1,17 +1,13 @@
 """A traced rank in a terminal: class by class and moment by moment, with the plan's numbers beside them."""
 
-from typing import TYPE_CHECKING
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cordee.cli.plan_text import console, indented, title
+from cordee.train.trace_memory.answer import Traced
+from cordee.train.trace_memory.comparison import TraceComparison
 from cordee.units import format_bytes, format_gb, plural
-
-if TYPE_CHECKING:
-    from cordee.cli.plan_trace import Comparison
-    from cordee.train.trace_memory.answer import Traced
 
 _CODES = {"hf": "transformers' model code", "torchtitan": "torchtitan's model code", "megatron": ""}
 _WEIGHTS = {
@@ -31,7 +27,7 @@ _ROWS = (
 )
 
 
-def print_comparison(found: "Comparison") -> None:
+def print_comparison(found: TraceComparison) -> None:
     """Print both peaks by class, every moment, and what follows for the GPU."""
     out = console()
     question, traced = found.question, found.traced
@@ -63,7 +59,7 @@ def print_comparison(found: "Comparison") -> None:
     _verdict(out, found)
 
 
-def _classes(out: Console, found: "Comparison") -> None:
+def _classes(out: Console, found: TraceComparison) -> None:
     traced = found.traced
     title(out, "Fullest moment", f"traced at {traced.peak.phase}" + _planned_at(found))
     table = _table(found, "")
@@ -85,15 +81,15 @@ def _classes(out: Console, found: "Comparison") -> None:
     out.print(table)
 
 
-def _sums(traced: "Traced") -> tuple[int, int, int]:
+def _sums(traced: Traced) -> tuple[int, int, int]:
     return traced.allocated_bytes, traced.reserve.needed_bytes, traced.reserve.reserved_bytes
 
 
-def _planned_at(found: "Comparison") -> str:
+def _planned_at(found: TraceComparison) -> str:
     return "" if found.planned is None else f", planned at {found.planned.peak_event}"
 
 
-def _moments(out: Console, found: "Comparison") -> None:
+def _moments(out: Console, found: TraceComparison) -> None:
     title(out, "Moments of the step", "allocated at the fullest of each")
     table = _table(found, "")
     planned = {} if found.planned is None else {each.event: each for each in found.planned.worst_timeline}
@@ -105,7 +101,7 @@ def _moments(out: Console, found: "Comparison") -> None:
     out.print(table)
 
 
-def _table(found: "Comparison", first: str) -> Table:
+def _table(found: TraceComparison, first: str) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  " + first, no_wrap=True, min_width=24)
     if found.planned is not None:
@@ -147,7 +143,7 @@ def _off(planned: float, traced: float) -> str:
     return f"{difference / traced:+.1%}".replace("%", " %")
 
 
-def _verdict(out: Console, found: "Comparison") -> None:
+def _verdict(out: Console, found: TraceComparison) -> None:
     memory = found.gpu.visible_bytes
     needed, kept = (
         found.needed_bytes,
