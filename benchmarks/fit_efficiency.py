@@ -13,7 +13,7 @@ from cordee.hardware.load import load_catalogue
 from least_squares import FREEDOM, fit_table
 from planner_time import chip_of, everything, predict_left_out, unseen_spread
 from published import read_published
-from step_cases import Case, Stack, time_cases
+from step_cases import Case, Stack, is_unexplained, time_cases
 
 DATA = Path(__file__).parents[1] / "src" / "cordee" / "hardware" / "data"
 CHIPS = {"A100": "GA100", "H100": "GH100", "B200": "GB100"}
@@ -40,14 +40,6 @@ def spread_left_out(cases: list[Case]) -> float:
     return unseen_spread(stack, ways, everything(stack))
 
 
-def _is_unexplained(case: Case) -> bool:
-    """Return whether its time has a cause that is not modelled: torch's context parallelism takes 1.5 to 1.9 times.
-
-    Such rows are scored all the same; here they would pass for slow attention.
-    """
-    return case.training.framework == "torch" and case.layout.cp > 1
-
-
 def main() -> None:
     """Fit, print, and write if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -59,7 +51,7 @@ def main() -> None:
     by_chip: dict[str, list[Case]] = defaultdict(list)
     for path in given.csv:
         for case in time_cases(read_published(path, load_catalogue())[0])[0]:
-            if chip_of(case) in CHIPS and not _is_unexplained(case):
+            if chip_of(case) in CHIPS and not is_unexplained(case):
                 by_chip[CHIPS[chip_of(case)]].append(case)
     path = DATA / "efficiency.toml"
     text = path.read_text(encoding="utf-8")

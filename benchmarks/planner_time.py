@@ -38,7 +38,8 @@ def chip_of(case: Case) -> str:
 def time_report(runs: Sequence[Published], held_out: Collection[str] = ()) -> dict[str, Any]:
     """Per GPU type and source: both predictions, the line to beat, coverage of the interval, ranking.
 
-    Sources that are held out are scored, and no fit sees them.
+    Sources that are held out are scored, and no fit sees them; nor does it rows whose time has a cause that is not
+    modelled.
     """
     cases, left_out = time_cases(runs)
     by_chip: dict[str, list[Case]] = defaultdict(list)
@@ -107,7 +108,7 @@ def predict_left_out(
     seen, known = ~np.isin(stack.sources, list(held_out)), dict[str, ChipEfficiency]()
     for source in sorted(set(stack.sources)):
         own = stack.sources == source
-        others = ~own & seen
+        others = ~own & seen & ~stack.unexplained
         key = source if seen[own].any() else ""  # one table for all that are held out
         if key not in known:
             known[key] = fit_table(stack, plain, others, tuple(FREEDOM)) if others.any() else plain

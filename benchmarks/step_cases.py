@@ -110,6 +110,14 @@ def _filled(run: Published, gpu: Gpu, training: Training) -> Layout:
     return min(tried, key=lambda one: float(step_time(run.shape, plain, one, training).total_s))
 
 
+def is_unexplained(case: Case) -> bool:
+    """Whether its time has a cause that is not modelled: torch's context parallelism takes 1.5 to 1.9 times.
+
+    Such rows are scored all the same; in a fit they would pass for slow attention.
+    """
+    return case.training.framework == "torch" and case.layout.cp > 1
+
+
 def divides(layers: int, stages: int) -> bool:
     """Whether stages are even, or would be with the embedding and the head counted as a layer each."""
     return layers % stages == 0 or (layers + 2) % stages == 0
@@ -140,6 +148,7 @@ class Stack:
         self.measured = np.array([case.measured_s for case in cases])
         self.sources = np.array([case.source for case in cases])
         self.software = np.array([case.training.framework for case in cases])
+        self.unexplained = np.array([is_unexplained(case) for case in cases])
         # 8-bit rows say nothing of 16-bit products: what a source's rows have in common, they have in one precision.
         self.groups = np.array([f"{case.source}: {case.training.precision}" for case in cases])
 

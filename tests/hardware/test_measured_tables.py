@@ -125,6 +125,21 @@ def test_an_entry_has_fractions_of_the_nameplate() -> None:
     assert memory_bytes_per_s(tables, "bf16") == pytest.approx(0.9 * gpu.memory_bytes_per_s)
 
 
+def test_measured_products_are_those_of_the_board_that_they_were_measured_on(tmp_path: Path) -> None:
+    """The catalogue's ratio of boards goes with the catalogue's fraction; a fraction of one's own needs none."""
+    shipped = load_catalogue().find_gpu("GB300")
+    assert shipped.board_ratio > 1
+    (tmp_path / "hardware").mkdir()
+    facts = {
+        "like": "GB300", "memory": "279GB", "memory_bandwidth": "8TB/s", "dense_tflops": {"bf16": 2500},
+        "source": "cordee calibrate on node7", "as_of": "2026-11-29",
+    }  # fmt: skip
+    for efficiency, ratio in (({"product_fraction": 0.7}, 1.0), ({"host_s": 3e-5}, shipped.board_ratio)):
+        parts = {"fingerprint": {"device": "cuda"}, "efficiency": efficiency}
+        (tmp_path / "hardware" / "gb300.toml").write_text(document("GB300", facts, parts))
+        assert load_home(tmp_path).find_gpu("GB300").board_ratio == ratio
+
+
 def test_a_calibrated_gpu_lies_over_the_catalogues_field_by_field(tmp_path: Path) -> None:
     plain = load_catalogue().find_gpu("H100")
     tables = tables_of(products(5e14, "bf16"))

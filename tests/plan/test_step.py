@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cordee.hardware.load import load_catalogue
+from cordee.hardware.power import POWER
 from cordee.plan.comms import gradient_s, stage_send_s, tensor_layer_s
 from cordee.plan.host import layer_host_s
 from cordee.plan.kernels import fused_attention_s, product_s, row_fraction, stream_s, unfused_attention_s, waves
@@ -400,6 +401,20 @@ def test_torch_waits_for_tensor_traffic_that_megatron_hides_in_part() -> None:
 
 
 def test_b200_is_planned_with_what_its_power_sustains() -> None:
-    """In 16 bits large products hold half of the peak under 1,000 W, in 8 bits three quarters."""
+    """Under 1,000 W large products hold half of the peak in 16 bits, and little more of theirs in 8 bits."""
     table = load_catalogue().find_gpu("B200").uncalibrated
-    assert table.product_fraction == 0.5 < table.product8_fraction
+    assert table.product_fraction == 0.5 < table.product8_fraction < 0.65
+
+
+def test_boards_of_one_chip_multiply_as_fast_as_their_power_allows() -> None:
+    """What a power limit bounds goes with the watts: a board's fraction of its peak, over that of B200."""
+    catalogue = load_catalogue()
+    base = catalogue.find_gpu("B200")
+    seconds = product_s(base, 16384, 16384, 16384)
+    for name in ("B200", "GB200", "B300", "GB300"):
+        gpu = catalogue.find_gpu(name)
+        watts = POWER[name].watts / POWER["B200"].watts
+        assert gpu.board_ratio == pytest.approx(watts * base.peak16_flop_per_s / gpu.peak16_flop_per_s, rel=0.01)
+        assert seconds / product_s(gpu, 16384, 16384, 16384) == pytest.approx(watts, rel=0.02)
+    others = [gpu for gpu in catalogue.gpus if gpu.name not in ("GB200", "B300", "GB300")]
+    assert {gpu.board_ratio for gpu in others} == {1.0}

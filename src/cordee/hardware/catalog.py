@@ -91,7 +91,8 @@ class Gpu:
     reach. `island_gpus` may exceed `gpus_per_node` (GB200 NVL72). `efficiency` is what step times are predicted
     with: the calibrated table of the chip, if it has one. `kernels` holds the single kernels that were measured on
     it, or on another GPU with its chip. `mig` holds its MIG profiles, if they are known. A MIG instance is a GPU
-    too: it has `part` of the memory slices of `whole`.
+    too: it has `part` of the memory slices of `whole`. `board_ratio` is the fraction of the peak that its board's power
+    limit leaves to large products, over that of the board which its chip's fractions are of.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Gpu:
     part: float = 1.0
     measured: "Measured | None" = field(default=None, hash=False, compare=False, repr=False)
     visible_fraction: float = 1.0
+    board_ratio: float = 1.0
 
     @property
     def visible_bytes(self) -> int:

@@ -126,6 +126,8 @@ def _calibrated(gpu: Gpu, facts: Mapping[str, Any]) -> Gpu:
     fractions = {key: float(value) for key, value in facts.get("efficiency", {}).items()}
     if measured is not None:  # its memory is what CUDA showed
         gpu = replace(gpu, visible_fraction=1.0)
+    if fractions.keys() & {"product_fraction", "product8_fraction"}:  # of this very board
+        gpu = replace(gpu, board_ratio=1.0)
     return replace(gpu, efficiency=replace(gpu.efficiency, **fractions), measured=measured)  # type: ignore[arg-type]
 
 
@@ -232,6 +234,7 @@ def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any], kernels: Kern
         efficiency=fitted,
         kernels=kernels,
         visible_fraction=visible_bytes / memory_bytes,
+        board_ratio=facts["board"]["ratio"] if "board" in facts else 1.0,
     )
 
 

@@ -9,7 +9,7 @@ from cordee.hardware.catalog import PRICED, Gpu, Price, Source, price_of
 
 def pace_of(gpu: Gpu) -> float:
     """Return the FLOP/s in 16 bits that large products reach on a GPU."""
-    return gpu.peak16_flop_per_s * gpu.efficiency.product_fraction
+    return gpu.peak16_flop_per_s * gpu.efficiency.product_fraction * gpu.board_ratio
 
 
 def joined(counts: Mapping[Gpu, int]) -> Gpu:

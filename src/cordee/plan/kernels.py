@@ -44,7 +44,7 @@ def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: 
         peak = gpu.peak_flop_per_s("fp8") * gpu.efficiency.product8_fraction
     elif bits == 32:
         peak = gpu.peak32_flop_per_s * gpu.efficiency.product_fraction
-    per_unit = fraction * peak / gpu.efficiency.units * row_fraction(n, bits) * row_fraction(k, bits)
+    per_unit = fraction * gpu.board_ratio * peak / gpu.efficiency.units * row_fraction(n, bits) * row_fraction(k, bits)
     depth = 2.0 * (k + FILL_ELEMENTS)
     fastest: Real = np.inf
     for height, width, assumed in TILES:
@@ -110,7 +110,7 @@ def unfused_attention_s(gpu: Gpu, batch_heads: Real, tokens: Real, head_dim: Rea
     scores = batch_heads * tokens * tokens
     # Batched products whose rows are no multiple of 16 bytes leave the tensor cores.
     peak = np.where(head_dim * 2 % 16 == 0, gpu.peak16_flop_per_s, gpu.peak_flop_per_s("fp32"))
-    rate = peak * gpu.efficiency.product_fraction * head_dim / (head_dim + FILL_ELEMENTS)
+    rate = peak * gpu.efficiency.product_fraction * gpu.board_ratio * head_dim / (head_dim + FILL_ELEMENTS)
     product = 2.0 * scores * head_dim / rate
     forward = 2 * product + move_s(gpu, 2 * SCORE_WORDS_FORWARD * scores)
     backward = 4 * product + move_s(gpu, 2 * SCORE_WORDS_BACKWARD * scores)

@@ -69,7 +69,8 @@ def scan_s(gpu: Gpu, layer: Recurrent, tp: int, tokens: float) -> float:
     moved = (tokens * 2 * words + 2 * tokens / CHUNK_TOKENS[layer.kind] * states) / tp
     computed = tokens * scan_flop_per_token(layer) / tp / peak_flop_per_s(gpu, "bf16")
     ideal = max(
-        computed / gpu.efficiency.product_fraction, moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)
+        computed / (gpu.efficiency.product_fraction * gpu.board_ratio),
+        moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction),
     )
     return ideal + SCAN_KERNELS * gpu.efficiency.launch_s
 

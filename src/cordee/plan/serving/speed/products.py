@@ -65,4 +65,5 @@ def _assumed_fraction(gpu: Gpu, weights: Format, m: float, n: float, k: float) -
     computed = 2 * m * n * k / peak_flop_per_s(gpu, computed_in(gpu, weights))
     if moved > computed:
         return gpu.efficiency.memory_fraction
-    return gpu.efficiency.product8_fraction if weights.bits <= 8 else gpu.efficiency.product_fraction
+    fraction = gpu.efficiency.product8_fraction if weights.bits <= 8 else gpu.efficiency.product_fraction
+    return fraction * gpu.board_ratio
