@@ -116,8 +116,7 @@ class Table:
 
     def enough(self, cpu: Floats, memory: Floats) -> Floats:
         """Return the fraction of the mix, by group, for which this CPU and memory is enough: (nodes, groups)."""
-        rows, columns = np.searchsorted(self._cpu, cpu, "right"), np.searchsorted(self._memory, memory, "right")
-        return self._fraction[rows, columns]
+        return self._fraction[self._cpu.searchsorted(cpu, "right"), self._memory.searchsorted(memory, "right")]
 
     def usable(self, left: Floats) -> tuple[Ints, Floats]:
         """Return the GPUs that each group could use, with their thousandths; `left` is (nodes, GPUs)."""

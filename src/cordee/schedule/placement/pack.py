@@ -79,15 +79,16 @@ class Packer:
         row, nodes = self._row(ask), self._nodes
         allowed = np.zeros(len(self._kind) + 1, bool)
         allowed[[self._kind[kind] for kind in kinds if kind in self._kind]] = True
-        found = np.flatnonzero(np.isfinite(row.score) & allowed[nodes.kind])
+        found = (np.isfinite(row.score) & allowed[nodes.kind]).nonzero()[0]
         if not len(found):
             return None
         if ask[2] > 1:
             found = self._least(found, self._spread(found, ask[2]))
-        found = self._least(found, nodes.price[found])
-        found = self._least(found, row.score[found], _SAME)
-        found = self._least(found, nodes.left[found].sum(axis=1))
-        slot = int(found[np.argmin(self._order[found])])
+        if len(found) > 1:
+            found = self._least(found, nodes.price[found])
+            found = self._least(found, row.score[found], _SAME)
+            found = self._least(found, nodes.left[found].sum(axis=1))
+        slot = int(found[self._order[found].argmin()])
         return self._names[slot], int(row.gpu[slot])
 
     @staticmethod
@@ -190,7 +191,7 @@ class Packer:
         row, count = self._rows.get(ask), len(self._names)
         if row is None:
             row = self._rows[ask] = _Row(-1, np.full(count, np.inf), np.full(count, -1))
-        slots = np.flatnonzero(self._nodes.changed > row.seen)
+        slots = (self._nodes.changed > row.seen).nonzero()[0]
         row.seen = self._changes
         if len(slots):
             row.score[slots] = np.inf
@@ -212,12 +213,12 @@ class Packer:
             tight = self._packing == "tight"
             row.score[slots] = total if tight else after - self._worth.potential[slots]
             return
-        for gpu in range(nodes.left.shape[1]):
-            left = nodes.left[slots, gpu]
-            fits = np.flatnonzero(left >= milli)
-            if not len(fits):
-                continue
-            here, left = slots[fits], left[fits]
+        of_gpus = nodes.left[slots]
+        # A GPU with as much left as one before it on the same node scores as that one does.
+        new = ~np.tril(of_gpus[:, :, None] == of_gpus[:, None, :], -1).any(axis=2) & (of_gpus >= milli)
+        for gpu in new.any(axis=0).nonzero()[0].tolist():
+            fits = new[:, gpu].nonzero()[0]
+            here, left = slots[fits], of_gpus[fits, gpu]
             if self._packing == "tight":
                 score = (left - milli) * 1e6 + total[fits]
             else:

@@ -116,7 +116,7 @@ class VictimSearch:
         row, node, gain = field.row[at], field.node[at], field.gain[at]
         costs = field.cost
         cost = costs[row]
-        alone = np.flatnonzero(gain >= lacks[node])
+        alone = (gain >= lacks[node]).nonzero()[0]
         best = None if not len(alone) else [int(row[alone[self._first(row[alone], cost[alone])]])]
         bound = float(cost[alone].min()) if len(alone) else np.inf
         lacks = np.where(there, lacks, 0)
@@ -126,7 +126,7 @@ class VictimSearch:
         np.minimum.at(smallest, node, gain)
         whole = np.bincount(node, weights=cost, minlength=len(lacks))
         takes_all = field.available - field.free - smallest < lacks
-        promising = np.flatnonzero(there & (field.available > field.free) & (least < bound * (1 - 1e-9)))
+        promising = (there & (field.available > field.free) & (least < bound * (1 - 1e-9))).nonzero()[0]
         ranks = self._state.nodes.columns.ranks()
         order = promising[np.lexsort((ranks[promising], least[promising]))][:_NODES_MAX]
         weigh = self.candidates.weigh
@@ -148,7 +148,7 @@ class VictimSearch:
     def _first(self, row: Ints, cost: Floats) -> int:
         """Return the first of equally cheap rows: lowest tier, worst standing, newest placement, name."""
         rows = self._state.running.rows.ints
-        left = np.flatnonzero(cost <= cost.min() * (1 + 1e-12))
+        left = (cost <= cost.min() * (1 + 1e-12)).nonzero()[0]
         for column in (rows["tier"], self.candidates.standing(), rows["placed_us"]):
             if len(left) > 1:
                 value = column[row[left]]
@@ -260,7 +260,9 @@ def _at_least(node: Ints, cost: Floats, gain: Ints, lacks: Ints) -> Floats:
     order = np.lexsort((cost / gain, node))
     node, cost, gain = node[order], cost[order], gain[order]
     total = gain.cumsum()
-    first = np.r_[True, node[1:] != node[:-1]] if len(node) else np.empty(0, np.bool_)
-    before = total - gain - np.maximum.accumulate(np.where(first, total - gain, 0))
-    taken = np.clip(lacks[node] - before, 0, gain)
+    ahead = total - gain
+    first = np.ones(len(node), np.bool_)
+    first[1:] = node[1:] != node[:-1]
+    before = ahead - np.maximum.accumulate(np.where(first, ahead, 0))
+    taken = np.minimum(np.maximum(lacks[node] - before, 0), gain)
     return np.bincount(node, weights=cost / gain * taken, minlength=len(lacks)).astype(np.float64, copy=False)
