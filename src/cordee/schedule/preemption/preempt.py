@@ -6,7 +6,6 @@ if each of them fits elsewhere at once. Both are tried on the state, and taken b
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason, Tier
@@ -64,11 +63,14 @@ class Preemption:
 
     def __init__(self, state: State, now_us: int) -> None:
         self._state, self._now_us = state, now_us
+        self._made: VictimSearch | None = None  # Most cycles need none.
         self.overdue = frozenset[JobId]()
 
-    @cached_property
+    @property
     def _search(self) -> VictimSearch:
-        return VictimSearch(self._state, self._now_us)  # Most cycles need none.
+        if self._made is None:
+            self._made = VictimSearch(self._state, self._now_us)
+        return self._made
 
     def scope(self, record: JobRecord) -> Scope:
         """Return the scope of a waiting job: the attempts that it may preempt."""

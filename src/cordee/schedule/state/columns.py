@@ -40,16 +40,19 @@ class Columns:
         changes: grows with every change.
     """
 
-    __slots__ = ("_free", "_journal", "arrays", "changes", "flags", "floats", "ints", "size")
+    __slots__ = ("_blocks", "_free", "_journal", "_names", "arrays", "changes", "flags", "floats", "ints", "size")
 
     def __init__(
         self, journal: Journal, *, ints: tuple[str, ...], flags: tuple[str, ...] = (), floats: tuple[str, ...] = ()
     ) -> None:
         self._journal = journal
         self._free: list[int] = []
-        self.arrays: dict[str, Column] = {name: np.zeros(64, np.int64) for name in ints}
-        self.arrays |= {name: np.zeros(64, np.bool_) for name in flags}
-        self.arrays |= {name: np.zeros(64, np.float64) for name in floats}
+        # The columns of each type lie in one block, so that a row is set and cleared with one step each.
+        self._names = (ints, flags, floats)
+        kinds = (np.int64, np.bool_, np.float64)
+        self._blocks: list[Column] = [np.zeros((len(n), 64), k) for n, k in zip(self._names, kinds, strict=True)]
+        self.arrays: dict[str, Column] = {}
+        self._name_rows()
         self.size = self.changes = 0
         self.ints, self.flags = _Views(self, np.int64), _Views(self, np.bool_)
         self.floats = _Views(self, np.float64)
@@ -61,12 +64,14 @@ class Columns:
         else:
             row = self.size
             self.size += 1
-            if self.size > len(next(iter(self.arrays.values()))):
-                self.arrays = {name: np.concatenate([old, np.zeros_like(old)]) for name, old in self.arrays.items()}
+            if self.size > self._blocks[0].shape[1]:
+                self._blocks = [np.concatenate([old, np.zeros_like(old)], axis=1) for old in self._blocks]
+                self._name_rows()
             for views in (self.ints, self.flags, self.floats):
                 views.clear()
-        for name, value in values.items():
-            self.arrays[name][row] = value
+        for names, block in zip(self._names, self._blocks, strict=True):
+            if names:
+                block[:, row] = [values[name] for name in names]
         self.changes += 1
         self._journal.note(self._drop, row)
         return row
@@ -74,7 +79,7 @@ class Columns:
     def drop(self, row: int) -> None:
         """Free a row."""
         if self._journal.keeps:
-            self._journal.note(self._restore, row, {name: column[row] for name, column in self.arrays.items()})
+            self._journal.note(self._restore, row, [block[:, row].copy() for block in self._blocks])
         self._drop(row)
 
     def set(self, name: str, row: int, value: Cell) -> None:
@@ -87,16 +92,20 @@ class Columns:
         self.changes += 1
 
     def _drop(self, row: int) -> None:
-        for column in self.arrays.values():
-            column[row] = 0
+        for block in self._blocks:
+            block[:, row] = 0
         self._free.append(row)
         self.changes += 1
 
-    def _restore(self, row: int, values: dict[str, Cell]) -> None:
+    def _restore(self, row: int, cells: list[Column]) -> None:
         assert self._free.pop() == row, "changes are taken back in reverse order"
         self.changes += 1
-        for name, value in values.items():
-            self.arrays[name][row] = value
+        for block, each in zip(self._blocks, cells, strict=True):
+            block[:, row] = each
+
+    def _name_rows(self) -> None:
+        for names, block in zip(self._names, self._blocks, strict=True):
+            self.arrays.update(zip(names, block, strict=True))
 
 
 class NodeColumns:

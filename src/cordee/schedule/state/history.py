@@ -11,6 +11,7 @@ Gittins index falls (docs/decisions/0046).
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from cordee.events import Job
@@ -27,6 +28,9 @@ ENOUGH = 5
 
 LADDER = tuple(US_PER_HOUR * 16**level for level in range(6))
 """All bounds that levels may have, in GPU time received. The first is always one: it is what a preemption costs."""
+
+_WIDTHS = tuple(upper - lower for lower, upper in pairwise((0, *LADDER)))
+"""The GPU time that a job receives on each level of `LADDER` but the last."""
 
 _FIRST_S, _FIRST_JOBS = 150_000, 7
 """A history begins as if this many jobs of this length had ended: the first few that end are the shortest ones."""
@@ -174,8 +178,8 @@ class History:
         at, old = bisect_left(LADDER, served_gpu_us), self._ended
         self._ended = Ended(
             old.jobs + 1,
-            tuple(count * _FADE + (level == at) for level, count in enumerate(old.ends)),
-            tuple(a * _FADE + b for a, b in zip(old.gpu_us, _by_level(served_gpu_us), strict=True)),
+            tuple([count * _FADE + (level == at) for level, count in enumerate(old.ends)]),
+            tuple([a * _FADE + b for a, b in zip_longest(old.gpu_us, _by_level(served_gpu_us), fillvalue=0)]),
         )
 
     def _count(self, ran_us: int, sign: int) -> None:
@@ -211,13 +215,10 @@ class History:
         return newest, self._sum_s, self._sum_s2, self._ended, self.learnt
 
 
-def _by_level(served_gpu_us: int) -> Iterator[int]:
-    """Yield how much of the GPU time that a job received it spent on each level of `LADDER`."""
-    lower = 0
-    for upper in LADDER:
-        yield max(0, min(served_gpu_us, upper) - lower)
-        lower = upper
-    yield max(0, served_gpu_us - lower)
+def _by_level(served_gpu_us: int) -> tuple[int, ...]:
+    """Return how much of the GPU time that a job received it spent on each level of `LADDER`, up to its own."""
+    at = bisect_left(LADDER, served_gpu_us)
+    return (*_WIDTHS[:at], served_gpu_us - (LADDER[at - 1] if at else 0))
 
 
 def _falling(ends: Sequence[float], gpu_us: Sequence[float]) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
 """The undo journal: every index of the state writes through it, so that a what-if can be taken back."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, MutableMapping
 from typing import TypeVar
 
 _Undo = tuple[Callable[..., object], tuple[object, ...]]
@@ -24,21 +23,23 @@ class Journal:
         """Return whether a what-if is open."""
         return self._undo is not None
 
-    @contextmanager
-    def what_if(self) -> Iterator[None]:
-        """Open a what-if: everything written inside is taken back at its end. What-ifs can be nested."""
-        outermost = self._undo is None
+    def what_if(self) -> "WhatIf":
+        """Return a context in which everything that is written is taken back at its end. What-ifs can be nested."""
+        return WhatIf(self)
+
+    def open(self) -> int:
+        """Begin a what-if; return the point to which `close` takes changes back."""
         if self._undo is None:
             self._undo = []
-        mark = len(self._undo)
         self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            self.take_back(mark)
-            if outermost:
-                self._undo = None
+        return len(self._undo)
+
+    def close(self, mark: int) -> None:
+        """End a what-if, and take back what was written since the mark."""
+        self._depth -= 1
+        self.take_back(mark)
+        if not self._depth:
+            self._undo = None
 
     def keep(self) -> None:
         """Keep the changes inside the what-if that were not taken back; not inside a nested one."""
@@ -53,9 +54,10 @@ class Journal:
 
     def take_back(self, mark: int) -> None:
         """Undo the changes since the mark."""
-        assert self._undo is not None, "changes can be taken back inside a what-if only"
-        while len(self._undo) > mark:
-            undo, args = self._undo.pop()
+        changes = self._undo
+        assert changes is not None, "changes can be taken back inside a what-if only"
+        while len(changes) > mark:
+            undo, args = changes.pop()
             undo(*args)
 
     def note(self, undo: Callable[..., object], *args: object) -> None:
@@ -86,6 +88,21 @@ class Journal:
         """Remove an item from a sorted list that holds it."""
         remove_from(ascending, item)
         self.note(insort, ascending, item)
+
+
+class WhatIf:
+    """A what-if as a context."""
+
+    __slots__ = ("_journal", "_mark")
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __enter__(self) -> None:
+        self._mark = self._journal.open()
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.close(self._mark)
 
 
 def remove_from(ascending: list[Item], item: Item) -> None:

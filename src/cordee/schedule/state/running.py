@@ -75,7 +75,7 @@ class Running:
     def add(self, job_id: JobId, leases: tuple[Lease, ...], queue: str, values: dict[str, Cell]) -> None:
         """Add an attempt that was placed, with the values of its row (`row_values`)."""
         number = self.queues.setdefault(queue, len(self.queues))
-        row = self.rows.add(values | {"live": True, "queue": number} | self._loses(values))
+        row = self.rows.add({**values, "live": True, "queue": number, **self._loses(values)})
         if values["overdue"]:
             self._count_overdue(int(values["gpu_milli"]))
         self._journal.put(self.jobs, row, job_id)
