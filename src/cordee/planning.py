@@ -422,7 +422,9 @@ def find_gpu(catalogue: Catalogue, text: str, count: int, kind: str | None) -> G
         with suppress(CatalogueError):  # 4090 is a card, not so many
             named = f"1x{catalogue.find_gpu(str(count)).name}"
         raise CatalogueError(f"--gpus {text} does not say which GPU", hint=f"write {named}; known are {known}")
-    return catalogue.find_gpu(kind)
+    gpu = catalogue.find_gpu(kind)
+    together = min(count, gpu.gpus_per_node) if gpu.is_synchronous else 1  # ranks on one host have one memory
+    return replace(gpu, memory_bytes=gpu.memory_bytes // together) if together > 1 else gpu
 
 
 def home_prices() -> Path | None:

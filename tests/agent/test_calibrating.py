@@ -19,7 +19,7 @@ from cordee.agent.calibration.session import Wanted, calibrate
 from cordee.errors import CatalogueError, DestinationError, NoisyError, ScriptError
 from cordee.hardware.load import load_catalogue, load_home
 from cordee.hardware.measured import Sample
-from cordee.planning import gpus_here
+from cordee.planning import find_gpu, gpus_here
 from cordee.storage.speed import storage_speed
 
 CPU_WANTED = Wanted(
@@ -72,6 +72,9 @@ def test_a_calibration_becomes_a_device_that_plans_are_made_for(quiet: None, tmp
     assert gpu.memory_bytes_per_s == pytest.approx(2e10)
     assert gpus_here("here", catalogue) == f"1x{found.name}" and gpus_here("2xhere", catalogue) == f"2x{found.name}"
     assert gpus_here("8xH100", catalogue) == "8xH100"
+    one, two, four = (find_gpu(catalogue, f"{ranks}x{found.name}", ranks, found.name) for ranks in (1, 2, 4))
+    assert one.visible_bytes == 64_000_000_000 and two.visible_bytes == 32_000_000_000  # two ranks share the host's
+    assert four.visible_bytes == two.visible_bytes  # and four are on two hosts
 
 
 def test_a_noisy_one_is_refused_with_who_else_is_there_and_leaves_no_file(

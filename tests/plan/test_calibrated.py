@@ -8,6 +8,7 @@ import pytest
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.load import load_catalogue
 from cordee.hardware.measured import Measured, Table
+from cordee.plan.ask import ask
 from cordee.plan.expect import DEFAULTS, node_storage_bytes_per_s
 from cordee.plan.kernels import product_s, tile_rate_fraction
 from cordee.plan.layer import head_passes, layer_passes
@@ -153,12 +154,13 @@ def test_products_run_at_the_rate_that_a_device_keeps() -> None:
     assert long.forward == pytest.approx(short.forward / 0.8) and long.weight == pytest.approx(short.weight / 0.8)
 
 
-def test_memory_is_what_the_measured_context_leaves() -> None:
+def test_a_plan_counts_the_context_that_was_measured() -> None:
     plain, less, more = (
-        Request(shape=SHAPE, gpu=gpu, gpus=1, settings=Settings(precision="fp32")).case("torch").gpu.visible_bytes
+        ask(Request(shape=SHAPE, gpu=gpu, gpus=1, settings=Settings(precision="fp32"))).nearest.memory.worst
         for gpu in (cpu(), with_numbers(context_bytes=0.5e9), with_numbers(context_bytes=1.5e9))
     )
-    assert (less - plain, more - plain) == pytest.approx((0.2e9, -0.8e9), abs=2)
+    assert [each.context_bytes for each in (plain, less, more)] == [700_000_000, 500_000_000, 1_500_000_000]
+    assert more.total_bytes - less.total_bytes == 1_000_000_000
 
 
 def test_storage_is_the_slower_way_that_was_measured() -> None:

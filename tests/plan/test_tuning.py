@@ -103,6 +103,7 @@ def test_frozen_layers_have_no_gradient_and_the_first_ones_no_backward_pass() ->
     [
         ("llama-3-8b", {"freeze": "0..32"}, "no layer 32"),
         ("llama-3-8b", {"freeze": "norms"}, "cannot freeze 'norms'"),
+        ("llama-3-8b", {"freeze": "5..2"}, "layers 5..2 are none"),
         ("llama-3-8b", {"freeze": "embeddings,head,0..31"}, "nothing of llama-3-8b would be trained"),
         ("llama-3-8b", {"freeze": "0", "train": "lora"}, "freezes the whole model already"),
         ("gpt2", {"freeze": "embeddings"}, "are one matrix"),

@@ -189,7 +189,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
         ({"hidden_size": True}, "hidden_size is True"),
         ({"model_type": "lama"}, "model_type 'lama' is not a family"),
-        ({"model_type": None}, "model_type None is not a family"),
+        ({"model_type": None}, "no model_type, so that its family is unknown"),
     ],
 )
 def test_a_config_that_contradicts_itself_is_refused(change: dict[str, object], says: str) -> None:

@@ -28,16 +28,16 @@ BUCKET_BYTES = 25 * MiB
 DEEPSPEED_BUCKET = 500_000_000
 
 
-def context_bytes(layout: Layout) -> Real:
+def context_bytes(layout: Layout, cuda_bytes: float = CUDA_BYTES) -> Real:
     """Return the CUDA context and NCCL's buffers, one communicator an axis: nvidia-smi shows them, torch does not."""
     sizes = (layout.tp, layout.pp, layout.data_ranks, layout.cp, layout.ep)
-    return CUDA_BYTES + sum(NCCL_BYTES * (size > 1) for size in sizes)
+    return cuda_bytes + sum(NCCL_BYTES * (size > 1) for size in sizes)
 
 
-def context_beyond_assumed_bytes(gpu: Gpu) -> float:
-    """Return what a calibrated GPU's libraries take beyond CUDA_BYTES; negative: they take less."""
+def cuda_bytes_of(gpu: Gpu) -> float:
+    """Return what libraries take of a GPU: as it was measured of a calibrated one, else CUDA_BYTES."""
     measured = None if gpu.measured is None else gpu.measured.numbers.get("context_bytes")
-    return 0.0 if measured is None else measured - CUDA_BYTES
+    return CUDA_BYTES if measured is None else measured
 
 
 def standing_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from cordee.errors import CatalogueError, LayoutError
 from cordee.hardware.catalog import Gpu, Price, price_of
+from cordee.plan.buffers import cuda_bytes_of
 from cordee.plan.candidates import Candidate
 from cordee.plan.layout import Layout
 from cordee.plan.longest import longest_context, variants
@@ -169,7 +170,8 @@ def _largest_micro_batch(case: Case, layout: Layout) -> int:
     def holds(units: int) -> bool:
         size = units * unit
         batch = replace(case.training, global_batch=layout.dp * size * (2 * layout.pp if layout.pp > 1 else 1))
-        return float(peak_bytes(case.shape, replace(layout, micro_batch=size), batch)) <= case.gpu.visible_bytes
+        sized = replace(layout, micro_batch=size)
+        return float(peak_bytes(case.shape, sized, batch, cuda_bytes_of(case.gpu))) <= case.gpu.visible_bytes
 
     low, high = 0, LARGEST_MICRO_BATCH // unit
     while low < high:

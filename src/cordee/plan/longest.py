@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from cordee.plan.buffers import cuda_bytes_of
 from cordee.plan.candidates import Layouts
 from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
@@ -90,7 +91,7 @@ def _peak(case: Case, layout: Layout, seq_tokens: int) -> float:
     training = _with_sequence(case.training, layout, seq_tokens)
     misfit = first_misfit(layout, case.shape, case.gpus, training)
     assert misfit is None, f"a step of the search divides: {misfit}"
-    return float(peak_bytes(case.shape, layout, training))
+    return float(peak_bytes(case.shape, layout, training, cuda_bytes_of(case.gpu)))
 
 
 def _with_sequence(training: Training, layout: Layout, seq_tokens: int) -> Training:

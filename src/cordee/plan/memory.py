@@ -170,10 +170,15 @@ def outer_parameters(shape: ModelShape) -> int:
     return count.embedding + count.head + count.norms
 
 
-def rank_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMemory:
-    """Return every pipeline rank of one layout: its events, and what it holds at the highest of them."""
+def rank_memory(
+    shape: ModelShape, layout: Layout, training: Training, cuda_bytes: float = buf.CUDA_BYTES
+) -> RankMemory:
+    """Return every pipeline rank of one layout: its events, and what it holds at the highest of them.
+
+    `cuda_bytes` are the CUDA context and kernels of one process.
+    """
     timelines = tuple(timeline(shape, layout, training, rank) for rank in range(layout.pp))
-    context = round(float(buf.context_bytes(layout)))
+    context = round(float(buf.context_bytes(layout, cuda_bytes)))
     logits = float(act.output_bytes(shape, layout, training)) if training.loss_kind == "eager" else 0.0
     return RankMemory(tuple(_at_peak(moments, training, context, logits) for moments in timelines), timelines)
 
@@ -215,13 +220,13 @@ def _hole_bytes(moments: tuple[Moment, ...], reserve: float, peak: Moment, logit
     return float(max(0.0, logits - (1 + reserve) * (peak.allocated_bytes - at_loss))) if at_loss else 0.0
 
 
-def peak_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
+def peak_bytes(shape: ModelShape, layout: Layout, training: Training, cuda_bytes: float = buf.CUDA_BYTES) -> Real:
     """Return the bytes that the fullest GPU cannot do without: one array if the layout's sizes are arrays."""
     fullest: Real = 0.0
     for rank in peak_ranks(shape, layout):
         for moment in timeline(shape, layout, training, rank):
             fullest = np.maximum(fullest, moment.allocated_bytes)
-    return fullest * (1 + buf.FRAGMENTATION[training.framework]) + buf.context_bytes(layout)
+    return fullest * (1 + buf.FRAGMENTATION[training.framework]) + buf.context_bytes(layout, cuda_bytes)
 
 
 def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Moment, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from cordee.hardware.arrays import Floats, Ints
 from cordee.hardware.catalog import Gpu
+from cordee.plan.buffers import cuda_bytes_of
 from cordee.plan.layout import Layout, Offload, Recompute
 from cordee.plan.memory import peak_bytes
 from cordee.plan.space import Choices, Rows, Space, burdens, pipelines, rows, ways
@@ -218,9 +219,8 @@ def _winners(case: Case, ladder: _Ladder) -> list[Winner]:
         if group in ladder.fastest_at:
             at, row = ladder.fastest_at[group]
             layout = at.one(row, experts)
-            found.append(
-                Winner(layout, float(peak_bytes(case.shape, layout, case.training)), float(ladder.seconds[group]))
-            )
+            peak = float(peak_bytes(case.shape, layout, case.training, cuda_bytes_of(case.gpu)))
+            found.append(Winner(layout, peak, float(ladder.seconds[group])))
         elif group in ladder.nearest_at:
             at, row = ladder.nearest_at[group]
             found.append(Winner(at.one(row, experts), float(ladder.nearest[group]), None))
@@ -228,7 +228,8 @@ def _winners(case: Case, ladder: _Ladder) -> list[Winner]:
 
 
 def _peaks(case: Case, at: Rows) -> Floats:
-    return np.broadcast_to(np.asarray(peak_bytes(case.shape, at.layout, case.training), dtype=np.float64), len(at))
+    peaks = peak_bytes(case.shape, at.layout, case.training, cuda_bytes_of(case.gpu))
+    return np.broadcast_to(np.asarray(peaks, dtype=np.float64), len(at))
 
 
 def _times(case: Case, at: Rows) -> Floats:

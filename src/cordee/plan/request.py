@@ -5,7 +5,6 @@ from typing import Literal
 
 from cordee.errors import LayoutError, ShapeError
 from cordee.hardware.catalog import Capacity, Gpu, Price, price_of
-from cordee.plan.buffers import context_beyond_assumed_bytes
 from cordee.plan.expect import Assumptions
 from cordee.plan.launch import check_launcher
 from cordee.plan.launch_trainers import LEFT_OUT, WITH_ADAPTERS
@@ -103,12 +102,8 @@ class Request:
         return Case(self.shape, self._left(resident), self.gpus, training)
 
     def _left(self, resident: float) -> Gpu:
-        """Return the GPU without the fraction of its memory that an engine keeps, and with its own context counted."""
-        beyond = context_beyond_assumed_bytes(self.gpu)
-        if not resident and not beyond:
-            return self.gpu
-        left = self.gpu.memory_bytes * (1 - resident) - beyond / self.gpu.visible_fraction
-        return replace(self.gpu, memory_bytes=round(left))
+        """Return the GPU without the fraction of its memory that an engine keeps."""
+        return replace(self.gpu, memory_bytes=round(self.gpu.memory_bytes * (1 - resident))) if resident else self.gpu
 
 
 def refuse_serving_only(shape: ModelShape) -> None:

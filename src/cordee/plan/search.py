@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 from cordee.errors import LayoutError
 from cordee.hardware.catalog import Gpu, Price
+from cordee.plan.buffers import cuda_bytes_of
 from cordee.plan.candidates import Candidate, Layouts, Remedy
 from cordee.plan.cost import usd_per_billion_tokens
 from cordee.plan.doubt import doubt
@@ -97,7 +98,7 @@ def _rank(candidate: Candidate) -> tuple[bool, float, Layout]:
 def evaluate(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
     """Evaluate one layout: its memory, and its speed if it fits."""
     shape, gpu, training = case.shape, case.gpu, case.training
-    memory = rank_memory(shape, layout, training)
+    memory = rank_memory(shape, layout, training, cuda_bytes_of(gpu))
     candidate = Candidate(layout, memory, gpu.visible_bytes, needed_interval_bytes(memory.total_bytes, training))
     if not candidate.fits:
         return candidate

@@ -189,7 +189,9 @@ class Settings(Tuned):
             raise LayoutError(f"{self.dequantized} dequantised matrices at once are not planned", hint="use 1 or 2")
         if self.fsdp_version not in (1, 2):
             raise LayoutError(f"there is no FSDP {self.fsdp_version}", hint="use 1 or 2")
+        plain = Settings()
         given = {
+            "--rank": self.rank != plain.rank, "--targets": self.targets != plain.targets,
             "--lora-dropout": self.lora_dropout > 0, "--fused-qkv": self.fused_qkv,
             "--quantize-head": self.quantize_head, "--dequantized": self.dequantized != 1,
             "--fsdp-version": self.fsdp_version != 2,
@@ -242,7 +244,10 @@ def parse_frozen(text: str, shape: ModelShape) -> Frozen:
         if match is None and word not in ("embeddings", "head"):
             raise LayoutError(f"cannot freeze {word!r}", hint="write it as embeddings,head,0..15")
         if match is not None:
-            layers |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                raise LayoutError(f"layers {word} are none", hint=f"write the lower one first: {last}..{first}")
+            layers |= set(range(first, last + 1))
     if layers and max(layers) >= shape.layers:
         raise LayoutError(f"{shape.name} has no layer {max(layers)}", hint=f"its layers are 0 to {shape.layers - 1}")
     ends = ("embeddings" in words, "head" in words)

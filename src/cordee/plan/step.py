@@ -9,7 +9,7 @@ import numpy as np
 
 from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
-from cordee.plan.buffers import shards_on_host, stays_whole
+from cordee.plan.buffers import cuda_bytes_of, shards_on_host, stays_whole
 from cordee.plan.comms import (
     context_layer_s,
     data_messages,
@@ -314,7 +314,7 @@ def _paging_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     if not training.optimizer.paged:
         return 0.0
     paged = paged_bytes(shape, layout, training)
-    short = np.clip(peak_bytes(shape, layout, training) + paged - gpu.visible_bytes, 0.0, paged)
+    short = np.clip(peak_bytes(shape, layout, training, cuda_bytes_of(gpu)) + paged - gpu.visible_bytes, 0.0, paged)
     return 2 * short / host_bytes_per_s(gpu)
 
 

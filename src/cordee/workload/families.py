@@ -19,6 +19,10 @@ def shape_from_config(config: Config, *, name: str) -> ModelShape:
         ShapeError: an unknown family, a field that is missing or not a positive whole number, sizes that do not divide.
     """
     family = config.get("model_type")
+    if family is None:
+        raise ShapeError(
+            f"{name}: no model_type, so that its family is unknown", hint="give a Hugging Face config.json"
+        )
     if family not in FAMILIES:
         hint = did_you_mean(str(family), FAMILIES, listed="known families are ")
         raise ShapeError(f"{name}: model_type {family!r} is not a family that Cordee knows", hint=hint)

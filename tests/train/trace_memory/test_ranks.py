@@ -74,6 +74,7 @@ def test_adapters_are_all_that_has_gradients_and_moments(base: str) -> None:
     trained = 2 * 8 * sum(sum(LINEARS[name]) for name in ("q", "down"))
     frozen = sum(BASES[base].matrix_bytes(*size) for size in LINEARS.values())
     assert found.trained_parameters == trained
+    assert found.parameters == 2 * LAYER + 2 * VOCAB + NORMS + trained  # packed matrices have as many as before
     assert _at(found, "states")["optimizer"] == pytest.approx(8 * trained, abs=ROUNDED)
     assert _at(found, "step")["gradients"] == pytest.approx(4 * trained, abs=ROUNDED)
     weights = 2 * frozen + 2 * (2 * VOCAB + NORMS) + 4 * trained

@@ -5,6 +5,7 @@ weight, forward and backward, and keeps the packed one alone. Embeddings, head a
 32 as peft's `prepare_model_for_kbit_training` makes them.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +66,14 @@ def adapt(subject: Subject, question: Question) -> Subject:
         for each in subject.module.parameters():
             each.data = each.data.float() if each.dtype == torch.bfloat16 else each.data
     return subject
+
+
+def elements(module: nn.Module) -> int:
+    """Return the number of a module's parameters; a packed matrix has those that it had before."""
+    packed = [each for each in module.modules() if isinstance(each, _Packed)]
+    hidden: int = sum(math.prod(each.shape) - each.weight.numel() for each in packed)
+    held: int = sum(each.numel() for each in module.parameters())
+    return held + hidden
 
 
 def _with_packed_head(subject: Subject, adapters: Adapters) -> Subject:

@@ -13,7 +13,7 @@ from cordee.errors import CatalogueError, InputError, LayoutError, MissingExtraE
 from cordee.hardware.catalog import Gpu
 from cordee.near import did_you_mean
 from cordee.plan.ask import Answer, Request, ask
-from cordee.plan.buffers import context_bytes
+from cordee.plan.buffers import context_bytes, cuda_bytes_of
 from cordee.plan.layout import Layout
 from cordee.plan.memory import RankMemory, rank_memory
 from cordee.plan.replay import with_replay
@@ -54,7 +54,7 @@ class TraceComparison:
     @property
     def needed_bytes(self) -> int:
         """Bytes without which the step does not go through, with the context that torch does not count."""
-        return self.traced.reserve.needed_bytes + round(float(context_bytes(self.layout)))
+        return self.traced.reserve.needed_bytes + round(float(context_bytes(self.layout, cuda_bytes_of(self.gpu))))
 
     @property
     def fits(self) -> bool:
@@ -114,14 +114,14 @@ class Tracing:
             layout, training, first = _planned(request, code)
         compiled = self.settings.compiled
         question = _question(self.model, code, layout, training, autocast=self.autocast, compiled=compiled)
-        planned = None if request is None else _planned_memory(request.shape, layout, training)
+        planned = None if request is None else _planned_memory(request.shape, layout, training, self.gpu)
         eager = _ask(replace(question, compiled=False)) if question.compiled else None
         return TraceComparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), planned, eager, first)
 
 
-def _planned_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMemory:
+def _planned_memory(shape: ModelShape, layout: Layout, training: Training, gpu: Gpu) -> RankMemory:
     """Return the plan's memory of a layout, with the segments that a replay of the formulas' tensors keeps."""
-    return with_replay(rank_memory(shape, layout, training), shape, layout, training)
+    return with_replay(rank_memory(shape, layout, training, cuda_bytes_of(gpu)), shape, layout, training)
 
 
 def is_planned(model: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import loss_parallel
 
+from cordee.train.trace_memory.adapters import elements
 from cordee.train.trace_memory.events import Event, Segment
 from cordee.train.trace_memory.kernels import gpu_kernels
 from cordee.train.trace_memory.question import Question
@@ -82,7 +83,7 @@ def record(subject: Subject, question: Question, optimizer: torch.optim.Optimize
         remove()
     return Recorded(
         tracker.events, weights, moments, frozenset(gradients), frozenset(tracker.sent), tracker.elements,
-        sum(each.numel() for each in subject.module.parameters()), sum(each.numel() for each in trained),
+        elements(subject.module), sum(each.numel() for each in trained),
         len(subject.layers), *_middle(subject),
     )  # fmt: skip
 
@@ -91,8 +92,8 @@ def _middle(subject: Subject) -> tuple[int, int]:
     """Return the parameters of the layer that stands for others, and those of them that are trained."""
     if len(subject.layers) <= MIDDLE:
         return 0, 0
-    sizes = [(each.numel(), each.requires_grad) for each in subject.layers[MIDDLE].parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+    layer = subject.layers[MIDDLE]
+    return elements(layer), sum(each.numel() for each in layer.parameters() if each.requires_grad)
 
 
 def _number(tracker: StorageTracker, tensor: torch.Tensor) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from cordee.errors import MissingExtraError, ScriptError, ShapeError
+from cordee.near import meant
 from cordee.train.trace_memory import titan
 from cordee.train.trace_memory.question import Question
 
@@ -117,7 +118,11 @@ def _config(question: Question) -> Any:
         raise MissingExtraError("transformers is not installed", hint=hint) from None
     transformers.logging.set_verbosity_error()
     given = {key: value for key, value in question.config.items() if key not in ("source", "as_of", "model_type")}
-    family = question.config.get("model_type")
+    family, known = question.config.get("model_type"), transformers.CONFIG_MAPPING
+    if family not in known:
+        near = "" if family is None else meant(str(family), known)
+        hint = near + "a newer transformers may: pip install -U transformers"
+        raise ShapeError(f"transformers {transformers.__version__} knows no model_type {family!r}", hint=hint)
     try:
         return transformers.AutoConfig.for_model(family, **given)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
