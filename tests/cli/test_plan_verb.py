@@ -410,6 +410,17 @@ def test_figures_that_contradict_themselves_are_marked(capsys: pytest.CaptureFix
     jsonschema.validate(found, schema)
 
 
+def test_the_table_of_cards_has_every_price_at_80_columns_beside_a_tight_card(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(capsys, "plan", "llama-3-8b", "--train", "qlora", "--seq", "4096", "--precision", "fp16")
+    rows = [line for line in out.splitlines() if re.match(r"[ *] \d+ x ", line)]
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    assert all(re.search(r" (\$\d+\.\d\d|–)$", row) for row in rows)
+    assert any(row.startswith("* 1 x T4 ") for row in rows) and "* tight: it fits as planned" in out
+
+
 @pytest.mark.usefixtures("wide")
 def test_without_gpus_the_cards_that_hold_it_are_named_the_cheapest_first(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["llama-3-8b", "--train", "qlora", "--seq", "4096"]

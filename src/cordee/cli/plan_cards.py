@@ -7,7 +7,7 @@ from rich.text import Text
 from cordee.cli.plan_text import console, indented, settings_in_words, title
 from cordee.plan.cards import Card, Cards
 from cordee.plan.memory_interval import residuals_of
-from cordee.units import format_count, format_gb, format_whole_usd
+from cordee.units import GB, format_count, format_gb, format_whole_usd
 
 REJECTED_SHOWN = 5
 _WIDE = 96
@@ -25,11 +25,14 @@ def print_cards(found: Cards, *, show_all: bool) -> None:
         unpriced = [card.gpu.name for card in found.fitting if card.price is None]
         if unpriced:
             indented(out, f"no price is known of {', '.join(unpriced)}: give yours with --prices")
+        more = f"nine of ten such runs need up to {residuals_of(every[0].training).high:.0%} more than planned"
+        if any(card.candidate.tight for card in found.fitting):
+            indented(out, f"* tight: it fits as planned, but {more}")
         indented(
             out,
             "longest: tokens of the longest sequence; batch: sequences at once of the length above; both surely "
-            f"(nine of ten such runs need up to {residuals_of(every[0].training).high:.0%} more than planned) and as "
-            "planned, with full recomputation where that holds more. --gpus NxKIND shows the whole plan of one.",
+            f"({more}) and as planned, with full recomputation where that holds more. --gpus NxKIND shows the whole "
+            "plan of one.",
         )
     if found.rejected:
         shown = found.rejected if show_all else found.rejected[:REJECTED_SHOWN]
@@ -48,18 +51,16 @@ def print_cards(found: Cards, *, show_all: bool) -> None:
 
 def _fitting(out: Console, cards: tuple[Card, ...]) -> Table:
     wide = out.width >= _WIDE
-    marked = any(card.candidate.tight for card in cards)
-    names = ["peak", "of", *([""] if marked else []), "longest", "batch", *(["tok/s"] if wide else []), "$/h"]
+    names = ["peak GB", "of", "longest", "batch", *(["tok/s"] if wide else []), "$/h"]
     table = _table("GPUs", "layout", *names, *(["$/1B tok"] if wide else []))
     for card in cards:
         found, usd = card.candidate, card.usd_per_billion_tokens
         assert found.tokens_per_s is not None, "what fits has a speed"
         table.add_row(
-            f"  {card.gpus} x {card.gpu.name}",
+            Text.assemble(("* " if found.tight else "  ", "yellow"), f"{card.gpus} x {card.gpu.name}"),
             str(found.layout),
-            format_gb(found.peak_bytes),
-            format_gb(card.gpu.visible_bytes),
-            *([Text("tight" if found.tight else "", "yellow")] if marked else []),
+            f"{found.peak_bytes / GB:.1f}",
+            f"{card.gpu.visible_bytes / GB:.1f}",
             _from_to(format_count(card.sure_seq_tokens), format_count(card.seq_tokens)),
             _from_to(f"{card.sure_micro_batch:,}", f"{card.micro_batch:,}"),
             *([format_count(found.tokens_per_s)] if wide else []),
@@ -88,7 +89,7 @@ def _rejected(cards: tuple[Card, ...]) -> Table:
 def _table(first: str, second: str, *others: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column(f"  {first}", no_wrap=True)
-    table.add_column(second, overflow="fold", min_width=8)
+    table.add_column(second, overflow="fold", min_width=len("selective"))
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
