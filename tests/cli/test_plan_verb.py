@@ -433,7 +433,7 @@ def test_without_gpus_the_cards_that_hold_it_are_named_the_cheapest_first(capsys
     assert CardsDocument.model_validate_json(out).model_dump(mode="json") == answer
     paid = [card["usd_per_hour"] for card in answer["cards"] if card["fits"] and card["usd_per_hour"] is not None]
     assert code == 0 and paid == sorted(paid) and answer["training"]["adapters"]["base"] == "nf4"
-    code, out, _ = run(capsys, "plan", "llama-3-405b", "--seq", "8192")
+    code, out, _ = run(capsys, "plan", "llama-3-405b", "--seq", "8192", "--batch", "1")
     assert code == 21 and "no node of any known GPU holds it" in out
     for beside in (["--why", "tp=8"], ["--max-seq"], ["--html", "page.html"]):
         code, _, err = run(capsys, "plan", *words, *beside)
