@@ -25,9 +25,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import cordee
 from forked import HEAVY, gang
 
-for each in HEAVY:  # once here, and not in each rank
-    import_module(each)
-
 STEPS, GLOBAL_BATCH, SAMPLES = 18, 24, 100
 # How many ranks, and the step in which one of them is told to leave.
 LEGS = ((4, 4), (2, 8), (3, 13), (4, None))
@@ -114,5 +111,7 @@ def by_chance(folder: Path, seed: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    for each in HEAVY:  # once here, and not in each rank
+        import_module(each)
     where, *seeds = sys.argv[1:]
     print(json.dumps(by_chance(Path(where), int(seeds[0])) if seeds else main(Path(where))), flush=True)

@@ -10,15 +10,19 @@ from gateway_rig import rig
 
 from cordee.serve.gateway.keys import hash_key
 
-openai = pytest.importorskip("openai")
-
 SAY: list[Any] = [{"role": "user", "content": "hello world"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
 GREEDY: dict[str, Any] = {"model": "chat", "messages": SAY, "temperature": 0, "max_tokens": 40}
 
 
 @pytest.fixture(scope="module")
-def client(llama: RunningEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def openai() -> Any:
+    """The package takes a second to import: only the worker that runs these tests does."""
+    return pytest.importorskip("openai")
+
+
+@pytest.fixture(scope="module")
+def client(openai: Any, llama: RunningEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with rig(tmp_path_factory.mktemp("openai")) as made:
         made.routes.endpoint("r.1", f"http://127.0.0.1:{llama.port}", kv_tokens=8_192, slots=4)
         made.routes.services["chat"]["context"] = 2_048
@@ -59,7 +63,7 @@ def test_a_call_of_a_tool_and_a_schema(client: Any) -> None:
     assert {choice.index for each in both for choice in each.choices} == {0, 1}
 
 
-def test_errors_are_those_of_the_package(client: Any) -> None:
+def test_errors_are_those_of_the_package(openai: Any, client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(**GREEDY | {"model": "gpt-9"})
     assert missing.value.code == "model_not_found" and missing.value.param == "model"

@@ -11,7 +11,6 @@ from cordee.errors import InputError, ScriptError
 from cordee.plan.allocator import ROUND_BYTES
 from cordee.train.trace_memory import titan
 from cordee.train.trace_memory.answer import Traced
-from cordee.train.trace_memory.compiled import compiled, refusing
 from cordee.train.trace_memory.question import Question
 from cordee.train.trace_memory.trace import trace
 from cordee.units import GiB
@@ -144,6 +143,8 @@ def test_code_that_does_not_compile_whole_is_refused_with_the_reason(monkeypatch
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles with g++ on a CPU")
 def test_what_is_kept_is_what_inductor_keeps() -> None:
     """The real compiler, on real tensors, saves the same tensors for the backward pass as the traced graphs do."""
+    from cordee.train.trace_memory.compiled import compiled, refusing  # a second of imports
+
     decoder = titan.build(SMALL, 512).bfloat16()
     layer, x = decoder.layers[0], torch.randn(1, 512, 256, dtype=torch.bfloat16, requires_grad=True)
 
