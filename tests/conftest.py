@@ -1,5 +1,6 @@
 """Makes `tests/` importable (`import world`), and lets a failing Hypothesis example say how to replay it."""
 
+import atexit
 import gc
 import os
 from collections.abc import Generator
@@ -29,8 +30,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries look for leaks when the process ends
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # A worker that has reported all would take five seconds to destroy what it has imported. Handlers that libraries
+    # registered after this line have run by then.
+    atexit.register(os._exit, 0)
+else:
+
+    def pytest_unconfigure() -> None:
+        gc.unfreeze()  # libraries look for leaks when the process ends
 
 
 _FIRST = ("slurm", "ray", "gang")
