@@ -21,6 +21,11 @@ from cordee.schedule.policy import Packing
 
 _BENT = 0.05  # of the square of a node's free GPUs; from 0.01 to 0.2 the benchmark gives the same within noise
 _SAME = 1e-6
+_FEW = 16  # nodes that changed; of more, results are computed together and not kept
+_KEPT = 1 << 16
+
+_Left = tuple[bytes, float, float]
+"""What is left of a node: thousandths of each GPU, CPU, memory. On it alone depend worth and scores under one mix."""
 
 
 @dataclass(slots=True)
@@ -54,6 +59,14 @@ class _Worth:
     potential: Floats = field(default_factory=lambda: np.zeros(0))
 
 
+@dataclass(slots=True)
+class _Known:
+    """Results by what is left of a node, under one mix: nodes come back to what they had left before."""
+
+    worth: dict[_Left, tuple[Floats, Floats, float]] = field(default_factory=dict)
+    scores: dict[tuple[Ask, _Left], tuple[float, int]] = field(default_factory=dict)
+
+
 class Packer:
     """Scores of nodes for shapes, kept up to date with the entries of an index."""
 
@@ -69,6 +82,7 @@ class Packer:
         self._learnt: Learnt | None = None
         self._table: Table | None = None
         self._worth = _Worth()
+        self._known = _Known()
 
     def pick(self, ask: Ask, kinds: Iterable[Kind]) -> tuple[str, int] | None:
         """Return the best node for a shape and, if the shape takes a part of a GPU, the GPU; None if no node has room.
@@ -125,9 +139,10 @@ class Packer:
             asked = self._packing != "tight" and self._learnt
             self._table = Table(self._learnt, self._nodes.left.shape[1]) if asked else None
             self._rows.clear()
+            self._known = _Known()
             slots = list(range(len(self._names)))
         if slots:
-            self._measure(np.array(slots))
+            self._renew_worth(slots)
 
     def _add(self, names: list[str]) -> None:
         old, nodes = len(self._names), self._nodes
@@ -162,13 +177,34 @@ class Packer:
         for gpu, milli in entry.shared:
             nodes.left[slot, gpu] = milli
 
-    def _measure(self, slots: Ints) -> None:
-        """Compute the worth of these nodes as they are."""
-        left, table, count = self._nodes.left[slots], self._table, len(self._names)
-        groups = 0 if table is None else len(table.milli)
+    def _left(self, slot: int) -> _Left:
+        nodes = self._nodes
+        return nodes.left[slot].tobytes(), float(nodes.cpu[slot]), float(nodes.memory[slot])
+
+    def _renew_worth(self, slots: list[int]) -> None:
+        """Compute the worth of nodes that changed, or take it from what is known."""
+        count, groups = len(self._names), 0 if self._table is None else len(self._table.milli)
         if self._worth.usable_milli.shape != (count, groups):
             self._worth = _Worth(np.zeros((count, groups)), np.zeros((count, groups)), np.zeros(count))
-        worth = self._worth
+        if len(slots) > _FEW:
+            self._measure(np.array(slots))
+            return
+        worth, known = self._worth, self._known.worth
+        for slot in slots:
+            left = self._left(slot)
+            found = known.get(left)
+            if found is not None:
+                worth.usable_gpus[slot], worth.usable_milli[slot], worth.potential[slot] = found
+                continue
+            self._measure(np.array([slot]))
+            if len(known) >= _KEPT:
+                known.clear()
+            of_slot = worth.usable_gpus[slot].copy(), worth.usable_milli[slot].copy(), float(worth.potential[slot])
+            known[left] = of_slot
+
+    def _measure(self, slots: Ints) -> None:
+        """Compute the worth of these nodes as they are."""
+        left, table, worth = self._nodes.left[slots], self._table, self._worth
         if table is not None:
             worth.usable_gpus[slots], worth.usable_milli[slots] = table.usable(left)
         total = left.sum(axis=1)
@@ -193,10 +229,29 @@ class Packer:
             row = self._rows[ask] = _Row(-1, np.full(count, np.inf), np.full(count, -1))
         slots = (self._nodes.changed > row.seen).nonzero()[0]
         row.seen = self._changes
-        if len(slots):
+        if len(slots) > _FEW:
             row.score[slots] = np.inf
             self._score(ask, row, slots)
+        else:
+            for slot in slots.tolist():
+                self._renew_score(ask, row, slot)
         return row
+
+    def _renew_score(self, ask: Ask, row: _Row, slot: int) -> None:
+        """Compute the score of a node that changed, or take it from what is known."""
+        if self._nodes.kind[slot] < 0:
+            row.score[slot] = np.inf
+            return
+        key, known = (ask, self._left(slot)), self._known.scores
+        found = known.get(key)
+        if found is not None:
+            row.score[slot], row.gpu[slot] = found
+            return
+        row.score[slot] = np.inf
+        self._score(ask, row, np.array([slot]))
+        if len(known) >= _KEPT:
+            known.clear()
+        known[key] = float(row.score[slot]), int(row.gpu[slot])
 
     def _score(self, ask: Ask, row: _Row, slots: Ints) -> None:
         cpu_milli, memory_bytes, gpus, milli = ask
