@@ -119,7 +119,8 @@ class OpenAttempt:
     def row(self, now_us: int, jobs: Mapping[JobId, Job]) -> AttemptRow:
         """Return the account until its GPUs were free, or until now; `jobs` are those that may be charged."""
         held: dict[int, list[int]] = {}  # end: thousandths of GPUs, and nano-dollars an hour
-        for (name, lease), end_us in zip(self.leases.items(), self._ends_us(now_us), strict=True):
+        ends_us = self._ends_us(now_us)
+        for (name, lease), end_us in zip(self.leases.items(), ends_us, strict=True):
             sums = held.setdefault(end_us, [0, 0])
             sums[0] += lease.gpu_milli
             sums[1] += self.job.nano_usd_per_hour(lease, self.prices[name])
@@ -150,7 +151,7 @@ class OpenAttempt:
             steps_repeated=self.steps_repeated,
             tokens=concluded.tokens,
             price_sources=self.sources,
-            energy_mj=Split.of(concluded.energy_mj(max(self._ends_us(now_us)))),
+            energy_mj=Split.of(concluded.energy_mj(max(ends_us))),
             integrated_mj=0 if self.energy is None else self.energy.integrated_mj,
         )
 

@@ -9,6 +9,8 @@ from cordee.ids import JobId
 NODES = 32
 _HELD_MAX = 200_000  # a longer run is drawn from its beginning
 
+_DRAWN = (AttemptPlaced, RanksEnded)
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -33,6 +35,8 @@ class Gantt:
 
     def apply(self, event: Event) -> None:
         """Fold one event."""
+        if type(event) not in _DRAWN:
+            return
         if isinstance(event, AttemptPlaced):
             for lease in event.leases:
                 if lease.node in self._shown:

@@ -82,7 +82,7 @@ def _levels(waiting: Waiting) -> Iterator[int]:
 
 def _min_run_ends_us(state: State, now_us: int) -> int | None:
     """Return when an attempt has run long enough for higher tiers, or for a queue that takes back its quota."""
-    if not state.heeds_min_runs(int(state.running.rows.ints["tier"].max(initial=0))):
+    if not state.heeds_min_runs(state.running.lowest_tier):
         return None
     return state.running.next_us("min_run_ends_us", now_us)
 

@@ -119,7 +119,6 @@ class Candidates:
         self._costs = Costs(state, now_us)
         self._standing: Ints | None = None
         self._lost: dict[int, Mask] = {}
-        self._lowest_tier: int | None = None
         self._has_lost: dict[tuple[int, int], bool] = {}
         self._reaches: dict[tuple[Scope, frozenset[str]], Reach] = {}
         self._fields: dict[tuple[Scope, Pool, frozenset[str]], Field] = {}
@@ -128,7 +127,7 @@ class Candidates:
         """Return whether tiers and standings alone show that a scope has no victim; that is true of most scopes."""
         if scope.borrowers or scope.moves is not None:
             return False
-        if self._lowest_tier_of_rows() > scope.tier:
+        if self._state.running.lowest_tier > scope.tier:
             return False
         return scope.standing is None or not self._any_lost(scope.tier, scope.standing)
 
@@ -206,7 +205,7 @@ class Candidates:
         rows, columns = self._state.running.rows, self._state.nodes.columns
         if self._seen != rows.changes:
             self._seen = rows.changes
-            self._standing = self._lowest_tier = None
+            self._standing = None
             self._lost.clear()
             self._has_lost.clear()
             self._reaches.clear()
@@ -215,19 +214,15 @@ class Candidates:
             self._seen_nodes = columns.changes
             self._fields.clear()
 
-    def _lowest_tier_of_rows(self) -> int:
-        self._refresh()
-        if self._lowest_tier is None:
-            self._lowest_tier = int(self._state.running.rows.ints["tier"].max(initial=0))
-        return self._lowest_tier
-
     def _any_lost(self, tier: int, standing: int) -> bool:
         """Return whether an attempt of a tier has lost its turn to a job of this standing."""
         self._refresh()
         found = self._has_lost.get((tier, standing))
         if found is None:
-            of_tier = self._state.running.rows.ints["tier"] == tier
-            found = self._has_lost[tier, standing] = bool(np.count_nonzero(of_tier & self.lost(standing)))
+            running, lost = self._state.running, self.lost(standing)
+            if running.of_tiers[tier] < sum(running.of_tiers):
+                lost = lost & (running.rows.ints["tier"] == tier)
+            found = self._has_lost[tier, standing] = bool(np.count_nonzero(lost))
         return found
 
     def _reach(self, scope: Scope, shielded: frozenset[str]) -> Reach:

@@ -119,6 +119,8 @@ class VictimSearch:
         alone = (gain >= lacks[node]).nonzero()[0]
         best = None if not len(alone) else [int(row[alone[self._first(row[alone], cost[alone])]])]
         bound = float(cost[alone].min()) if len(alone) else np.inf
+        if best is not None and float((cost / gain * lacks[node]).min()) >= bound:
+            return best  # Each node costs at least as much, by the price of a GPU of its cheapest victim.
         lacks = np.where(there, lacks, 0)
         least = _at_least(node, cost, gain, lacks)
         # On nodes where every victim is needed, the cost is that of all.

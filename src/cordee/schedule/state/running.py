@@ -14,7 +14,7 @@ from cordee.ids import JobId
 from cordee.schedule.policy import Policy
 from cordee.schedule.state.columns import Cell, Columns, NodeColumns
 from cordee.schedule.state.journal import Journal
-from cordee.schedule.state.order import counts_service, level, pace
+from cordee.schedule.state.order import TIERS, counts_service, level, pace
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord
 
 _INTS = (
@@ -58,6 +58,7 @@ class Running:
         jobs: the jobs of rows.
         row_of: the rows of jobs.
         overdue_milli: thousandths of GPUs of jobs that were overdue when they were placed.
+        of_tiers: the number of rows of each tier.
     """
 
     def __init__(self, journal: Journal, nodes: NodeColumns, bounds: tuple[int, ...], levels: tuple[int, ...]) -> None:
@@ -70,12 +71,14 @@ class Running:
         self.jobs: dict[int, JobId] = {}
         self.row_of: dict[JobId, int] = {}
         self.overdue_milli = 0
+        self.of_tiers = [0] * len(TIERS)
         self._lease_rows: dict[JobId, tuple[int, ...]] = {}
 
     def add(self, job_id: JobId, leases: tuple[Lease, ...], queue: str, values: dict[str, Cell]) -> None:
         """Add an attempt that was placed, with the values of its row (`row_values`)."""
         number = self.queues.setdefault(queue, len(self.queues))
         row = self.rows.add({**values, "live": True, "queue": number, **self._loses(values)})
+        self._count_tier(int(values["tier"]), +1)
         if values["overdue"]:
             self._count_overdue(int(values["gpu_milli"]))
         self._journal.put(self.jobs, row, job_id)
@@ -96,6 +99,7 @@ class Running:
             self.leases.drop(lease_row)
         if self.rows.arrays["overdue"][row]:
             self._count_overdue(-int(self.rows.arrays["gpu_milli"][row]))
+        self._count_tier(int(self.rows.arrays["tier"][row]), -1)
         self.rows.drop(row)
         self._journal.drop(self.jobs, row)
         self._journal.drop(self.row_of, job_id)
@@ -111,6 +115,15 @@ class Running:
             else:
                 lost[_lost(bound)] = max(slice_ends_us, placed_us - int((value - bound) // pace)) if pace else NEVER
         return lost
+
+    @property
+    def lowest_tier(self) -> int:
+        """Return the lowest tier of the rows, as the number of its level; 0 without rows."""
+        return max((tier for tier, count in enumerate(self.of_tiers) if count), default=0)
+
+    def _count_tier(self, tier: int, sign: int) -> None:
+        self._journal.note(self.of_tiers.__setitem__, tier, self.of_tiers[tier])
+        self.of_tiers[tier] += sign
 
     def _count_overdue(self, gpu_milli: int) -> None:
         self._journal.note(setattr, self, "overdue_milli", self.overdue_milli)

@@ -232,7 +232,9 @@ def _placed(state: State, event: AttemptPlaced) -> None:
     state.journal.drop(state.agenda.entitled, event.job_id)
     if attempt.gpus < record.job.gpus:
         state.journal.put(state.agenda.shrunk, event.job_id, None)
-    gate = record.gate._replace(order=None, requeue=None)
+    gate = record.gate
+    if gate.order is not None or gate.requeue is not None:
+        gate = gate._replace(order=None, requeue=None)
     record = record._replace(phase=Phase.RUNNING, epoch=event.epoch, size=None, gate=gate)
     state.journal.put(state.jobs, event.job_id, record)
     if limit_at_us is not None:
@@ -342,7 +344,7 @@ def _attempt_ended(state: State, event: AttemptEnded) -> None:
         used_us=record.used_us + max(each.at_us for each in attempt.ended) - attempt.placed_us,
         size=notice.gpus if notice is not None and restarts else None,
         last=event,
-        gate=record.gate._replace(requeue=None),
+        gate=record.gate if record.gate.requeue is None else record.gate._replace(requeue=None),
     )
     state.journal.drop(state.attempts, event.job_id)
     state.journal.drop(state.agenda.shrunk, event.job_id)
