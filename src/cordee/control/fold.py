@@ -111,7 +111,7 @@ class Fold:
             kind = type(event)
             try:
                 apply(state, event)
-                if isinstance(event, ServerUp):
+                if kind is ServerUp and isinstance(event, ServerUp):
                     state.use(policy_of(event, self.policy))
                 ledger(event)
                 self._pass_on(kind, number, event)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from cordee.account.ledger import Ledger
 from cordee.control.collector import collected_when_idle
+from cordee.control.precedence import Undisputed
 from cordee.control.tick import Control
 from cordee.events import Event, Job, Node, Queue
 from cordee.schedule.gang import Work
@@ -84,7 +85,7 @@ def run(
     engine = Engine(start_us)
     cluster = SimCluster(engine, nodes, outages)
     store = MemoryStore(sink)
-    control = Control(clock=engine, store=store, executor=cluster, policy=policy)
+    control = Control(clock=engine, store=store, executor=cluster, policy=policy, precedence=Undisputed())
     control.up()
     if queues:
         control.set_queues(queues)

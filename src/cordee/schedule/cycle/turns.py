@@ -8,6 +8,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from cordee.ids import JobId
 from cordee.schedule.state.failed_searches import Scope
 from cordee.schedule.state.order import LEVEL_BITS, compared_standing, counts_service
@@ -137,5 +139,7 @@ def _movable_gpus(state: State, job_id: JobId, free_gpus: int) -> int:
 
 
 def _wait_ends_us(state: State, now_us: int) -> int:
+    if not np.count_nonzero(state.running.rows.flags["awaited"]):
+        return NEVER
     kept_us = state.running.kept_until_us(now_us, state.policy)
     return int(kept_us.min(where=kept_us > now_us, initial=NEVER))
