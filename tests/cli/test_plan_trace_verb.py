@@ -182,8 +182,8 @@ def test_a_model_that_is_planned_for_serving_alone_is_traced(
         ("--model-code hff", "did you mean hf?"),
         ("--model-code megatron", "use --framework megatron"),
         ("--autocast", "add --trace"),
-        ("--trace --stage dpo", "a trace answers no --stage"),
-        ("--trace --launch trainer", "a trace answers no --launch"),
+        ("--trace --stage dpo", "--stage does not work with --trace"),
+        ("--trace --launch trainer", "--launch does not work with --trace"),
     ],
 )
 def test_flags_that_would_be_dropped_are_refused(
@@ -198,4 +198,4 @@ def test_a_trace_is_of_one_number_of_gpus(
     gpus: tuple[str, ...], model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run("plan", model, *gpus, "--trace") == 10
-    assert "a trace is of one number of GPUs" in capsys.readouterr().err
+    assert "a trace needs one number of GPUs" in capsys.readouterr().err

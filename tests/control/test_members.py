@@ -267,7 +267,7 @@ def test_a_home_with_another_token_opens_no_secret(place: Place) -> None:
     assert SecretStore(home, Credentials(store), TOKEN).of(GPT, ["KEY"]) == {"KEY": "value"}
     other = SecretStore(home, Credentials(store), "another-token-of-another-home")
     with pytest.raises(
-        HomeUnsuitableError, match=r"(?s)token does not open the secret KEY of gpt.*submit the job again"
+        HomeUnsuitableError, match=r"(?s)token cannot decrypt the secret KEY of gpt.*submit the job again"
     ):
         other.of(GPT, ["KEY"])
     assert CommittedLog(store, other).secrets(GPT, ["KEY"]) == {}, "other jobs start all the same"

@@ -38,7 +38,7 @@ def test_a_token_is_void_when_it_is_taken_out_and_good_when_it_is_put_in(
     for damaged in ([f"yuki {YUKI} emperor"], ["yuki short"]):
         write(path, *damaged)
         assert (answered(BOB), answered(YUKI)) == (401, 200), "the last good one stands"
-        assert "the tokens are those of before" in (said := capsys.readouterr().out) and YUKI not in said
+        assert "the file of tokens cannot be used" in (said := capsys.readouterr().out) and YUKI not in said
     write(path, f"bob {BOB}", mode=0o644)
     assert (answered(BOB), answered(YUKI)) == (401, 200)
     path.chmod(0o600)

@@ -248,15 +248,15 @@ def test_the_frontier_has_its_four_figures_a_knee_and_a_drawing(
     ("words", "says"),
     [
         ("--frontier --recommend", "--recommend compares the policies of --frontier as well"),
-        ("--samples 3", "--samples is of --recommend"),
+        ("--samples 3", "--samples needs --recommend"),
         ("--recommend --until 1s", "no job ended"),
         ("--load nan", "--load nan is no load"),
         ("--diurnal 5", "--diurnal 5 is no variation"),
-        ("--frontier --samples 3", "--samples is of --recommend"),
+        ("--frontier --samples 3", "--samples needs --recommend"),
         ("--recommend --policy cordee:-1", "no policy with a patience"),
         ("--frontier --policy fifo,2d-las", "none of the policies is cordee with a patience"),
-        ("--recommend --requests synthetic --service chat.yaml", "--recommend is not for jobs beside a service"),
-        ("--chrome-trace x --requests synthetic --service chat.yaml", "--chrome-trace is not for jobs beside"),
+        ("--recommend --requests synthetic --service chat.yaml", "--recommend does not work with --requests"),
+        ("--chrome-trace x --requests synthetic --service chat.yaml", "--chrome-trace does not work with --requests"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(capsys: pytest.CaptureFixture[str], words: str, says: str) -> None:

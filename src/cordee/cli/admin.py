@@ -72,7 +72,7 @@ def check(
     database: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Check numbers, hashes, the snapshot against a replay, and the tables against the log; 1 if there is a fault."""
+    """Check numbers, hashes, the snapshot against a replay, and the tables against the log; exit with 1 on a fault."""
     if file is not None:
         number, faults = check_backup(file)
     else:
@@ -120,7 +120,7 @@ def notify(
 def logout(
     name: Annotated[str, typer.Argument(help="The person.")], *, home: Home = None, database: Database = None
 ) -> None:
-    """End all browser sessions of a person, within two seconds; tokens and the identity provider are elsewhere."""
+    """End all browser sessions of a person, within two seconds; tokens, and logins at the provider, stay valid."""
     store = SqlStore(database or database_of(terminal.folder(home)))
     act = Act(time.time_ns() // 1000, named="admin logout", who=getpass.getuser(), object=name)
     try:

@@ -249,7 +249,7 @@ def gc(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Free the bytes that no version needs; without --yes only say which."""
+    """Free the bytes that no version needs; without --yes only show them."""
     wanted = CollectRequest(keep=keep, name=name, dry=not yes)
     with terminal.connect(home) as client:
         found = ArtifactClient(client).collect(wanted)

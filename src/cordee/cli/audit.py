@@ -48,7 +48,7 @@ def list_records(
     database: Database = None,
     as_json: Json = False,
 ) -> None:
-    """List the newest records: who asked for what, and whether it was done; yours, unless you administer queues."""
+    """List the newest records: user, request and outcome; only your own, unless you administer queues."""
     from_us, until_us = _moment(since) or 0, _moment(until)
     wanted = AuditFilter(who=user, object=about, queue=queue, from_us=from_us, until_us=until_us)
     with _log(home, offline, database) as log:
@@ -87,7 +87,7 @@ def verify(
     database: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Check that no record was changed, removed, added or moved; name the first that was, and exit with 1."""
+    """Check that no record was changed, removed, added or moved; if one was, name the first and exit with 1."""
     known = [_head(text) for text in head or []]
     if copy is not None:
         *_, last = _read(copy)

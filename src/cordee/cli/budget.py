@@ -48,7 +48,7 @@ def set_(
 
 @budget.command("ls")
 def show(*, home: Home = None, as_json: Json = False) -> None:
-    """List the budgets, with what is spent of each and what will be at the end of the month."""
+    """List the budgets, with the amount spent of each and the forecast for the end of the month."""
     with terminal.connect(home) as client:
         found = client.money.budgets()
     if as_json:

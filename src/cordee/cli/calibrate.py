@@ -71,10 +71,10 @@ class KeptView:
 def calibrate(
     *,
     gpu: Annotated[int, typer.Option(min=0, help="Index of the GPU; all of them take part in collectives.")] = 0,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU, also where a GPU is.")] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a rank on the CPU.")] = 1,
     precision: Annotated[
-        str | None, typer.Option(help="Of products: bf16, fp16 or fp32.", show_default="bf16, on a CPU fp32")
+        str | None, typer.Option(help="Precision of products: bf16, fp16 or fp32.", show_default="bf16, on a CPU fp32")
     ] = None,
     limit: Annotated[
         float | None,
@@ -84,7 +84,7 @@ def calibrate(
     alone: Annotated[
         bool, typer.Option("--alone", help="Leave out the collectives among this machine's ranks.")
     ] = False,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Keep what is too noisy to plan with.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Keep results that are too noisy to plan with.")] = False,
     check: Annotated[
         Path | None,
         typer.Option(help="Run steps of this config.json (a few layers) beside the plan.", show_default="no"),
@@ -94,7 +94,7 @@ def calibrate(
     layers: Annotated[int, typer.Option(min=0, help="With --check: layers of the model at most; 0: all.")] = 2,
     steps: Annotated[int, typer.Option(min=2, help="With --check: steps that are timed.")] = 10,
     show: Annotated[
-        bool, typer.Option("--show", help="Show what is kept of this machine, and what has changed.")
+        bool, typer.Option("--show", help="Show this machine's stored calibration, and what has changed since.")
     ] = False,
     history: Annotated[
         bool, typer.Option("--history", help="Show measured over planned step times of the server's jobs, by week.")
@@ -104,7 +104,7 @@ def calibrate(
 ) -> None:
     """Measure this machine: products, attention, memory, optimizer, host, links; then `--gpus here` plans with it.
 
-    About a minute on a CPU, five on a GPU; 81 if others disturb it: nothing is kept. Under torchrun: links of ranks.
+    A minute on a CPU, five on a GPU; exits with 81 and keeps nothing if disturbed. Under torchrun: links of ranks.
     """
     place = terminal.folder(home)
     if show:

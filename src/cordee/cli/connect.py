@@ -23,7 +23,7 @@ def connect(
         str | None,
         typer.Option(help="SHA-256 of the server's certificate, if it is self-made; `cordee up --listen` prints it."),
     ] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Use no other machine's server any more.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Stop using another machine's server.")] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:

@@ -51,7 +51,7 @@ Since = Annotated[
 ]
 Until = Annotated[str | None, typer.Option(metavar="DATE", help="With --usage or --from: before this day or month.")]
 Usage = Annotated[bool, typer.Option("--usage", help="Print the tokens and cost of each tenant, key and model by day.")]
-Job = Annotated[str | None, typer.Argument(help="Show this job: by epoch of its data, and of a million tokens.")]
+Job = Annotated[str | None, typer.Argument(help="Show this job: cost by epoch of its data, and of a million tokens.")]
 By = Annotated[
     str | None,
     typer.Option(
@@ -64,7 +64,9 @@ AsCsv = Annotated[
     bool,
     typer.Option("--csv", help="Print the chargeback of each month as CSV; or --usage (names of FOCUS), or --from."),
 ]
-Idle = Annotated[str, typer.Option(metavar="apart|by-use", help="With --csv: whether idle time is divided by use.")]
+Idle = Annotated[
+    str, typer.Option(metavar="apart|by-use", help="With --csv: list idle time apart, or divide it by use.")
+]
 ChromeTrace = Annotated[
     Path | None, typer.Option(help="Write GPU time as a Chrome trace, for Perfetto and `cordee profile`.")
 ]
@@ -93,9 +95,9 @@ def cost(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show GPU time by class, and its cost; of services also tokens; of a cluster under Slurm what it has lost.
+    """Show GPU time by class and its cost; for services also tokens; for a cluster under Slurm the work that was lost.
 
-    With --from nothing of Cordee runs: the file holds the accounting that `sacct` printed.
+    With --from no server is needed: the file holds accounting that `sacct` printed.
     """
     if storage or gb_month or gb_egress:
         alone = not (job or by or from_ or usage or as_csv or what_if or chrome_trace or since or until)

@@ -24,13 +24,15 @@ _LISTED = 10
 _READ_MAX = 200  # jobs whose checkpoints are looked at: each is some requests to its store
 
 Storage = Annotated[
-    bool, typer.Option("--storage", help="Show what is stored a month, egress saved, and what may be deleted.")
+    bool,
+    typer.Option("--storage", help="Show the cost of storage a month, the egress saved, and data that may be deleted."),
 ]
 GbMonth = Annotated[
-    str | None, typer.Option(metavar="PRICE", help="With --storage: of a GB and month.", show_default="$0.023")
+    str | None, typer.Option(metavar="PRICE", help="With --storage: price of a GB and month.", show_default="$0.023")
 ]
 GbEgress = Annotated[
-    str | None, typer.Option(metavar="PRICE", help="With --storage: of a GB that leaves.", show_default="$0.09")
+    str | None,
+    typer.Option(metavar="PRICE", help="With --storage: price of a GB that leaves the store.", show_default="$0.09"),
 ]
 
 
@@ -38,7 +40,7 @@ def show_storage(home: Path | None, gb_month: str | None, gb_egress: str | None,
     """Print it, at these prices or at list prices; `alone`: with no option for anything else."""
     if not alone:
         hint = "cordee cost --storage [--gb-month $0.02] [--gb-egress $0.05]"
-        raise InputError("storage is shown of all jobs, as it is now, with no option but its prices", hint=hint)
+        raise InputError("--storage shows all jobs as they are now, and takes no option but its prices", hint=hint)
     month = MICRO_USD_PER_GB_MONTH if gb_month is None else parse_micro_usd(gb_month)
     egress = MICRO_USD_PER_GB_EGRESS if gb_egress is None else parse_micro_usd(gb_egress)
     with terminal.connect(home) as client:

@@ -44,14 +44,14 @@ def doctor(
         str,
         typer.Option(help="Folder to which checkpoints are written; its speed is measured.", show_default="this one"),
     ] = ".",
-    slots: Annotated[int | None, typer.Option(help="Examine CPU slots, whatever GPUs there are.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out the product and the all-reduce.")] = False,
+    slots: Annotated[int | None, typer.Option(help="Examine this many CPU slots, even if there are GPUs.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the matrix product and the all-reduce.")] = False,
     home: terminal.Home = None,
     as_json: terminal.Json = False,
 ) -> None:
     """Examine this machine: driver, GPUs, a product and an all-reduce, disk, limits, clock; or what agents report.
 
-    Leaves with 1 if a finding is bad.
+    Exits with 1 if a finding is bad.
     """
     if drain and not (nodes or every):
         raise InputError("--drain needs nodes", hint="cordee doctor --all --drain")

@@ -17,15 +17,21 @@ def gateway(
     ] = "127.0.0.1:8480",
     server: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Its token is in CORDEE_TOKEN.", show_default="the server of the home"),
+        typer.Option(
+            metavar="URL",
+            help="URL of the server; its token is in CORDEE_TOKEN.",
+            show_default="the server of the home",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Unique among the gateways of a server.", show_default="this host's and the port")
     ] = None,
-    routes: Annotated[Path | None, typer.Option(metavar="FILE", help="Routes as JSON, in place of a server.")] = None,
+    routes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read the routes from this JSON file instead of a server.")
+    ] = None,
     spool: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="For usage that is not reported yet.", show_default="in the home"),
+        typer.Option(metavar="DIR", help="Folder for usage that is not reported yet.", show_default="in the home"),
     ] = None,
     hold: Annotated[float, typer.Option(metavar="S", help="Seconds that a request waits for a first replica.")] = 600.0,
     resume: Annotated[
@@ -37,22 +43,26 @@ def gateway(
     ] = 120.0,
     client_connections: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Open connections of one address.", show_default="half of what the system has"),
+        typer.Option(
+            metavar="N", help="Open connections from one address, at most.", show_default="half of the system's limit"
+        ),
     ] = None,
     open_bytes: Annotated[
-        int, typer.Option(metavar="N", help="Bytes of the bodies of all open requests.")
+        int, typer.Option(metavar="N", help="Bytes of the bodies of all open requests, at most.")
     ] = 1_000_000_000,
     log_requests: Annotated[
         bool, typer.Option("--log-requests", help="Log a line for each request, without its prompt.")
     ] = False,
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log it with its prompt.")] = False,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Log a line for each request, with its prompt.")
+    ] = False,
     home: Home = None,
 ) -> None:
-    """Run a gateway until Ctrl-C: the OpenAI API before the services of a server; open requests are answered first."""
+    """Run a gateway, an OpenAI API in front of a server's services; Ctrl-C lets open requests be answered first."""
     from cordee.serve.gateway.__main__ import GRACE_S, GatewayArguments, run
 
     if server is not None and routes is not None:
-        raise InputError("--server and --routes were given", hint="routes come from one of the two")
+        raise InputError("--server and --routes were given", hint="give one of the two")
     given = GatewayArguments(
         listen=listen, server=server, home=home, routes=routes, name=name, spool=spool, hold=hold, resume=resume,
         report_every=report_every, idle=idle, client_connections=client_connections, open_bytes=open_bytes,

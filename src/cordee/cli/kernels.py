@@ -26,13 +26,15 @@ _SHAPES = {"compile": Compiled, "check": Checked, "measure": Measured}
 
 def kernels(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[KERNEL]...", help=f"Of these alone: {', '.join(_NAMES)}.")
+        list[str] | None, typer.Argument(metavar="[KERNEL]...", help=f"Only these: {', '.join(_NAMES)}.")
     ] = None,
     *,
-    check: Annotated[bool, typer.Option("--check", help="Compare the numbers of each with fp64.")] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile, also where a GPU is.")] = False,
-    arch: Annotated[list[str] | None, typer.Option(help=f"Compile for this alone: {', '.join(ARCHITECTURES)}.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    check: Annotated[bool, typer.Option("--check", help="Compare the results of each kernel with fp64.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile even if there is a GPU.")] = False,
+    arch: Annotated[
+        list[str] | None, typer.Option(help=f"Compile only for this architecture: {', '.join(ARCHITECTURES)}.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     as_json: terminal.Json = False,
 ) -> None:
     """Show what each kernel reaches on this GPU, or, without one, what the compiler makes of it for three GPUs."""

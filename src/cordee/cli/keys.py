@@ -96,7 +96,7 @@ def tenant(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Add a tenant, or change its weight, priority and limits; what is not given stays."""
+    """Add a tenant, or change its weight, priority and limits; those not given stay as they are."""
     given: dict[str, Any] = {"weight": weight, "priority": priority, "per": per}
     changes = {key: value for key, value in given.items() if value is not None}
     if rate is not None:

@@ -20,7 +20,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Before a run": {
         "plan": ("cordee.cli.plan", "Find the layouts that fit, with their speed and cost."),
         "calibrate": ("cordee.cli.calibrate", "Measure this machine, so that plans use its own tables."),
-        "serve": ("cordee.cli.serve", "Plan a service; run, scale, update, stop it; keys of its gateways."),
+        "serve": ("cordee.cli.serve", "Plan a service; run, scale, update, stop it; manage keys of its gateways."),
         "rag": ("cordee.cli.rag", "Build, ask and serve a knowledge base on one small machine."),
         "simulate": ("cordee.cli.simulate", "Run a trace of jobs under several policies, and compare them."),
         "pipeline": ("cordee.cli.pipeline", "Compare pipeline schedules for your pass times."),
@@ -57,7 +57,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("cordee.cli.doctor", "Examine this machine: GPUs, links, disk, limits, clock."),
         "budget": ("cordee.cli.budget", "Set, list and remove budgets of queues and users."),
         "queues": ("cordee.cli.queues", "Show or set the tree of queues: quotas, usage and borrowing."),
-        "audit": ("cordee.cli.audit", "Show who asked for which change, and check that no record was changed."),
+        "audit": ("cordee.cli.audit", "Show which user asked for which change, and check that no record was altered."),
         "admin": ("cordee.cli.admin", "Back a server up, restore it, or check its log."),
     },
     "After a run": {

@@ -17,7 +17,7 @@ def book(node: str | None, why: str, begin: str | None, lasts: str | None, home:
     """Book a node for maintenance, and print the booking."""
     if node is None or not why.strip() or begin is None or lasts is None:
         hint = "cordee nodes drain node7 --why 'new firmware' --from +2h --for 4h"
-        raise InputError("a maintenance needs a node, --why, --from and --for", hint=hint)
+        raise InputError("maintenance needs a node, --why, --from and --for", hint=hint)
     from_us = parse_time_us(terminal.moment(begin))
     until_us = from_us + round(parse_duration_s(lasts) * US_PER_S)
     with terminal.connect(home) as client:
@@ -29,7 +29,7 @@ def book(node: str | None, why: str, begin: str | None, lasts: str | None, home:
 
 
 def show(*, home: Home = None, as_json: Json = False) -> None:
-    """List every maintenance that is not over."""
+    """List maintenance that is booked or under way."""
     with terminal.connect(home) as client:
         found = client.maintenance()
     if as_json:
@@ -50,7 +50,7 @@ def _why(booking: MaintenanceView) -> str:
 def cancel(
     booking: Annotated[str, typer.Argument(help="Id of a maintenance.")], *, home: Home = None, as_json: Json = False
 ) -> None:
-    """Cancel a maintenance; if it has begun, its node is put back into use."""
+    """Cancel maintenance; if it has begun, its node is put back into use."""
     with terminal.connect(home) as client:
         found = client.cancel_maintenance(booking)
     if as_json:

@@ -88,7 +88,7 @@ def drain(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Drain a node: cordon it, and its attempts checkpoint and leave; with --from and --for, for a maintenance."""
+    """Drain a node: cordon it, and let its attempts checkpoint and leave; with --from and --for, for maintenance."""
     if begin is not None or lasts is not None:
         maintenance.book(node, why, begin, lasts, home, as_json)
         return

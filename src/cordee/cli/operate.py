@@ -20,7 +20,7 @@ _LOOK_S = 0.05
 Lease = Annotated[
     str | None,
     typer.Option(
-        help="A node without contact ends its ranks after this time; then they start elsewhere.",
+        help="Time after which a node without contact ends its ranks; then they start elsewhere.",
         show_default="as before, else 30s",
     ),
 ]
@@ -71,14 +71,14 @@ Artifacts = Annotated[
 ]
 MaxGrace = Annotated[
     str | None,
-    typer.Option(help="Longest grace period that follows from a rehearsal.", show_default="as before, else 10m"),
+    typer.Option(help="Longest grace period that a rehearsal may set.", show_default="as before, else 10m"),
 ]
 
 
 Patience = Annotated[
     str | None,
     typer.Option(
-        help="Wait after which a job goes first, as a multiple of how long the long jobs run, or default (0.5).",
+        help="Wait after which a job goes first, as a multiple of the run time of long jobs, or default (0.5).",
         show_default="as before, else default",
     ),
 ]
@@ -106,7 +106,7 @@ def up(
     key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
     database: Database = None,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Take over when the server that leads on the database is gone.")
+        bool, typer.Option("--standby", help="Stand by, and take over when the leader on this database is gone.")
     ] = False,
     on: Machines = None,
     lease: Lease = None,

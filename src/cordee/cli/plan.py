@@ -51,7 +51,7 @@ Gpus = Annotated[
     typer.Option(
         help="GPUs of the job: 64xH100, H100:64, 8xH100+8xA100 (several kinds), or here (calibrated); a range, "
         "8..512xH100, draws the scaling curve.",
-        show_default="every kind of GPU: which hold it",
+        show_default="every kind of GPU",
     ),
 ]
 Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="the model's, at most 8192")]
@@ -75,8 +75,8 @@ Freeze = Annotated[
 Packed = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of a document that sequences are packed with.",
-        show_default="a document a sequence",
+        help="Mean tokens of the documents that are packed into a sequence.",
+        show_default="one document a sequence",
         rich_help_panel=TUNE,
     ),
 ]
@@ -84,7 +84,7 @@ PrecisionName = Annotated[str, typer.Option(help="Precision: bf16, fp16, fp32 or
 RecomputeName = Annotated[
     str, typer.Option(help="Activation recomputation: none, selective, full, or auto (searched).")
 ]
-FrameworkName = Annotated[str, typer.Option(help="Framework whose buffers count: torch, megatron or deepspeed.")]
+FrameworkName = Annotated[str, typer.Option(help="Framework whose buffers are counted: torch, megatron or deepspeed.")]
 LossName = Annotated[
     str, typer.Option(help="Loss kernel: fused, chunked, parallel, compiled, eager, or auto (the framework's).")
 ]
@@ -102,7 +102,7 @@ Train = Annotated[
 StageText = Annotated[
     str | None,
     typer.Option(
-        help="A stage with a reference: dpo, dpo,reference=computed, grpo,group=8,rollouts=apart.",
+        help="Preference tuning or RL: dpo, dpo,reference=computed, grpo,group=8,rollouts=apart.",
         rich_help_panel=TUNE,
     ),
 ]
@@ -125,7 +125,7 @@ FusedQkv = Annotated[
     bool, typer.Option("--fused-qkv", help="One adapter for queries, keys and values (LitGPT).", rich_help_panel=TUNE)
 ]
 QuantizeHead = Annotated[
-    bool, typer.Option("--quantize-head", help="The output head is quantised as the base is.", rich_help_panel=TUNE)
+    bool, typer.Option("--quantize-head", help="Quantise the output head like the base.", rich_help_panel=TUNE)
 ]
 Dequantized = Annotated[
     int, typer.Option(help="16-bit copies of a quantised matrix while it is used: 1 or 2.", rich_help_panel=TUNE)
@@ -216,7 +216,7 @@ ModelCodeName = Annotated[
     ),
 ]
 Compiled = Annotated[
-    bool, typer.Option("--compile", help="Layers and loss go through torch.compile, each layer by itself.")
+    bool, typer.Option("--compile", help="Compile each layer by itself, and the loss, with torch.compile.")
 ]
 Autocast = Annotated[
     bool, typer.Option("--autocast", help="Trace fp32 weights under autocast, also with FSDP2.", rich_help_panel=TRACE)
@@ -274,7 +274,7 @@ def plan(
 ) -> None:
     """Plan a training run: the layouts that fit, their speed and price, and the cost of a preemption.
 
-    Without --gpus: which kinds of GPU hold it, the cheapest first. Exits with 21 if none does, and shows what would.
+    Without --gpus: list the kinds of GPU that hold it, the cheapest first. If none does: exit 21, and what would.
     """
     catalogue, gpu, first, last = _hardware(gpus, prices)
     settings = _settings(

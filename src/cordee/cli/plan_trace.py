@@ -38,9 +38,9 @@ def refuse_beside(given: Sequence[str], *, is_range: bool) -> None:
         InputError: with what to leave out.
     """
     if given:
-        raise InputError(f"a trace answers no {given[0]}", hint=f"leave --trace out, or {given[0]}")
+        raise InputError(f"{given[0]} does not work with --trace", hint="leave out one of the two")
     if is_range:
-        raise InputError("a trace is of one number of GPUs", hint="write --gpus 8xH100")
+        raise InputError("a trace needs one number of GPUs, not a range", hint="write --gpus 8xH100")
 
 
 def refuse_untraced(code: str | None, *, autocast: bool) -> None:
@@ -53,4 +53,4 @@ def refuse_untraced(code: str | None, *, autocast: bool) -> None:
         hint = "use --framework megatron" if code == "megatron" else did_you_mean(code, PLANNED_CODES)
         raise InputError(f"{code!r} is not model code that is planned", hint=hint)
     if autocast:
-        raise InputError("--autocast is of a trace", hint="add --trace; DDP and one GPU are planned so anyway")
+        raise InputError("--autocast needs --trace", hint="add --trace; DDP and one GPU are planned so anyway")

@@ -22,7 +22,8 @@ _PORT = re.compile(r"(?:(\d{1,5}):)?(\d{1,5})")
 
 JobRef = Annotated[str, typer.Argument(metavar="JOB", help="Id or name of a job that runs.")]
 Ports = Annotated[
-    list[str], typer.Argument(metavar="[LOCAL:]PORT...", help="Port on the node; LOCAL is that of this machine.")
+    list[str],
+    typer.Argument(metavar="[LOCAL:]PORT...", help="Port on the node; LOCAL is the port on this machine, if another."),
 ]
 Rank = Annotated[int, typer.Option(min=0, help="Rank to whose node the ports belong.")]
 

@@ -108,7 +108,7 @@ def show(index: Folder, *, as_json: terminal.Json = False) -> None:
 
 @rag.command()
 def verify(index: Folder, *, as_json: terminal.Json = False) -> None:
-    """Check each partition and each chunk by its checksum; leave with 52 if something is not as it was written."""
+    """Check each partition and each chunk by its checksum; exit with 52 if something has changed."""
     with _opened(index) as found:
         number = len(found.catalog.partitions())
         problems = [ProblemDocument(name=each.name, why=each.why) for each in found.verify()]

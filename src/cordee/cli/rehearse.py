@@ -126,7 +126,9 @@ def rehearse(
 
 def _number(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise InputError(f"--gpus {text} is not a number of GPUs", hint="the job file says of which kind")
+        raise InputError(
+            f"--gpus {text} is not a number of GPUs", hint="give a number; the job file names the kind of GPU"
+        )
     return int(text)
 
 

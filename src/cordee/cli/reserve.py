@@ -21,14 +21,16 @@ def make(
     context: typer.Context,
     nodes: Annotated[str | None, typer.Option(help="The nodes: n1,n2.", show_default=False)] = None,
     gpus: Annotated[
-        int, typer.Option(help="Instead of nodes: whole nodes with so many GPUs, whose jobs lose least.")
+        int, typer.Option(help="Instead of --nodes: whole nodes with this many GPUs, those whose jobs lose least.")
     ] = 0,
     begin: Annotated[
-        str | None, typer.Option("--from", help="The begin: +2h or '2026-11-24 06:00' (UTC, or +01:00).")
+        str | None, typer.Option("--from", help="When it begins: +2h or '2026-11-24 06:00' (UTC, or +01:00).")
     ] = None,
     lasts: Annotated[str | None, typer.Option("--for", help="How long: 4h.", show_default=False)] = None,
     queue: Annotated[str | None, typer.Option(help="For jobs of this queue.", show_default=False)] = None,
-    user: Annotated[str | None, typer.Option(help="For jobs of this user; you, if nothing is said.")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="For jobs of this user. Without --queue and --user: for yours.")
+    ] = None,
     why: Annotated[str, typer.Option(help="A remark for the log.", show_default=False)] = "",
     home: Home = None,
     as_json: Json = False,
@@ -57,7 +59,7 @@ def make(
 
 @reserve.command("list")
 def show(*, home: Home = None, as_json: Json = False) -> None:
-    """List every reservation that is not over."""
+    """List current and future reservations."""
     with terminal.connect(home) as client:
         found = client.reservations()
     if as_json:

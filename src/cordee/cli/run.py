@@ -86,7 +86,7 @@ After = Annotated[
     ),
 ]
 NotBefore = Annotated[
-    str | None, typer.Option(help="Start then at the earliest: +2h, or '2026-11-24 06:00' (UTC, or with +01:00).")
+    str | None, typer.Option(help="Do not start before this time: +2h, or '2026-11-24 06:00' (UTC, or with +01:00).")
 ]
 Window = Annotated[
     str | None, typer.Option(help="Start in these hours only: 22:00-06:00, or '22:00-06:00 Europe/Berlin'.")

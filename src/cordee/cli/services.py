@@ -56,7 +56,7 @@ Engine = Annotated[
 ]
 ReplicaRange = Annotated[
     str | None,
-    typer.Option("--replicas", help="2, or the fewest and the most: 1..4; 0..4 sleeps without requests.",
+    typer.Option("--replicas", help="2, or the fewest and the most: 1..4; 0..4: none without requests.",
                  show_default="1"),
 ]  # fmt: skip
 Gpus = Annotated[str | None, typer.Option(help="GPUs of one replica: 1, 2xH100, 0.5, 1g.10gb.", show_default="1")]
@@ -67,12 +67,16 @@ Context = Annotated[
 ]
 Drain = Annotated[str | None, typer.Option(help="Time for open requests before a replica leaves.", show_default="30s")]
 Standby = Annotated[int | None, typer.Option(help="Ready replicas in reserve.", show_default="0")]
-Idle = Annotated[str | None, typer.Option(help="With 0..N replicas: none after this time.", show_default="5m")]
+Idle = Annotated[
+    str | None,
+    typer.Option(help="With 0..N replicas: time without requests after which none is kept.", show_default="5m"),
+]
 MaxPrice = Annotated[
-    str | None, typer.Option(help="Price of all replicas at which no more are added: '$12/h'.", show_default="any")
+    str | None,
+    typer.Option(help="Limit of the price of all replicas; no more are added beyond it: '$12/h'.", show_default="any"),
 ]
 Health = Annotated[
-    str | None, typer.Option(help="Of a command: the path that answers 200 when it is ready.", show_default="/health")
+    str | None, typer.Option(help="For a command: the path that answers 200 when it is ready.", show_default="/health")
 ]
 Flags = Annotated[list[str] | None, typer.Option("--flag", help="NAME=VALUE, a setting of the engine by its own name.")]
 Tier = Annotated[str | None, typer.Option(help="production, standard or preemptible.", show_default="production")]

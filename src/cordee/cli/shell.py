@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from cordee.cli import tunnels
 
 JobRef = Annotated[str, typer.Argument(metavar="JOB", help="Id or name of a job that runs.")]
-Rank = Annotated[int, typer.Option(min=0, help="Rank on whose node, and with whose environment.")]
+Rank = Annotated[int, typer.Option(min=0, help="Rank whose node and environment the command gets.")]
 IDLE_S_MIN = 60.0
 _LOOK_S = 0.2
 _HOST = "cordee.agent.shell_host"
 Idle = Annotated[
-    str, typer.Option(help="End after this time without input, while neither its GPUs nor, without any, its CPU work.")
+    str, typer.Option(help="End after this time without input, if its GPUs (without any, its CPU) are idle too.")
 ]
 Keep = Annotated[str, typer.Option(help="Stay for this time without a client, for --attach.")]
 Attach = Annotated[str | None, typer.Option(metavar="JOB", help="Go back to a shell that lost its client.")]
@@ -42,7 +42,7 @@ def exec(  # noqa: A001  the verb's name
 ) -> None:
     """Run a command beside a job's ranks: in its folder, with its environment and its GPUs.
 
-    It has a terminal if this one is a terminal, else pipes. It ends with the attempt; its exit code is this one's.
+    It has a terminal if started from one, else pipes. It ends with the attempt; `cordee exec` returns its exit code.
     """
     from cordee.cli import tunnels
 
@@ -91,7 +91,7 @@ def shell(
 ) -> None:
     """Open a shell on a node: a job that waits, holds GPUs and is accounted like any other, and ends with its shell.
 
-    It has this folder and this environment. Its exit code is this one's.
+    It has this folder and this environment. `cordee shell` returns its exit code.
     """
     from cordee.cli import tunnels
 

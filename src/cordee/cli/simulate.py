@@ -233,11 +233,11 @@ def _check_together(
     if frontier and recommend:
         raise InputError("--recommend compares the policies of --frontier as well", hint="give one of the two")
     if samples is not None and not recommend:
-        raise InputError("--samples is of --recommend", hint="add --recommend, or leave it out")
+        raise InputError("--samples needs --recommend", hint="add --recommend, or leave it out")
     if with_service:
         options = {"--frontier": frontier, "--recommend": recommend, "--chrome-trace": chrome is not None}
         for name in (name for name, given in options.items() if given):
-            raise InputError(f"{name} is not for jobs beside a service", hint=f"leave out {name}, or --requests")
+            raise InputError(f"{name} does not work with --requests", hint=f"leave out {name}, or --requests")
 
 
 def _counted(scenario: Scenario) -> tuple[Tally, int]:
@@ -311,7 +311,7 @@ def replay(
     policy: Policies = DEFAULT,
     baseline: Annotated[str, typer.Option(help="Policy that the log ran under.")] = "cordee",
     last: Annotated[
-        str | None, typer.Option(help="Only jobs that had not ended so long ago: 7d.", show_default="all")
+        str | None, typer.Option(help="Leave out jobs that ended longer ago than this: 7d.", show_default="all")
     ] = None,
     as_json: terminal.Json = False,
 ) -> None:

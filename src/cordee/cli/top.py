@@ -19,7 +19,7 @@ def top(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show jobs and GPUs live: step, loss, tokens a second, MFU, use, memory, dollars an hour. Ctrl-C leaves."""
+    """Show jobs and GPUs live: step, loss, tokens a second, MFU, busy GPUs, memory, dollars an hour. Ctrl-C leaves."""
     console = terminal.stdout()
     with terminal.connect(home) as client:
         live = client.live()

@@ -38,7 +38,7 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE", help='JSON lines of real requests: {"messages": [...]} or {"prompt": "..."}.',
-        show_default="made up, as long as those of the service",
+        show_default="generated, with the service's mean lengths",
     ),
 ]  # fmt: skip
 Try = Annotated[
@@ -55,10 +55,10 @@ Requests = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(min=ROUNDS_MIN, help="Rounds that each setting is measured in.")]
 AllowLossy = Annotated[
-    bool, typer.Option("--allow-lossy", help="Keep what changes answers too: weights or KV cache in fewer bits.")
+    bool, typer.Option("--allow-lossy", help="Keep changes that alter answers too: weights or KV cache in fewer bits.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Measure only; the service stays as it is.")]
-Ready = Annotated[str, typer.Option("--ready-in", help="Time in which a replica must get ready.")]
+Ready = Annotated[str, typer.Option("--ready-in", help="Time in which a replica must become ready.")]
 
 
 def tune(
@@ -76,7 +76,7 @@ def tune(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Measure changes of a service's engine on one replica beside it, and update the service to what pays."""
+    """Measure changes of a service's engine settings on one replica beside it, and apply those that pay."""
     with _leaving_on_sigterm(), terminal.connect(home) as client:
         before = _live(client, service)
         spec = JobSpec.model_validate(before.spec)

@@ -174,7 +174,7 @@ def check_program(spec: JobSpec) -> None:
     path = spec.env.get("PATH", os.environ.get("PATH", os.defpath))
     found = folder / words[0] if "/" in words[0] else shutil.which(words[0], path=path)
     if found is None or not os.access(found, os.X_OK):
-        raise ScriptError(f"{words[0]!r} is not an executable that {folder} or PATH knows", hint="check `run`")
+        raise ScriptError(f"{words[0]!r} is not an executable in {folder} or on PATH", hint="check `run`")
     script = _script(words)
     if script is not None and not (folder / script).exists():
         raise ScriptError(f"{script} does not exist in {folder}", hint="check `run`, or submit from its folder")

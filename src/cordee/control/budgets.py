@@ -107,7 +107,7 @@ class BudgetOperations:
             if rules.micro_usd is None and rules.gpu_us is None:
                 raise InputError("a budget needs money, GPU time, or both", hint=_EXAMPLE)
             if rules.stops and not rules.hard:
-                raise InputError("only a hard budget stops running jobs", hint="say that it is hard, too")
+                raise InputError("only a hard budget stops running jobs", hint="make it a hard one: --hard")
             if rules.queue is not None and known and rules.queue not in {*known, DEFAULT}:
                 raise NotFoundError(f"there is no queue {rules.queue!r}", hint=near(rules.queue, known))
             found.append(Budget(**rules.model_dump()))

@@ -136,7 +136,7 @@ class ChainOperations:
             self.operations.check_node(node)
             if not max(now_us, order.from_us) < order.until_us:
                 raise InputError(
-                    f"a maintenance until {in_utc(order.until_us)} cannot begin at {in_utc(order.from_us)}",
+                    f"maintenance until {in_utc(order.until_us)} cannot begin at {in_utc(order.from_us)}",
                     hint="cordee nodes drain NODE --why TEXT --from +2h --for 4h",
                 )
             for each in control.state.agenda.bookings.values():
@@ -251,7 +251,7 @@ class ChainOperations:
         if is_used_up(job, record.used_us, record.used_cost):
             raise InputError(
                 f"{job.job_id} has used up its limit of time or cost: it would end at once",
-                hint="submit it with a larger limit; with the same checkpoint.to and name it is still another job",
+                hint="submit it again with a larger limit: it becomes a new job, even under the same name",
             )
         why = never(self.operations.control.state, record)
         if why is not None:

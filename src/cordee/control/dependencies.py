@@ -77,7 +77,7 @@ async def access_of(
     """Return who asks, and what that one may see and do.
 
     Raises:
-        ForbiddenError: the request changes something, and its token is one to read with.
+        ForbiddenError: the request changes something, and its token is read-only.
     """
     note(who=bearer.name, token=token_id(shown))
     if request.method not in _READS and request.url.path != "/v1/web-tickets":
@@ -86,10 +86,10 @@ async def access_of(
 
 
 def check_writes(bearer: Bearer) -> None:
-    """Raise ForbiddenError for a token that is one to read with."""
+    """Raise ForbiddenError for a token that is read-only."""
     if not writes(bearer):
         hint = "the server's operator has given it the term `read`, or viewers' roles only"
-        raise ForbiddenError(f"this token of {bearer.name} is one to read with", hint=hint)
+        raise ForbiddenError(f"this token of {bearer.name} is read-only", hint=hint)
 
 
 _READS = ("GET", "HEAD")

@@ -108,9 +108,7 @@ class Members:
         if row is None:
             return None
         if row["left_us"] is not None:
-            raise NodeLeftError(
-                f"node {row['node']} has left: its token is no node's now", hint=f"to join again: {NEW_TOKEN}"
-            )
+            raise NodeLeftError(f"node {row['node']} has left: its token is void", hint=f"to join again: {NEW_TOKEN}")
         return str(row["node"])
 
     def leave(self, name: str, by: str | None = None) -> Leaving:

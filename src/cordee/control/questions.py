@@ -59,7 +59,7 @@ class Questions:
             ClientDisconnect: the client has left; work that had begun has ended.
         """
         if self.waiting >= self._most:
-            raise OverloadedError(f"{self.waiting} questions that cost wait already", hint="ask again in a minute")
+            raise OverloadedError(f"{self.waiting} costly requests are waiting already", hint="ask again in a minute")
         asking = Asking(self._precedence)
         self.waiting += 1
         watch = None if request is None else asyncio.ensure_future(_leaves(request, asking))

@@ -48,7 +48,7 @@ class SecretStore:
             return self._key.decrypt(sealed.encode()).decode()
         except InvalidToken:
             raise HomeUnsuitableError(
-                f"{self._home / 'token'} does not open what was sealed here: that was under another token",
+                f"{self._home / 'token'} cannot decrypt what is stored here: it was encrypted under another token",
                 hint="put that token back",
             ) from None
 
@@ -77,7 +77,8 @@ class SecretStore:
                 found[name] = self._key.decrypt(sealed[name].encode()).decode()
             except InvalidToken:
                 raise HomeUnsuitableError(
-                    f"{self._home / 'token'} does not open the secret {name} of {job_id}: it came under another token",
+                    f"{self._home / 'token'} cannot decrypt the secret {name} of {job_id}: "
+                    "it was encrypted under another token",
                     hint="put that token back, or submit the job again",
                 ) from None
         return found

@@ -60,7 +60,11 @@ class TokenFile(Mapping[str, Bearer]):
             self._found = self._home.owners(self._own)
             self.on_change()
         except HomeUnsuitableError as error:
-            structlog.get_logger().error("the tokens are those of before", error=error.message, hint=error.hint)
+            structlog.get_logger().error(
+                "the file of tokens cannot be used, so the earlier ones stay valid",
+                error=error.message,
+                hint=error.hint,
+            )
         except CordeeError as error:
             structlog.get_logger().error("changed tokens are not in the audit log yet", error=error.message)
 

@@ -182,7 +182,7 @@ def _nemotron_h(fields: Fields) -> ModelShape:
     if not isinstance(pattern, str) or set(pattern) - set(PATTERN):
         raise ShapeError(
             f"{fields.name}: hybrid_override_pattern is {pattern!r}",
-            hint="it must be a text of M (Mamba), * (attention), - (MLP) and E (experts), one for each layer",
+            hint="it must be a string of M (Mamba), * (attention), - (MLP) and E (experts), one for each layer",
         )
     listed = fields.config.get("layers_block_type") or ()
     config = {"num_hidden_layers": len(pattern or listed), "head_dim": fields.config.get("attention_head_dim")}

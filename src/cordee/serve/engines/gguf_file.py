@@ -121,7 +121,7 @@ class _Shape:
         theirs = next(iter(config.get("architectures") or ["none"]))
         if theirs not in ARCHITECTURES or config.get("quantization_config"):
             what = f"the architecture {theirs}" if theirs not in ARCHITECTURES else "quantised weights"
-            raise InputError(f"{folder} has {what}, which this cannot write as GGUF", hint=SCRIPT_HINT)
+            raise InputError(f"{folder} has {what}, which Cordee cannot write as GGUF", hint=SCRIPT_HINT)
         try:
             heads = config["num_attention_heads"]
             return _Shape(
@@ -152,7 +152,7 @@ def _library(why: str) -> Any:
 def _write_shape(writer: "GGUFWriter", model: _Shape, config: dict[str, Any]) -> None:
     rope = config.get("rope_parameters") or {}
     if (kind := (rope or config.get("rope_scaling") or {}).get("rope_type", "default")) != "default":
-        raise InputError(f"the model scales its positions by {kind}, which this cannot write", hint=SCRIPT_HINT)
+        raise InputError(f"the model scales its positions by {kind}, which Cordee cannot write", hint=SCRIPT_HINT)
     writer.add_name(config.get("_name_or_path") or "model")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -215,7 +215,7 @@ def _split(folder: Path, pre_tokenizer: dict[str, Any] | None) -> str:
     for part, name in _SPLITS:
         if len(patterns) == 1 and part in patterns[0]:
             return name
-    raise InputError(f"{folder / 'tokenizer.json'} splits text by a rule that this does not know", hint=SCRIPT_HINT)
+    raise InputError(f"{folder / 'tokenizer.json'} splits text by a rule that Cordee does not know", hint=SCRIPT_HINT)
 
 
 def _tensors(folder: Path, stack: ExitStack) -> Iterator[tuple[str, FileTensor]]:
@@ -239,7 +239,7 @@ def _array(tensor: FileTensor, heads: int) -> tuple[npt.NDArray[Any], str | None
         array = np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
         array = array.astype(np.float32) if len(tensor.shape) == 1 else array
     else:
-        raise InputError(f"a tensor has the type {tensor.dtype}, which this cannot write as GGUF", hint=SCRIPT_HINT)
+        raise InputError(f"a tensor has the type {tensor.dtype}, which Cordee cannot write as GGUF", hint=SCRIPT_HINT)
     if heads:
         rows = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
         array = rows.swapaxes(1, 2).reshape(array.shape)
