@@ -1,6 +1,7 @@
 """Admission: refusals with their numbers, and the job that the scheduler gets."""
 
 import json
+import socket
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from admitting import H100, admitted, spec
 
 from cordee.cli.main import main
-from cordee.control.admission import admit, check_program
+from cordee.control.admission import Admitted, admit, check_program
 from cordee.errors import (
     CatalogueError,
     CordeeError,
@@ -23,7 +24,9 @@ from cordee.errors import (
     UnprotectedError,
 )
 from cordee.events import Capacity, Job, Node, Queue, Tier
+from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
+from cordee.hardware.measured import Measured
 from cordee.ids import JobId
 from cordee.plan.wanted import parse_layout
 from cordee.planning import plan
@@ -251,6 +254,30 @@ def test_slots_have_no_memory_limit(tmp_path: Path) -> None:
         catalogue=load_catalogue(),
     )
     assert any("CPU slots have none" in note for note in made.notes)
+
+
+def _with_calibrated_cpu() -> Catalogue:
+    catalogue = load_catalogue()
+    marks = {"device": "cpu", "host": socket.gethostname()}
+    cpu = replace(
+        catalogue.find_gpu("A10"), name="cpu-here-1t", aliases=(), flop_per_s={"fp32": 1e11},
+        memory_bytes=64 * 10**9, measured=Measured({}, {}, marks, "2026-11-29"),
+    )  # fmt: skip
+    return replace(catalogue, gpus=(*catalogue.gpus, cpu))
+
+
+def test_slots_of_a_calibrated_host_have_a_step_time_and_no_memory_and_those_elsewhere_neither(tmp_path: Path) -> None:
+    def made(node: Node, precision: str) -> Admitted:
+        wanted = spec(tmp_path, gpus=2, model={"name": "gpt2", "precision": precision})
+        catalogue = _with_calibrated_cpu()
+        return admit(wanted, job_id=JobId("gpt-abcdef"), owner="ada", nodes=[node], catalogue=catalogue)
+
+    here, elsewhere, wider = made(SLOTS, "fp32"), made(replace(SLOTS, name="far"), "fp32"), made(SLOTS, "bf16")
+    [planned], [unknown], [other] = (each.job.estimates for each in (here, elsewhere, wider))
+    assert planned.step_us and planned.mfu and planned.gpu_memory_bytes == planned.peak_bytes == 0
+    assert "its step is planned on cpu-here-1t, as it was calibrated" in here.notes
+    assert (unknown.step_us, other.step_us) == (None, None) and planned.save_us == unknown.save_us == other.save_us
+    assert any(note.startswith("no step time is planned on cpu-here-1t: ") for note in wider.notes)
 
 
 def test_a_job_for_either_of_two_kinds_is_told_why_it_has_no_step_time(tmp_path: Path) -> None:

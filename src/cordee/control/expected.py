@@ -1,11 +1,13 @@
 """The plan for a job on this cluster: refuses a model that does not fit, and gives the job its estimates."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cordee.control.engines.choice import LOCAL
 from cordee.control.prices import SLOT
-from cordee.errors import LayoutError
+from cordee.errors import CatalogueError, DoesNotFitError, LayoutError
 from cordee.events import Estimate, Node
 from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.plan.answer import estimate_of_work
@@ -55,7 +57,7 @@ def expect(spec: JobSpec, kind: str | None, eligible: Sequence[Node], catalogue:
     gpus_per_node = max(node.gpus for node in eligible)
     kinds = sorted({kind} if kind else {node.gpu_name for node in eligible})
     if SLOT in kinds:
-        return _on_slots(spec, model, shape, gpus_per_node)
+        return _on_slots(spec, model, shape, gpus_per_node, _calibrated_cpu(eligible, catalogue))
     # The job may wait for the kind with the most memory.
     chips = sorted({catalogue.find_gpu(each).name for each in kinds})
     gpu = max(map(catalogue.find_gpu, chips), key=lambda each: (each.memory_bytes, each.name))
@@ -103,10 +105,22 @@ def _answers(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus_
     return answers
 
 
-def _on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node: int) -> Expected:
-    """Plan a model on CPU slots, which have neither memory of their own nor a known speed.
+def _calibrated_cpu(eligible: Sequence[Node], catalogue: Catalogue) -> Gpu | None:
+    """Return the CPU of this host as `cordee calibrate` measured it, where no other node may get the job."""
+    if {node.name for node in eligible} != {LOCAL}:
+        return None
+    host = socket.gethostname()
+    known = ((gpu, gpu.measured) for gpu in catalogue.gpus if gpu.is_synchronous)
+    return next((gpu for gpu, found in known if found is not None and found.fingerprint.get("host") == host), None)
 
-    A process's resident memory is not compared either: the interpreter and its libraries are most of it.
+
+def _on_slots(
+    spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node: int, calibrated: Gpu | None
+) -> Expected:
+    """Plan a model on CPU slots, which have no memory of their own, and a known speed on a calibrated host alone.
+
+    A process's resident memory is not compared either: the interpreter and its libraries are most of it, and a
+    checkpoint is captured there too.
     """
     training = settings_of(model).training(shape, spec.gpus)
     nodes = -(-spec.gpus // slots_per_node)
@@ -115,8 +129,15 @@ def _on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node
     wanted = None if model.layout is None else layout_wanted(model.layout, model.recompute, model.micro_batch)
     layout = "" if wanted is None else str(wanted.plainest(spec.gpus))
     estimate = estimate_of_work(shape, training, spec.gpus, layout, found)
-    unchecked = f"{shape.name} is not checked against memory: CPU slots have none of their own"
-    return Expected(found, (estimate,), (unchecked, _note(found)))
+    notes = [f"{shape.name} is not checked against memory: CPU slots have none of their own", _note(found)]
+    if calibrated is not None:
+        try:
+            planned = _answers(spec, model, shape, calibrated, slots_per_node)[0].estimate()
+            estimate = replace(planned, peak_bytes=0, gpu_memory_bytes=0, allocated_bytes=0)
+            notes.append(f"its step is planned on {calibrated.name}, as it was calibrated")
+        except (CatalogueError, DoesNotFitError, LayoutError) as error:
+            notes.append(f"no step time is planned on {calibrated.name}: {error.message}")
+    return Expected(found, (estimate,), tuple(notes))
 
 
 def _note(found: Survival) -> str:

@@ -153,7 +153,8 @@ class Settings(Tuned):
             raise LayoutError(f"adapters of {shape.name} are not planned: it has {what}", hint="use a dense model")
         if (self.framework or "torch") != "torch" or self.precision not in ("bf16", "fp16"):
             raise LayoutError(
-                f"adapters are planned with torch in 16 bits, not with {self.framework} in {self.precision}",
+                f"adapters are planned with torch in bf16 or fp16, not with {self.framework or 'torch'} in "
+                f"{self.precision}",
                 hint="leave the framework and the precision out",
             )
         most = 2**16 if shape is None else shape.hidden
