@@ -142,6 +142,33 @@ def test_a_model_without_formulas_is_traced_alone(tmp_path: Path, capsys: pytest
     assert "plan" not in said.replace("plan is off", "") and "It needs" in said
 
 
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 512, "n_layer": 3, "n_head": 8, "n_positions": 1024, "vocab_size": 2000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layout", "asked"),
+    [
+        pytest.param(1, "dp=1", "", id="gpt2-autocast"),
+        pytest.param(1, "dp=1", "--train lora", id="gpt2-lora"),
+        pytest.param(1, "dp=1", "--train qlora", id="gpt2-prepared", marks=pytest.mark.soak),
+        pytest.param(8, "fsdp=8", "", id="gpt2-fsdp", marks=pytest.mark.soak),
+    ],
+)
+def test_a_gelu_that_is_written_out_is_planned_as_it_is_traced(
+    gpus: int, layout: str, asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight operations keep four inner tensors, three of them fp32 under autocast; dropout keeps masks."""
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    words = ("plan", str(tmp_path), "--gpus", f"{gpus}xH100", "--layout", layout, "--micro-batch", "4")
+    words = (*words, "--batch", str(4 * gpus), "--recompute", "none", "--seq", "1024", *asked.split())
+    assert not _run(*words, "--trace", "--model-code", "hf", "--json")
+    found = json.loads(capsys.readouterr().out)
+    off = found["planned"]["allocated_bytes"] / found["traced"]["allocated_bytes"] - 1
+    assert abs(off) < 0.02, f"{off:+.2%}"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -86,12 +86,13 @@ def layer_activation_bytes(
     total = tokens * (training.activation_bytes * per_token + 4 * shape.heads / tp)
     if training.keeps_fp32:
         # Autocast keeps hidden states, the inputs of the norms, in fp32, and each product casts its own input.
-        products = 3 + (2 if shape.gated else 1)
+        products = (1 if "qkv" in shape.joined else 3) + (2 if shape.gated and "gate_up" not in shape.joined else 1)
         casts = 4 * shape.hidden / split + 2 * (products - 2) * shape.hidden
         total = total + (layout.zero < 2) * tokens * casts
     if training.tuning.composite_norms and shape.norm == "rms":
         # Two norms, each with its input in fp32 and what it is scaled to, in place of its 16-bit input.
         total = total + tokens * 2 * 4 * shape.hidden / split
+    total = total + tokens * _composite_gelu_bytes(shape, layout, training) * shape.ffn / tp
     if keeps_fp8(training):
         # Products keep their inputs in one byte, but the attention's output is kept in two as well, for itself.
         inner = _product_inputs(shape, layout, training, expert=expert)
@@ -118,7 +119,8 @@ def _adapted_layer_bytes(
     """
     item, eager = training.activation_bytes, not training.is_fused
     wide = widens(layout, training) * (4 - item)  # more bytes of hidden states, and of what is made of them
-    norm = 4 if eager and shape.norm == "rms" else item + wide
+    # Autocast's layer norm keeps its input in fp32 as well.
+    norm: Real = 4 if eager and shape.norm == "rms" else item + (4 - item) * _under_autocast(layout, training)
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     inner = (3 if eager else 2) if shape.gated else 1
     per_token: Real = 2 * norm * shape.hidden + item * attention + (item + wide) * inner * shape.ffn + 4 * shape.heads
@@ -142,6 +144,9 @@ def _adapted_layer_bytes(
         kept = adapters.base.keeps_inputs * (item + wide) * once
         per_token = per_token + cast * (copied + kept) + (1 - cast) * item * once
     per_token += item * adapters.rank * len(targets)
+    per_token = (
+        per_token + _composite_gelu_bytes(shape, layout, training) * shape.ffn + 2 * training.dropout * shape.hidden
+    )
     weights: Real = 0
     if adapters.magnitudes:
         # peft's `DoraLinearLayer`: the frozen product and the adapter's; after dropout the first of them is made anew,
@@ -151,6 +156,26 @@ def _adapted_layer_bytes(
         weights = made * item * sum(linear.inputs * linear.outputs for linear in targets)
     total = rank_tokens(layout, training) * per_token + weights
     return total + score_bytes(shape, layout, training) if scores else total
+
+
+def _composite_gelu_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
+    """Return what a GELU that is written out keeps of each inner element, beyond its input and its result.
+
+    It is half of the input, times 1 + tanh(c (input + 0.0447 input ** 3)): kept are the input for the power, the tanh
+    and the sum with 1, beside half of the input. Autocast makes the power fp32, and so the three.
+    """
+    if not training.tuning.composite_gelu or shape.gated:
+        return 0
+    item = training.activation_bytes
+    return 3 * (item + (4 - item) * _under_autocast(layout, training))
+
+
+def _under_autocast(layout: Layout, training: Training) -> Real:
+    """Return 1 where torch.autocast casts around operations: fp32 weights below FSDP2, or fp32 adapters or ends."""
+    if training.adapters is None:
+        return training.keeps_fp32 * (layout.zero < 2)
+    unlike = (training.optimizer.weight_bytes > training.activation_bytes) * (layout.zero != 3)
+    return np.maximum(unlike, widens(layout, training))
 
 
 def _beside_views(shape: ModelShape) -> int:
@@ -403,6 +428,9 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
         else:
             here = gathered + item * tokens * (_inner_widths(shape) - 1) * shape.ffn / layout.tp
             here = (1 + widens(layout, training)) * here
+            # Gradients of a written out GELU: as many as it kept, one less below a frozen matrix.
+            gelu = _composite_gelu_bytes(shape, layout, training) * (1 if training.adapters is None else 2 / 3)
+            here = here + tokens * gelu * shape.ffn / layout.tp
         if layout.recompute == "full":
             here = here + layer_activation_bytes(shape, layout, training, expert=expert, scores=not training.flash)
         elif _halves(layout, training):

@@ -234,8 +234,18 @@ def arriving_first_bytes(shape: ModelShape, layout: Layout, training: Training, 
     return whole + (layout.zero == 3) * (first - whole)
 
 
-def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """Return the embedding's whole gradient, which no framework adds up inside the product."""
+def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
+    """Return the embedding's whole gradient, which no framework adds up inside the product.
+
+    Under autocast it is fp32; where the head is the same matrix its gradient waits beside it until both are added.
+    """
+    item = training.activation_bytes
+    twice = training.keeps_fp32 * (layout.zero < 2) * shape.tied * held.heads
+    return vocabulary_bytes(shape, layout, training) * (1 + twice * (2 * 4 / item - 1))
+
+
+def vocabulary_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
+    """Return the bytes of this rank's part of an embedding or a head, as products read it."""
     return training.activation_bytes * padded_vocab(shape, layout, training) * shape.hidden / layout.tp
 
 

@@ -293,7 +293,7 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     moments.append(at("backward", kept + between, 0.0, backward, first * np.minimum(gradients, going), cast_back))
     frozen = training.tuning.frozen
     if held.embeddings and training.adapters is None and not (frozen is not None and frozen.embeddings):
-        rows = buf.embedding_gradient_bytes(shape, layout, training)
+        rows = buf.embedding_gradient_bytes(shape, layout, training, held)
         moments.append(at("embedding", np.maximum(0.0, kept - one), 0.0, rows + boundary + arriving))
     moments.append(still("step", moment))
     return tuple(moments)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from cordee.plan import activations as act
 from cordee.plan.allocator import CachingAllocator
-from cordee.plan.buffers import embedding_gradient_bytes
+from cordee.plan.buffers import vocabulary_bytes
 from cordee.plan.layout import Layout
 from cordee.plan.memory import RankMemory, StageMemory
 from cordee.plan.states import layer_linears
@@ -68,7 +68,7 @@ class _Sizes:
             statistics=round(4 * tokens * shape.heads / layout.tp),
             logits=round(float(act.output_bytes(shape, layout, training))),
             matrices=matrices,
-            vocab=round(float(embedding_gradient_bytes(shape, layout, training))),
+            vocab=round(float(vocabulary_bytes(shape, layout, training))),
             shards=layout.shard_ranks if layout.zero == 3 else 1,
             is_divided=layout.tp > 1,
             is_compiled=training.loss_kind == "compiled",

@@ -78,13 +78,15 @@ class Settings(Tuned):
             raise LayoutError(f"unknown framework {framework!r}", hint="use " + ", ".join(FRAMEWORKS))
         adapters = self.adapters(shape)
         optimizer = replace(self.optimizer_of(adapters), in_backward=self.optimizer_in_backward)
-        eager_norms = self.model_code == "hf" and not self.compiled
+        eager = self.model_code == "hf" and not self.compiled
+        tuning = Tuning(
+            self._frozen(shape, seq), self._packed(seq), composite_norms=eager, flat=self.fsdp_version == 1,
+            composite_gelu=eager and shape.tanh_gelu,
+        )  # fmt: skip
         return Training(
             seq, batch, optimizer, self.precision, self.flash, framework=framework, loss=self._loss(framework),
             imbalance_by_ep=self._imbalance_by_ep(shape), adapters=adapters, fused=True if self.compiled else None,
-            tuning=Tuning(
-                self._frozen(shape, seq), self._packed(seq), composite_norms=eager_norms, flat=self.fsdp_version == 1
-            ),
+            dropout=self.model_code == "hf" and shape.drops, tuning=tuning,
         )  # fmt: skip
 
     def _loss(self, framework: Framework) -> Loss | None:

@@ -260,16 +260,19 @@ class Tuning:
     They are frozen parts, documents packed into a sequence, stages with a reference, and a model's own code.
     `packed_tokens` is the length of a document that a sequence is packed with, as its tokens see it (the mean weighted
     by length): attention does not go beyond it. None: each sequence is one document. `composite_norms`: an RMS norm is
-    several kernels, as Hugging Face's models have it, which keep its input in fp32 and what it is scaled to. `flat`:
-    a layer's parameters are one sharded tensor, whose gradient has frozen ones too, and which is whole as micro-batches
-    add up (FSDP1 with `use_orig_params`, accumulating in `no_sync`). `regathers`: what sequence parallelism gathers for
-    a product is gathered anew in the backward pass, not kept (nanotron's `tp_recompute_allgather`; Megatron-LM always).
+    several kernels, as Hugging Face's models have it, which keep its input in fp32 and what it is scaled to.
+    `composite_gelu`: so is the approximation of GELU by tanh (`NewGELUActivation`), whose power autocast makes fp32.
+    `flat`: a layer's parameters are one sharded tensor, whose gradient has frozen ones too, and which is whole as
+    micro-batches add up (FSDP1 with `use_orig_params`, accumulating in `no_sync`). `regathers`: what sequence
+    parallelism gathers for a product is gathered anew in the backward pass, not kept (nanotron's
+    `tp_recompute_allgather`; Megatron-LM always).
     """
 
     frozen: Frozen | None = None
     packed_tokens: int | None = None
     stage: Stage | None = None
     composite_norms: bool = False
+    composite_gelu: bool = False
     flat: bool = False
     regathers: bool = False
 

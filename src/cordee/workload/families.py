@@ -192,6 +192,8 @@ def _gpt2(fields: Fields) -> ModelShape:
         out_bias=True,
         mlp_bias=True,
         joined=("qkv",),
+        tanh_gelu=fields.config.get("activation_function", "gelu_new") == "gelu_new",
+        drops=fields.config.get("resid_pdrop", 0.1) > 0,
     )
 
 

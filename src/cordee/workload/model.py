@@ -81,7 +81,8 @@ class ModelShape:
     `mixed` is None where all layers are alike and attend to all tokens. `encoder` counts the parameters of a vision
     or audio encoder beside the decoder; they are part of no other count here. `native_format` names the format in which
     the checkpoint stores its weights (`checkpoint_format.py`). `joined` names matrices that the family's code and
-    checkpoint have as one: `qkv` (queries, keys, values), `gate_up`.
+    checkpoint have as one: `qkv` (queries, keys, values), `gate_up`. `tanh_gelu`: its activation is the approximation
+    of GELU by tanh, which Hugging Face's code writes out (`gelu_new`). `drops`: its config asks for dropout.
     """
 
     name: str
@@ -108,6 +109,8 @@ class ModelShape:
     encoder: int = 0
     native_format: str = "bf16"
     joined: tuple[str, ...] = ()
+    tanh_gelu: bool = False
+    drops: bool = False
 
     def kind(self, layer: int) -> LayerKind:
         """Return the kind of this layer (from 0)."""
