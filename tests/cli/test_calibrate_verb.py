@@ -35,6 +35,9 @@ def _probed(work: str, *_: str) -> Iterator[Sample | Number | Refused]:
     yield _sample("adamw-fused", (1e6,), 1e6, 5e8)
     yield Number("memory_bytes", 64e9)
     yield Number("context_bytes", 5e8)
+    yield Number("sustained_fraction", 1.0)
+    yield Number("sustained_watts", 640.4)
+    yield Number("sustained_mhz", 1755.0)
     yield Refused("dequantise nf4", "No module named 'bitsandbytes'")
 
 
@@ -53,6 +56,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_calibrated_then_planned(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "calibrate", "--cpu", "--alone")
     assert code == 0, err
+    assert "under load the board draws 640 W at 1,755 MHz, and products keep 100% of the first rate" in out
     assert "not measured: dequantise nf4: No module named 'bitsandbytes'" in out
     assert "products" in out and "100.0 GFLOP/s" in out and "--gpus here --precision fp32" in out
     name = next((home / "hardware").glob("*.toml")).stem

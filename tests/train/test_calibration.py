@@ -13,6 +13,7 @@ from cordee.hardware.measured import Sample, tables_of
 from cordee.train.calibration import cases as listed
 from cordee.train.calibration.__main__ import main
 from cordee.train.calibration.cases import EXTENTS, Maker, cases
+from cordee.train.calibration.memory import measure_sustained
 from cordee.train.calibration.pace import WAIT_S, Pace
 from cordee.train.calibration.sweeps import measure
 from cordee.train.calibration.timing import SWEEPS_MIN, Case, CudaDevice, Device
@@ -140,6 +141,13 @@ def test_a_gpu_is_measured_by_events_and_its_rates_are_below_its_nameplate() -> 
     some = [each for each in every if each.table == "product bf16 forward" and each.at[0] == 4096]
     found = list(measure(some, device, 20.0))
     assert found and all(1e11 < each.work / each.seconds < 5e15 for each in found)
+
+
+@pytest.mark.gpu
+def test_a_gpu_under_load_says_what_it_keeps_and_what_it_draws() -> None:
+    found = {each["number"]: each["value"] for each in measure_sustained(CudaDevice(0), 2.0)}
+    assert 0.3 < found["sustained_fraction"] < 1.2
+    assert 50 < found["sustained_watts"] < 3000 and 200 < found["sustained_mhz"] < 5000
 
 
 def test_real_steps_run_a_few_layers_of_a_users_config(

@@ -117,6 +117,10 @@ def _numbers(found: Calibration) -> Iterator[tuple[str, str]]:
         yield "speed", f"a product takes {moved:.0%} longer than in the calibration before: calibrate again later"
     if (earlier := 1 / (1 + moved) - 1) > SPEED_MOVED:
         yield "speed", f"a product took {earlier:.0%} longer in the calibration before: its plans were too slow"
+    if "sustained_watts" in numbers:
+        watts, mhz = numbers["sustained_watts"], numbers["sustained_mhz"]
+        kept = f"{numbers['sustained_fraction']:.0%} of the first rate"
+        yield "under load", f"the board draws {watts:,.0f} W at {mhz:,.0f} MHz, and products keep {kept}"
     if "int4_rows" in numbers:
         yield "4-bit weights", f"are faster than 16-bit ones up to {numbers['int4_rows']:.0f} rows (Triton's kernel)"
     if "write_bytes_per_s" in numbers:

@@ -1,6 +1,7 @@
 """Memory as driver and allocator have it: what a GPU holds, and what libraries take of it."""
 
 import resource
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,12 +40,32 @@ def _host_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def measure_sustained(device: Device, seconds: float = SUSTAINED_S) -> Iterator[dict[str, Any]]:
-    """Yield `sustained_fraction`: the rate of products at the end of some seconds of nothing else, over the first's."""
+    """Yield what a GPU keeps through some seconds of nothing but products.
+
+    `sustained_fraction` is their rate at the end over the first's; `sustained_watts` and `sustained_mhz` are the
+    board's draw and the SMs' clock at the end, where the driver's library tells them.
+    """
     if device.kind == "cpu":
         return
     side = torch.ones(8192, 8192, device=device.torch, dtype=torch.bfloat16)
-    times, until = [], time.perf_counter() + seconds
+    times, sensed, until = [], [], time.perf_counter() + seconds
     while time.perf_counter() < until:
         times.append(device.seconds(lambda: torch.mm(side, side), 10))
+        sensed.append(_sensors(device))
     part = max(1, len(times) // 5)
     yield {"number": "sustained_fraction", "value": sum(times[:part]) / sum(times[-part:])}
+    for name in sensed[-1]:
+        yield {"number": name, "value": statistics.median(each[name] for each in sensed[-part:] if name in each)}
+
+
+def _sensors(device: Device) -> dict[str, float]:
+    """Return the board's watts and the SMs' MHz over the last part of a second; of a board without sensors, none."""
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    try:
+        milliwatts, mhz = torch.cuda.power_draw(device.torch), torch.cuda.clock_rate(device.torch)
+    except (pynvml.NVMLError, RuntimeError):  # RuntimeError: no driver
+        return {}
+    return {"sustained_watts": milliwatts / 1000, "sustained_mhz": float(mhz)}
