@@ -47,7 +47,7 @@ def push(
     ] = None,
     job: Annotated[str, typer.Option(help="Job that made it.", show_default="the one in which this runs")] = "",
     queue: Annotated[
-        str, typer.Option(help="Queue whose roles say who sees it.", show_default="as before, or that of the job")
+        str, typer.Option(help="Queue whose roles decide who sees it.", show_default="as before, or that of the job")
     ] = "",
     tag: Annotated[str, typer.Option(help="Tag that names it from now on.")] = "",
     note: Annotated[str, typer.Option(help="A note on the version.")] = "",
@@ -91,7 +91,7 @@ def pull(
     ref: Ref,
     folder: Annotated[Path | None, typer.Argument(help="New folder.", show_default="the name's last part")] = None,
     *,
-    key: Annotated[str, typer.Option(metavar="PUBLIC", help="Only if this public key has signed it.")] = "",
+    key: Annotated[str, typer.Option(metavar="PUBLIC", help="Accept it only if this public key has signed it.")] = "",
     as_oci: Annotated[bool, typer.Option("--oci", help="Write an OCI image layout, for oras and skopeo.")] = False,
     home: Home = None,
     as_json: Json = False,
@@ -162,7 +162,7 @@ def tag(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Let a tag name a version; it names one version at a time."""
+    """Give a version a tag; a tag names one version at a time."""
     with terminal.connect(home) as client:
         found = ArtifactClient(client).tag(ref, word, remove=remove)
     if as_json:
@@ -174,7 +174,7 @@ def tag(
 @artifact.command()
 def stage(
     ref: Ref,
-    word: Annotated[str, typer.Argument(metavar="STAGE", help="Such as staging or production; none: in no stage.")],
+    word: Annotated[str, typer.Argument(metavar="STAGE", help="The stage, such as production; none: in no stage.")],
     *,
     home: Home = None,
     as_json: Json = False,
@@ -244,7 +244,7 @@ def gc(
     keep: Annotated[
         int | None, typer.Option(min=1, help="Remove all but the newest N versions of each name, and those in use.")
     ] = None,
-    name: Annotated[str, typer.Option(help="With --keep: of this name only.")] = "",
+    name: Annotated[str, typer.Option(help="With --keep: only versions of this name.")] = "",
     yes: terminal.Yes = False,
     home: Home = None,
     as_json: Json = False,

@@ -37,11 +37,11 @@ _HEAD_EXAMPLE = "cordee audit verify --head 1204:9f86d081..."
 @audit.command("ls", epilog="Example: cordee audit ls --queue research --since 7d")
 def list_records(
     *,
-    user: Annotated[str | None, typer.Option(help="Acts of this user only.")] = None,
-    queue: Annotated[str | None, typer.Option(help="In this queue only.")] = None,
-    about: Annotated[str | None, typer.Option(help="About this job, node or other object only.")] = None,
-    since: Annotated[str | None, typer.Option(help="From then on: 7d, 2h, or '2026-11-24 06:00'.")] = None,
-    until: Annotated[str | None, typer.Option(help="Before then.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only requests of this user.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only in this queue.")] = None,
+    about: Annotated[str | None, typer.Option(help="Only about this job, node or other object.")] = None,
+    since: Annotated[str | None, typer.Option(help="From this time on: 7d, 2h, or '2026-11-24 06:00'.")] = None,
+    until: Annotated[str | None, typer.Option(help="Before this time.")] = None,
     last: Annotated[int, typer.Option("--last", "-n", min=1, max=PAGE, help="The number of records.")] = 40,
     home: Home = None,
     offline: Offline = False,

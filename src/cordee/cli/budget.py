@@ -14,9 +14,9 @@ from cordee.units import US_PER_HOUR, US_PER_S, format_micro_usd, parse_duration
 
 budget = typer.Typer(add_completion=False, no_args_is_help=True)
 
-Queue = Annotated[str | None, typer.Option(help="Of this queue, with those below it.", show_default=False)]
-User = Annotated[str | None, typer.Option(help="Of this user, everywhere or in the queue.", show_default=False)]
-Per = Annotated[str, typer.Option(metavar="month|total", help="Of a calendar month in UTC, or in total.")]
+Queue = Annotated[str | None, typer.Option(help="The queue, with those below it.", show_default=False)]
+User = Annotated[str | None, typer.Option(help="The user, everywhere or in the queue.", show_default=False)]
+Per = Annotated[str, typer.Option(metavar="month|total", help="Period: a calendar month in UTC, or in total.")]
 
 
 @budget.command("set")
@@ -25,8 +25,8 @@ def set_(
     queue: Queue = None,
     user: User = None,
     per: Per = "month",
-    cost: Annotated[str | None, typer.Option(help="The most money: $20,000.", show_default=False)] = None,
-    gpu_time: Annotated[str | None, typer.Option(help="The most GPU time: 500h.", show_default=False)] = None,
+    cost: Annotated[str | None, typer.Option(help="Limit in dollars: $20,000.", show_default=False)] = None,
+    gpu_time: Annotated[str | None, typer.Option(help="Limit of GPU time: 500h.", show_default=False)] = None,
     hard: Annotated[bool, typer.Option("--hard", help="Jobs over it wait; without it, messages are sent.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Running jobs save and leave before it is spent.")] = False,
     home: Home = None,

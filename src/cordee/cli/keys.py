@@ -13,7 +13,9 @@ from cordee.units import MICRO_USD, format_micro_usd
 
 keys = typer.Typer(no_args_is_help=True, add_completion=False)
 
-Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="Who is counted and limited.")]
+Tenant = Annotated[
+    str, typer.Argument(metavar="TENANT", help="Name of the tenant, whose usage is counted and limited.")
+]
 
 
 @keys.command("create", epilog="Example: cordee serve keys create acme --name ci --model chat")

@@ -48,7 +48,7 @@ def _why(booking: MaintenanceView) -> str:
 
 
 def cancel(
-    booking: Annotated[str, typer.Argument(help="Id of a maintenance.")], *, home: Home = None, as_json: Json = False
+    booking: Annotated[str, typer.Argument(help="Id of the booking.")], *, home: Home = None, as_json: Json = False
 ) -> None:
     """Cancel maintenance; if it has begun, its node is put back into use."""
     with terminal.connect(home) as client:

@@ -37,7 +37,9 @@ Name = Annotated[str | None, typer.Argument(metavar="NODE", show_default=False)]
 Why = Annotated[str, typer.Option(help="The reason, shown to everybody; required.", show_default=False)]
 From = Annotated[
     str | None,
-    typer.Option("--from", help="Book a maintenance instead: its begin, +2h or '2026-11-24 06:00' (UTC, or +01:00)."),
+    typer.Option(
+        "--from", help="Book maintenance instead: when it begins, +2h or '2026-11-24 06:00' (UTC, or +01:00)."
+    ),
 ]
 For = Annotated[str | None, typer.Option("--for", help="With --from: how long the maintenance lasts: 4h.")]
 Note = Annotated[str, typer.Option(help="A remark for the log.", show_default=False)]

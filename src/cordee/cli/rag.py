@@ -43,7 +43,7 @@ def build(
     partition: Annotated[str, typer.Option(metavar="SIZE", help="Size of a partition's file.")] = f"{64}MiB",
     chunk: Annotated[int, typer.Option(min=40, metavar="CHARS", help="Characters of a chunk, at most.")] = 800,
     overlap: Annotated[
-        int, typer.Option(min=0, metavar="CHARS", help="Characters that it has of the one before.")
+        int, typer.Option(min=0, metavar="CHARS", help="Characters that it repeats from the one before.")
     ] = 100,
     as_json: terminal.Json = False,
 ) -> None:
@@ -131,7 +131,7 @@ def query(
     index: Folder,
     question: Annotated[str, typer.Argument(help="A question, or some words.")],
     *,
-    top: Annotated[int, typer.Option(min=1, help="Passages.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Number of passages.")] = 5,
     probes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Nearest partitions to search.", show_default="all")
     ] = None,

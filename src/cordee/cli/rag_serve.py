@@ -27,21 +27,27 @@ Model = Annotated[
 Budget = Annotated[
     str | None,
     typer.Option(
-        "--memory", metavar="SIZE", help="Of engine, KV cache and partitions.", show_default="half of what is free"
+        "--memory",
+        metavar="SIZE",
+        help="Memory for engine, KV cache and partitions.",
+        show_default="half of what is free",
     ),
 ]
 Probes = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Nearest partitions to search.", show_default="all")
 ]
 Slots = Annotated[
-    int | None, typer.Option(min=1, max=256, metavar="N", help="Of an engine of its own.", show_default="as profiled")
+    int | None,
+    typer.Option(min=1, max=256, metavar="N", help="Slots of an engine of its own.", show_default="as profiled"),
 ]
-Context = Annotated[int, typer.Option(min=256, metavar="TOKENS", help="Of each slot.")]
-Top = Annotated[int, typer.Option(min=1, max=100, help="Passages of a prompt.")]
+Context = Annotated[int, typer.Option(min=256, metavar="TOKENS", help="Tokens of each slot.")]
+Top = Annotated[int, typer.Option(min=1, max=100, help="Number of passages in a prompt.")]
 StoreLimit = Annotated[
-    str | None, typer.Option(metavar="RATE", help="Read partitions no faster.", show_default="no limit")
+    str | None, typer.Option(metavar="RATE", help="Read partitions no faster than this.", show_default="no limit")
 ]
-Flags = Annotated[list[str] | None, typer.Option("--flag", metavar="NAME=VALUE", help="Of an engine of its own.")]
+Flags = Annotated[
+    list[str] | None, typer.Option("--flag", metavar="NAME=VALUE", help="Setting of an engine of its own.")
+]
 
 
 def serve(
@@ -124,13 +130,13 @@ def profile(
     slots: Slots = None,
     context: Context = 4096,
     top: Top = 5,
-    output: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Of an answer.")] = 64,
+    output: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of an answer.")] = 64,
     store_limit: StoreLimit = None,
     rate: Annotated[
-        list[str] | None, typer.Option(metavar="RATE", help="Predict the latency at this rate, also several.")
+        list[str] | None, typer.Option(metavar="RATE", help="Predict the latency at this rate; repeatable.")
     ] = None,
     check: Annotated[
-        float, typer.Option(min=0, metavar="S", help="Then play each rate for so long, and compare.")
+        float, typer.Option(min=0, metavar="S", help="Then try each rate for this many seconds, and compare.")
     ] = 0.0,
     flag: Flags = None,
     as_json: terminal.Json = False,

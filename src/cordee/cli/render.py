@@ -98,7 +98,9 @@ def kubernetes_server(
 def kubernetes_agents(
     *,
     image: Image,
-    name: Annotated[str, typer.Option(help="Name of the DaemonSet: one for each pool of like nodes.")] = "cordee-agent",
+    name: Annotated[
+        str, typer.Option(help="Name of the DaemonSet: one for each pool of nodes of one kind.")
+    ] = "cordee-agent",
     namespace: Namespace = NAME,
     url: Annotated[str, typer.Option(help="URL of a server.", show_default="the first server of the namespace")] = "",
     secret: Annotated[str, typer.Option(help="Secret with join-token, from `cordee nodes token`.")] = "cordee-join",
@@ -180,7 +182,8 @@ def slurm(
     account: Annotated[str | None, typer.Option(help="Account.", show_default="the cluster's")] = None,
     qos: Annotated[str | None, typer.Option(help="QOS, which stands for tier and priority.")] = None,
     sbatch: Annotated[
-        list[str] | None, typer.Option(metavar="OPTION", help="More for sbatch, --exclusive; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="Another option for sbatch, such as --exclusive; may be repeated."),
     ] = None,
     out: Out = None,
 ) -> None:
