@@ -40,11 +40,11 @@ else:
         gc.unfreeze()  # libraries look for leaks when the process ends
 
 
-_FIRST = ("slurm", "ray", "gang")
+_FIRST = ("slurm", "ray", "long", "gang")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start clusters or gangs come first, so that no worker sits with one of them at the end."""
+    """Files that start clusters or gangs, or are long, come first, so that no worker sits with one at the end."""
     turns = {item.path: len(_FIRST) for item in items}
     for item in items:
         for turn, mark in enumerate(_FIRST):

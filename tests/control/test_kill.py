@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from kill_story import LOW, POINTS, WAIT_S, Nursery, Stage, check, check_shut_down, left_behind, play, replay, shut_down
 
+pytestmark = pytest.mark.long
+
 
 def _moments() -> list[str]:
     """Every point once at a pass drawn at random, and then points at random; the same in every run."""
