@@ -11,9 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/ready
 	$(BIN)/cordee demo
 
-# Many tests wait for processes, so that four workers keep two cores busy: make test WORKERS=8
+# Many tests wait for processes, so that six workers keep two cores busy: make test WORKERS=12
 test: .venv/ready check
-	$(BIN)/python -m pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(or $(WORKERS),6) --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready
 	$(BIN)/ruff check .
