@@ -104,7 +104,7 @@ PHI = {
 @pytest.mark.parametrize(
     "asked",
     [
-        pytest.param("--train lora", id="phi3-lora"),
+        pytest.param("--train lora", id="phi3-lora", marks=pytest.mark.soak),
         pytest.param("--train full", id="phi3-full", marks=pytest.mark.soak),
         pytest.param("--train qlora", id="phi3-prepared"),
         pytest.param("--train lora --base-bits 8", id="phi3-int8", marks=pytest.mark.soak),
