@@ -470,3 +470,23 @@ def test_adapters_are_planned_by_the_verb(capsys: pytest.CaptureFixture[str]) ->
     assert answer["state"]["state_bytes"] == 2 * 8_030_261_248 + 16 * 41_943_040
     assert run(capsys, "plan", *words, "--train", "lora", "--launch", "torchtitan")[0] != 0
     assert run(capsys, "plan", *words, "--train", "lora", "--recompute", "selective")[0] != 0
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_gpu_of_ones_own_has_energy_where_its_watts_are_known_and_a_reason_where_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CORDEE_HOME", str(tmp_path))
+    own = '[mine]\nlike = "RTX-3090"\nmemory = "24GB"\nmemory_bandwidth = "936GB/s"\nsource = "us"\nas_of = "2026-11"\n'
+    own += "dense_tflops = { bf16 = 71, fp16 = 71, fp32 = 35.6 }\n"
+    asked = ("plan", "gpt2", "--gpus", "1xmine", "--seq", "512", "--micro-batch", "1", "--batch", "8")
+    (tmp_path / "gpus.toml").write_text(own)
+    _, unknown, _ = run(capsys, *asked)
+    assert "nobody says how many watts mine draws" in " ".join(unknown.split()) and "CO2e" not in unknown
+    (tmp_path / "gpus.toml").write_text(own + "watts = 280\n")
+    _, known, _ = run(capsys, *asked)
+    assert "1 x (280 W + 150 W of its host)" in known and "nobody says" not in known
+    _, text, _ = run(capsys, *asked, "--json")
+    energy = json.loads(text)["energy"]
+    assert energy["board_watts"] == 280 and len(energy["sources"]) == 4
+    assert energy["sources"][0] == "280 W a board: us (2026-11)"

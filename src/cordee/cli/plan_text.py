@@ -472,6 +472,9 @@ def _losses(expected: Survival) -> list[str]:
 def print_energy(out: Console, plan: Answer) -> None:
     """Print what a step and a billion tokens draw and emit, and the whole run if its tokens are known."""
     step = plan.energy
+    if plan.no_energy is not None:
+        out.print()
+        indented(out, plan.no_energy)
     if step is None:
         return
     title(out, "Energy", "at most: boards at their limits")
@@ -505,7 +508,7 @@ def print_sources(out: Console, answer: Answer) -> None:
         indented(out, f"{on.capacity} interruptions: {on.mtbi_source}")
     indented(out, f"{gpu.name}: {gpu.source}")
     if answer.energy is not None:
-        for source in (str(answer.energy.draw), *answer.energy.electricity.sources):
+        for source in answer.energy.sources:
             indented(out, source)
     found = residuals_of(answer.training)
     within = f"within {found.low:+.0%} and {found.high:+.0%} of their plans"

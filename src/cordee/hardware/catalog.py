@@ -15,6 +15,7 @@ from cordee.hardware.mig import MigTable
 
 if TYPE_CHECKING:
     from cordee.hardware.measured import Measured  # it imports numpy, and agents start without it
+    from cordee.hardware.power import PowerDraw  # it imports this module
 
 Capacity = Literal["on-demand", "spot", "reserved"]
 CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
@@ -92,7 +93,8 @@ class Gpu:
     with: the calibrated table of the chip, if it has one. `kernels` holds the single kernels that were measured on
     it, or on another GPU with its chip. `mig` holds its MIG profiles, if they are known. A MIG instance is a GPU
     too: it has `part` of the memory slices of `whole`. `board_ratio` is the fraction of the peak that its board's power
-    limit leaves to large products, over that of the board which its chip's fractions are of.
+    limit leaves to large products, over that of the board which its chip's fractions are of. `draw` is what a user's
+    file says that it draws: see `power.draw_of`.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Gpu:
     measured: "Measured | None" = field(default=None, hash=False, compare=False, repr=False)
     visible_fraction: float = 1.0
     board_ratio: float = 1.0
+    draw: "PowerDraw | None" = field(default=None, hash=False, compare=False, repr=False)
 
     @property
     def visible_bytes(self) -> int:

@@ -12,7 +12,7 @@ from cordee.events import MigProfile
 from cordee.hardware.catalog import PRICED, Capacity, Catalogue, ChipEfficiency, CpuPrice, Gpu, Price, Source
 from cordee.hardware.kernels import Grid, Kernels
 from cordee.hardware.mig import MigFacts, MigTable
-from cordee.hardware.power import MEAN_BUILDING, Electricity, PowerGrid
+from cordee.hardware.power import MEAN_BUILDING, POWER, Electricity, HostDraw, PowerDraw, PowerGrid, host_of
 from cordee.hardware.speedups import Speedups
 from cordee.near import did_you_mean
 from cordee.units import GB, GiB, parse_bytes, parse_bytes_per_s
@@ -71,7 +71,7 @@ _OWN_FACTS = ("memory", "memory_bandwidth", "dense_tflops", "source", "as_of")
 _ALL_FACTS = ("chip", "link", "link_per_direction", "matmul", "node")
 # Part of the binary nameplate (80 GB read as 80 GiB) that cards show of which nobody said it.
 USUAL_VISIBLE = 0.985
-_BESIDE = ("like", "units", "efficiency", "numbers", "fingerprint", "tables")
+_BESIDE = ("like", "units", "efficiency", "numbers", "fingerprint", "tables", "watts", "host_watts")
 
 
 def _with_own(catalogue: Catalogue, path: Path) -> Catalogue:
@@ -105,10 +105,32 @@ def _with_own(catalogue: Catalogue, path: Path) -> Catalogue:
             gpu = _gpu(
                 name, model | kept | own, chips, before.kernels if before and "fingerprint" in facts else Kernels()
             )
-            found[name] = _calibrated(gpu, facts)
+            found[name] = replace(_calibrated(gpu, facts), draw=_own_draw(name, facts, before))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CatalogueError(f"{where} cannot be read: {error}", hint=_OWN_EXAMPLE) from None
     return Catalogue(gpus=tuple(found.values()), prices=catalogue.prices, cpu=catalogue.cpu)
+
+
+def _own_draw(name: str, facts: Mapping[str, Any], before: Gpu | None) -> PowerDraw | None:
+    """Return the watts of a user's file, over those that an earlier file or the catalogue has of this name."""
+    kept = None if before is None else before.draw
+    for key in ("watts", "host_watts"):
+        value = facts.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 100_000:
+            raise ValueError(f"{key} = {value!r} are no watts")
+    known = kept or POWER.get(name)
+    if not facts.keys() & {"watts", "host_watts"}:
+        return kept
+    if "watts" not in facts and known is None:
+        raise ValueError("host_watts without watts of its board")
+    source = _source(dict(facts))
+    like = name if known is not None else _shipped().find_gpu(str(facts["like"])).name if "like" in facts else ""
+    host = known.host if known is not None else host_of(like)
+    if "host_watts" in facts:
+        host = HostDraw(float(facts["host_watts"]), str(source))
+    if "watts" in facts or known is None:
+        return PowerDraw(float(facts["watts"]), source, host)
+    return replace(known, host=host)
 
 
 def _calibrated(gpu: Gpu, facts: Mapping[str, Any]) -> Gpu:

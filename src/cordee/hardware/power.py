@@ -4,7 +4,9 @@ What a GPU draws is at most its board's limit, which training comes near; a meas
 A building draws its factor (PUE) more than its machines, and a kilowatt-hour emits what its grid does.
 """
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from cordee.hardware.catalog import Gpu, Source
 
@@ -27,6 +29,7 @@ _NVL72 = HostDraw(467.0, "estimate: about 120 kW for 72 boards of a GB200 NVL72"
 _LIKE_H100 = HostDraw(575.0, "estimate: as for an H100")
 _LIKE_B200 = HostDraw(787.5, "estimate: as for a B200")
 _PLAIN = HostDraw(150.0, "estimate: 1.2 kW of a server with 8 cards")
+_SUPERCHIP = HostDraw(0.0, "CPU and memory are in the board's watts; fans and network are not counted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,13 @@ class PowerDraw:
     source: Source
     host: HostDraw = _PLAIN
 
+    @property
+    def sources(self) -> tuple[str, str]:
+        """The watts of the board and of its host in words, each with its source."""
+        return f"{self.watts:g} W a board: {self.source}", f"{self.host.watts:g} W of its host: {self.host.source}"
+
     def __str__(self) -> str:
-        return f"{self.watts:g} W a board: {self.source}; {self.host.watts:g} W of its host: {self.host.source}"
+        return "; ".join(self.sources)
 
 
 _A100 = PowerDraw(400, Source("NVIDIA A100 Tensor Core GPU datasheet, SXM4", "2021-06"), _DGX_A100)
@@ -50,7 +58,9 @@ POWER = {
     "H100": _HOPPER,
     "H100-NVL": PowerDraw(400, Source("NVIDIA H100 Tensor Core GPU datasheet, NVL, configurable up to", "2024-10")),
     "H200-NVL": PowerDraw(600, Source("NVIDIA H200 Tensor Core GPU datasheet, NVL, configurable up to", "2024-11")),
-    "GH200": PowerDraw(1000, Source("NVIDIA GH200 datasheet, with its CPU and memory, configurable up to", "2023-08")),
+    "GH200": PowerDraw(
+        1000, Source("NVIDIA GH200 datasheet, with its CPU and memory, configurable up to", "2023-08"), _SUPERCHIP
+    ),
     "H800": PowerDraw(700, Source("as H100: the same chip and board", "2025-05"), _LIKE_H100),
     "H200": _HOPPER,
     "B200": PowerDraw(1000, Source("NVIDIA DGX B200 datasheet", "2025-03"), _DGX_B200),
@@ -128,12 +138,69 @@ class Electricity:
 
 
 def draw_of(gpu: Gpu) -> PowerDraw | None:
-    """Return what the board and the host of a GPU draw; a MIG instance has its part of the whole. None: unknown."""
-    found = POWER.get(gpu.name) or (None if gpu.whole is None else POWER.get(gpu.whole.name))
-    if found is None or gpu.whole is None:
+    """Return what the board and the host of a GPU draw; a MIG instance has the part of its SMs. None: unknown.
+
+    The limit that the driver enforced when the GPU was calibrated counts before the one that its vendor names.
+    """
+    if gpu.whole is not None:
+        whole = draw_of(gpu.whole)
+        return None if whole is None else _of_instance(whole, gpu.efficiency.units, gpu.whole.efficiency.units)
+    found, limit = gpu.draw or POWER.get(gpu.name), _enforced(gpu)
+    if limit is None or (found is not None and found.watts == limit.watts):
         return found
-    host = HostDraw(found.host.watts * gpu.part, found.host.source)
-    return PowerDraw(found.watts * gpu.part, found.source, host)
+    return limit if found is None else replace(limit, host=found.host)
+
+
+def _enforced(gpu: Gpu) -> PowerDraw | None:
+    """Return the power limit in the fingerprint of a calibration, which has it as `250 W`."""
+    if gpu.measured is None:
+        return None
+    written = re.fullmatch(r"(\d+) W", str(gpu.measured.fingerprint.get("power-limit", "")))
+    if written is None or int(written[1]) == 0:
+        return None
+    return PowerDraw(
+        int(written[1]), Source("the limit that its driver enforced, cordee calibrate", gpu.measured.as_of)
+    )
+
+
+def _of_instance(whole: PowerDraw, units: int, of: int) -> PowerDraw:
+    part = f"the part of its SMs, {units} of {of}, of {{:g}} W, {{}}"
+    return PowerDraw(
+        round(whole.watts * units / of, 1),
+        Source(part.format(whole.watts, whole.source.title), whole.source.as_of),
+        HostDraw(round(whole.host.watts * units / of, 1), part.format(whole.host.watts, whole.host.source)),
+    )
+
+
+def mean_draw(counts: Mapping[Gpu, int]) -> PowerDraw | None:
+    """Return the mean of what GPUs of several kinds draw; None: of one of them it is unknown."""
+    each = {gpu: draw_of(gpu) for gpu in counts}
+    known = {gpu: draw for gpu, draw in each.items() if draw is not None}
+    if len(known) < len(each):
+        return None
+    total = sum(counts.values())
+    boards, hosts = (
+        "the mean of " + "; ".join(f"{gpu.name} {text}" for gpu, text in texts.items())
+        for texts in (
+            {gpu: f"{draw.watts:g} W, {draw.source.title}" for gpu, draw in known.items()},
+            {gpu: f"{draw.host.watts:g} W, {draw.host.source}" for gpu, draw in known.items()},
+        )
+    )
+    return PowerDraw(
+        round(sum(counts[gpu] * draw.watts for gpu, draw in known.items()) / total, 1),
+        Source(boards, min(draw.source.as_of for draw in known.values())),
+        HostDraw(round(sum(counts[gpu] * draw.host.watts for gpu, draw in known.items()) / total, 1), hosts),
+    )
+
+
+def host_of(name: str) -> HostDraw:
+    """Return the host of a GPU of the catalogue; of one that has none there, that of a server with 8 cards."""
+    return POWER[name].host if name in POWER else _PLAIN
+
+
+def no_draw(gpu: Gpu) -> str:
+    """Return in words why the energy of a GPU is not known, and what tells it."""
+    return f"energy: nobody says how many watts {gpu.name} draws; watts = 300 in its table of gpus.toml would"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +216,11 @@ class EnergyUse:
     seconds: float
     draw: PowerDraw
     electricity: Electricity
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The watts of board, host and building, and the grid's emissions, each with its source."""
+        return *self.draw.sources, *self.electricity.sources
 
     @property
     def machine_joules(self) -> float:

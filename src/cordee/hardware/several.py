@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import PRICED, Gpu, Price, Source, price_of
+from cordee.hardware.power import mean_draw
 
 
 def pace_of(gpu: Gpu) -> float:
@@ -45,6 +46,7 @@ def joined(counts: Mapping[Gpu, int]) -> Gpu:
         ),
         mig=None,
         measured=None,
+        draw=mean_draw(counts),
     )
 
 

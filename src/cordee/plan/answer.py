@@ -9,7 +9,7 @@ from functools import cached_property
 
 from cordee.errors import DoesNotFitError
 from cordee.events import Estimate
-from cordee.hardware.power import EnergyUse, draw_of
+from cordee.hardware.power import EnergyUse, draw_of, no_draw
 from cordee.plan.candidates import Candidate, Layouts, Remedy
 from cordee.plan.cost import TrainingRun, training_run
 from cordee.plan.expect import Expectation
@@ -177,6 +177,13 @@ class Answer:
         if self.best is None or self.best.step_s is None:
             return None
         return self.energy_of(self.best.step_s if self.rollouts is None else self.rollouts.iteration_s)
+
+    @property
+    def no_energy(self) -> str | None:
+        """Why the energy of a plan whose steps are known is not; None: it is, or nobody asked for it."""
+        if self.best is None or self.best.step_s is None or self.request.assumed.electricity is None:
+            return None
+        return None if self.energy is not None else no_draw(self.request.gpu)
 
     @property
     def run_energy(self) -> EnergyUse | None:

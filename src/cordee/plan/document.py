@@ -281,7 +281,7 @@ class EnergyRow(Row):
     kwh: float
     kg_co2e: float | None
     usd: float
-    sources: tuple[str, ...] = read_from("electricity", "sources")
+    sources: tuple[str, ...]
 
 
 class PlanDocument(Row):

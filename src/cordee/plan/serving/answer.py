@@ -9,7 +9,7 @@ from functools import cached_property
 
 from cordee.errors import DoesNotFitError, LayoutError
 from cordee.hardware.catalog import Price
-from cordee.hardware.power import POWER, Electricity
+from cordee.hardware.power import Electricity, draw_of, no_draw
 from cordee.plan.launch import Launch
 from cordee.plan.serving.curve import ServingCurve, serving_curve
 from cordee.plan.serving.disaggregation import PhasesPlan, PhasesWanted, plan_phases
@@ -245,8 +245,9 @@ class ServingAnswer:
                 "as routing dumps of deepseek-ai/ESFT have it" if given is None else f"{given:g} times the mean, given"
             )
             found.append(f"experts: the fullest GPU's tokens {text}")
-        if self.electricity_usd_per_mtok is not None:
-            found.append(f"electricity: {POWER[gpu.name]}")
+        if self.nearest.performance is not None:
+            draw = draw_of(gpu)
+            found.append(no_draw(gpu) if draw is None else f"electricity: {draw}")
         return tuple(found)
 
     @property

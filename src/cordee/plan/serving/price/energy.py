@@ -4,13 +4,13 @@ A rented GPU's price holds its electricity already; these dollars count where th
 """
 
 from cordee.hardware.catalog import Gpu
-from cordee.hardware.power import J_PER_KWH, POWER, Electricity
+from cordee.hardware.power import J_PER_KWH, Electricity, draw_of
 from cordee.plan.serving.price.price import MTOK
 
 
 def gpu_watts(gpu: Gpu, at: Electricity, busy_fraction: float = 1.0) -> float | None:
     """Return the watts that a building draws for this GPU at work this fraction of the time; None: unknown."""
-    draw = POWER.get(gpu.name)
+    draw = draw_of(gpu)
     if draw is None:
         return None
     board = draw.watts * (busy_fraction + (1 - busy_fraction) * at.idle_fraction)
