@@ -81,6 +81,7 @@ def test_an_artifact_is_served_elsewhere_until_its_tag_moves(
         artifacts = ArtifactClient(client)
         artifacts.push(plain, "team/tiny", PushWanted(tag="best"))
         verb(home, "serve", "run", "artifact:team/tiny:best", "--context", "512", "--drain", "1s", "--follow", *flags)
+        until(lambda: client.service("tiny").urls, "the gateway says where it is")
         found = client.service("tiny")
         assert [(each.node, each.model) for each in found.replicas] == [("n1", "artifact:team/tiny:1")]
         assert answer(found.urls[0]) == expected, "the same weights, whichever way they came"
