@@ -7,7 +7,7 @@ import pytest
 from cordee.events import Capacity, HeldSet, Lease, NodeDown
 from cordee.ids import JobId
 from cordee.schedule import decide
-from cordee.schedule.placement.entry import Entry, Used, entry_of
+from cordee.schedule.placement.entry import Used, entry_of
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import fits, lacks, place, pools, spare_nodes
 from cordee.schedule.policy import Policy
@@ -109,7 +109,7 @@ def test_gpus_are_chosen_within_one_island():
 
 def test_the_index_forgets_a_node_that_goes():
     index = FreeIndex()
-    old = index.put("n1", Entry(node("n1", domain=("b", "r")).node, 255, 8))
+    old = index.put("n1", entry_of(node("n1", domain=("b", "r")).node, Used()))
     assert old is None and index.free(("H100", Capacity.ON_DEMAND, ())) == 8
     index.put("n1", None)
     assert index.kinds == {} and index.entries == {}

@@ -154,16 +154,16 @@ class Entry(NamedTuple):
     node: Node
     free: int  # mask of GPUs without any lease
     usable: int  # number of GPUs that may be leased whole, free or leased
+    kind: Kind  # what a job can ask for, and for whom the node is reserved
     shared: tuple[tuple[int, int], ...] = ()  # partly leased GPUs: (index, free milli)
     cpu_milli: int | None = None  # free; None: not counted
     memory_bytes: int | None = None
-    reserved: tuple[str, ...] = ()  # for whom; several: only for jobs that are each of them
     mig: tuple[tuple[int, Taken], ...] = ()  # GPUs on which instances may be placed, with those that are leased
 
     @property
-    def kind(self) -> Kind:
-        """The GPU name and the capacity that a job can ask for, and for whom the node is reserved."""
-        return (self.node.gpu_name, self.node.capacity, self.reserved)
+    def reserved(self) -> tuple[str, ...]:
+        """For whom the node is reserved; several: only for jobs that are each of them."""
+        return self.kind[2]
 
     def plus(self, leases: Iterable[tuple[Lease, Job]]) -> "Entry":
         """Return the entry as it would be without these leases on it."""
@@ -192,7 +192,7 @@ class Entry(NamedTuple):
         if cuts is not None:
             mig |= {gpu: () for gpu in cuts.gpus if free >> gpu & 1}
             mig = {gpu: mig[gpu] for gpu in sorted(mig) if gpu not in self.node.unavailable}
-        return Entry(self.node, free, self.usable, parts, cpu_milli, memory_bytes, self.reserved, tuple(mig.items()))
+        return Entry(self.node, free, self.usable, self.kind, parts, cpu_milli, memory_bytes, tuple(mig.items()))
 
     def holding(self, leases: Iterable[Lease]) -> "Entry":
         """Return the entry with these leases of instances on it, which may overlap those that leave."""
@@ -212,7 +212,7 @@ class Entry(NamedTuple):
         if not self.free & mask and mig is self.mig:
             return self
         free, cpu_milli, memory_bytes = self.free & ~mask, self.cpu_milli, self.memory_bytes
-        return Entry(self.node, free, self.usable, self.shared, cpu_milli, memory_bytes, self.reserved, mig)
+        return Entry(self.node, free, self.usable, self.kind, self.shared, cpu_milli, memory_bytes, mig)
 
 
 def entry_of(node: Node, used: Used, reserved: tuple[str, ...] = ()) -> Entry:
@@ -236,10 +236,10 @@ def entry_of(node: Node, used: Used, reserved: tuple[str, ...] = ()) -> Entry:
         node,
         free,
         (usable | touched).bit_count(),
+        (node.gpu_name, node.capacity, reserved),
         tuple((gpu, 1000 - milli) for gpu, milli in used.parts if milli < 1000),
         None if node.cpu_milli is None else node.cpu_milli - used.cpu_milli,
         None if node.memory_bytes is None else node.memory_bytes - used.memory_bytes,
-        reserved,
         mig,
     )
 

@@ -217,8 +217,9 @@ def choose(entry: Entry, need: Need, units: int, rest: int) -> tuple[int, ...]:
     """Choose free GPUs of a node, unit by unit and the rest last, in the order of the gang's ranks.
 
     >>> from cordee.events import Node
+    >>> from cordee.schedule.placement.entry import Used, entry_of
     >>> node = Node(name="n", epoch=1, gpu_name="H100", gpus=8, island_gpus=4)
-    >>> choose(Entry(node, 0b11110111, 8), Need(4, 1, 1, True, None), 1, 1)
+    >>> choose(entry_of(node, Used(whole=0b1000)), Need(4, 1, 1, True, None), 1, 1)
     (4, 5, 6, 7, 0)
     """
     island, gpus = entry.node.island_gpus, entry.node.gpus
