@@ -1,7 +1,7 @@
 """The account of one attempt: its leases and their prices, and the cause of its losses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cordee.account.energy import AttemptEnergy
@@ -9,8 +9,11 @@ from cordee.account.replica import ReplicaTimeline
 from cordee.account.split import MILLI, Class, Split, rounded
 from cordee.account.timeline import Conclusion, Segment, Timeline
 from cordee.events import AttemptPlaced, GpusSampled, Job, Lease, Node, NoticeGiven, NoticeReason, Outcome
+from cordee.frozen import quick_init
 from cordee.ids import JobId
 from cordee.units import US_PER_HOUR
+
+_NO_ENERGY = Split()
 
 _CHARGED = frozenset(NoticeReason) - {NoticeReason.QUOTA}
 """The job that gains by these pays; a queue that takes back what it lent does not: the borrower knew."""
@@ -25,6 +28,7 @@ class Charged(NamedTuple):
     service: str
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
     """One attempt's account. `cause` says why its losses were lost, and `charged` which job pays for them."""
@@ -46,7 +50,7 @@ class AttemptRow:
     steps_repeated: int  # done before by an attempt of this job that did not keep them
     tokens: int  # of steps that are not lost; of a replica, those that it served
     price_sources: tuple[str, ...]
-    energy_mj: Split = field(default_factory=Split)  # as counted by the driver
+    energy_mj: Split = _NO_ENERGY  # as counted by the driver
     integrated_mj: int = 0  # the part of it that is power over time, where there was no counter
 
     @property

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import add, attrgetter
 
+from cordee.frozen import quick_init
+
 MILLI = 1000
 """GPUs are counted in thousandths, since a lease may be of a part of one."""
 
@@ -30,6 +32,7 @@ _CLASSES = tuple(Class)
 _amounts = attrgetter(*_CLASSES)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Split:
     """GPU-microseconds or micro-dollars by class."""

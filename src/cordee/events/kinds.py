@@ -43,6 +43,7 @@ from cordee.events.values import (
     Outcome,
     Queue,
 )
+from cordee.frozen import quick_init
 from cordee.ids import JobId
 
 # -- the server ------------------------------------------------------------------------------------------
@@ -66,6 +67,7 @@ class ServerShuttingDown:
 # -- jobs ------------------------------------------------------------------------------------------------
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
     """A job was admitted. `spec` is its JobSpec as JSON, opaque to the scheduler; it holds no secret's value."""
@@ -85,6 +87,7 @@ class StopRequested:
     now: bool = False
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded:
     """The job will not run again."""
@@ -311,6 +314,7 @@ class KeyRevoked:
 # -- attempts: decisions ---------------------------------------------------------------------------------
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptPlaced(AttemptEvent):
     """The scheduler leased a whole gang's GPUs. The command `start` follows from it."""
@@ -318,6 +322,7 @@ class AttemptPlaced(AttemptEvent):
     leases: tuple[Lease, ...]
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeGiven(AttemptEvent):
     """An attempt is asked to leave by the deadline. The command `notify` follows from it."""
@@ -347,6 +352,7 @@ class ModelOrdered(AttemptEvent):
 # -- attempts: observations of the agents ----------------------------------------------------------------
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksStarted(AttemptEvent):
     """The agent of one node started its rank group."""
@@ -355,6 +361,7 @@ class RanksStarted(AttemptEvent):
     launch: str = ""  # one sentence: one process per GPU, or one for the node, and why
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksEnded(AttemptEvent):
     """Every process of the attempt on this node is gone, and its GPUs are free."""
@@ -447,6 +454,7 @@ class EstimateMissed(AttemptEvent):
     why: str  # one sentence with the numbers
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(AttemptEvent):
     """The ranks of the attempt have ended on every node; the job is queued again or a JobEnded follows."""

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from cordee.events.attempt import AttemptEvent
 from cordee.events.values import Behind, SpanClass
+from cordee.frozen import quick_init
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored(AttemptEvent):
     """The attempt starts at `step`: a checkpoint's, or 0 without one."""
@@ -14,6 +16,7 @@ class Restored(AttemptEvent):
     generation: int | None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported(AttemptEvent):
     """A span of the gang's time until `at_us`, reported by one rank; spans of an attempt do not overlap.
@@ -82,6 +85,7 @@ class RolledBack(AttemptEvent):
     why: str
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted(AttemptEvent):
     """A generation is durable and verified: steps below `step` will never be repeated."""
@@ -93,6 +97,7 @@ class CheckpointCommitted(AttemptEvent):
     upload_us: int
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLeft(AttemptEvent):
     """A rank leaves: `how` is `finished`, `checkpointed` or `aborted` (stopped without a save at that step)."""

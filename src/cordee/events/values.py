@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cordee.events.mig import MigGpus, MigInstance
+from cordee.frozen import quick_init
 from cordee.ids import JobId
 
 
@@ -173,6 +174,7 @@ class After:
     end: AfterEnd = AfterEnd.OK
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The part of a job that the scheduler reads."""
@@ -241,6 +243,7 @@ class Job:
         return gpus if lease.gpus else self.cpu_milli * self.micro_usd_per_cpu_hour
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """GPUs of one node, by index; none: only CPU and host memory of it."""
