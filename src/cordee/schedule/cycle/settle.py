@@ -241,8 +241,9 @@ def _end(state: State, draft: Draft, attempt: Attempt) -> None:
     ended = AttemptEnded(at_us=now_us, job_id=job_id, epoch=attempt.epoch, outcome=outcome, why=why, failure=failure)
     if any(each.node_fault for each in attempt.ended):
         ended = replace(ended, node_fault=True)
-    if attempt.notice is None:
-        ended = replace(ended, counted=counted_as(attempt.job, ended))
+    counted = counted_as(attempt.job, ended) if attempt.notice is None else ""
+    if counted:
+        ended = replace(ended, counted=counted)
     emit(state, draft, ended)
     verdict = _verdict(state.jobs[job_id], attempt, ended)
     if verdict is not None:
