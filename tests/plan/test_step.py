@@ -15,7 +15,7 @@ from cordee.plan.kernels import fused_attention_s, product_s, row_fraction, stre
 from cordee.plan.layer import head_passes, layer_passes
 from cordee.plan.layout import SCHEDULES, Layout
 from cordee.plan.pipeline.price import bubble_s
-from cordee.plan.step import HOST_BYTES_PER_S, hidden_s, step_interval_s, step_time
+from cordee.plan.step import HOST_BYTES_PER_S, beside_s, hidden_s, step_interval_s, step_time
 from cordee.plan.training import Training
 from cordee.workload.families import shape_from_config
 from cordee.workload.load import load_shape
@@ -245,6 +245,14 @@ def test_a_selective_checkpoint_of_torch_makes_all_small_kernels_again() -> None
     again = float(step_time(L70, H100, layout, training).recompute_s)
     assert 0 < layer.moved_s < products
     assert again == pytest.approx(L70.layers * float(products / 2 + layer.moved_s))
+
+
+def test_host_and_device_hide_each_other_in_part() -> None:
+    """Neither is hidden where they are equal, and the shorter costs little where it is half of the longer."""
+    assert float(beside_s(2.0, 2.0)) == pytest.approx(2 * 2 ** (1 / 3))
+    assert 1.0 < float(beside_s(1.0, 0.5)) < 1.05
+    assert float(beside_s(0.3, 4.0)) == float(beside_s(4.0, 0.3)) < 4.001
+    assert [float(each) for each in beside_s(np.array([1.0, 3.0]), 0.0)] == [1.0, 3.0]
 
 
 def test_small_layers_wait_for_the_host() -> None:
