@@ -40,7 +40,9 @@ FAR_US = 10**15
 
 def drawn(seed: int, load: float, tiers: tuple[int, int, int], median_s: float, *, halved: bool) -> list[Submission]:
     """The jobs of one world."""
-    jobs = Synthetic(jobs=300, sizes=SIZES, median_s=median_s, sigma=1.3, tiers=tiers).at_load(64, load).draw(seed)
+    jobs = (
+        Synthetic(jobs=300, sizes=SIZES, median_s=median_s, sigma=1.3, tiers=tiers).at_load(64, load, seed).draw(seed)
+    )
     given = submissions(jobs, cluster("8x8"), Tally("chance"), costs=Costs())
     return list(half(given) if halved else given)
 

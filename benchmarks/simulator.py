@@ -148,7 +148,7 @@ def digest(traces: Path) -> str:
 def million(jobs: int) -> dict[str, Any]:
     """A synthetic trace on 12,500 nodes of 8, at four fifths of what they hold."""
     nodes = cluster("12500x8", micro_usd_per_gpu_hour=USD_MICRO)
-    drawn = Synthetic(jobs=jobs, diurnal=0.5).at_load(100_000, 0.8)
+    drawn = Synthetic(jobs=jobs, diurnal=0.5).at_load(100_000, 0.8, 1)
 
     def draw(tally: Tally) -> Any:
         for job in drawn.draw(1):

@@ -104,7 +104,9 @@ def test_json_follows_its_schema_and_the_schema_is_held(capsys: pytest.CaptureFi
 
 
 def test_the_same_bytes_twice_and_under_two_hash_seeds(tmp_path: Path) -> None:
-    words = "synthetic --cluster 6x8 --jobs 120 --policy cordee,2d-las --seed 3 --failures 0.3/1h --spot 0.05"
+    words = (
+        "synthetic --cluster 6x8 --jobs 120 --policy cordee,2d-las --seed 3 --load 1.3 --failures 0.3/1h --spot 0.05"
+    )
     words += " --tiers 20,50,30"
     told = []
     for seed in ("1", "2"):
@@ -184,8 +186,8 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], trace: Path, words: str, 
 
 def test_a_log_is_decided_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     nodes = cluster("4x8")
-    drawn = Synthetic(jobs=50, sizes=((1, 5), (4, 3), (8, 2))).at_load(32, 1.5)
-    log = run(nodes, submissions(drawn.draw(1), nodes, Tally("x"), costs=Costs()), defer_reports=True).log
+    drawn = Synthetic(jobs=50, sizes=((1, 5), (4, 3), (8, 2))).at_load(32, 1.5, 2)
+    log = run(nodes, submissions(drawn.draw(2), nodes, Tally("x"), costs=Costs()), defer_reports=True).log
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(encode(event)) + "\n" for event in log))
     told = said(capsys, "replay", str(path), "--policy", "cordee,fifo")

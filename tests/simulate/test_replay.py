@@ -67,7 +67,7 @@ def test_an_undisturbed_log_is_replayed_to_the_microsecond() -> None:
     from cordee.simulate.workload import Costs, submissions
 
     nodes = cluster("4x8")
-    drawn = Synthetic(jobs=80, sizes=((1, 5), (4, 3), (8, 2))).at_load(32, 1.5)
+    drawn = Synthetic(jobs=80, sizes=((1, 5), (4, 3), (8, 2))).at_load(32, 1.5, 1)
     given = submissions(drawn.draw(1), nodes, Tally("x"), costs=Costs())
     log = run(nodes, given, policy=NAMED["fit"], defer_reports=True).log
     seen = observe(log)

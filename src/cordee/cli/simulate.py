@@ -160,7 +160,7 @@ def simulate(
         trace,
         nodes,
         form=form,
-        synthetic=_synthetic(jobs or 10_000, diurnal, load, nodes),
+        synthetic=_synthetic(jobs or 10_000, diurnal, load, seed, nodes) if trace == SYNTHETIC else None,
         seed=seed,
         strict=strict,
         limit=jobs,
@@ -180,12 +180,12 @@ def simulate(
     _compare(scenario, policies, _Wanted(html, chrome, as_json, recommend, samples))
 
 
-def _synthetic(jobs: int, diurnal: float, load: float, nodes: Sequence[Node]) -> Synthetic:
+def _synthetic(jobs: int, diurnal: float, load: float, seed: int, nodes: Sequence[Node]) -> Synthetic:
     if not 0 < load <= 100:
         raise InputError(f"--load {load:g} is no load", hint="give a number above 0, up to 100: --load 0.8")
     if not 0 <= diurnal <= 1:
         raise InputError(f"--diurnal {diurnal:g} is no variation", hint="give a number from 0 to 1: --diurnal 0.5")
-    return Synthetic(jobs=jobs, diurnal=diurnal).at_load(sum(node.gpus for node in nodes), load)
+    return Synthetic(jobs=jobs, diurnal=diurnal).at_load(sum(node.gpus for node in nodes), load, seed)
 
 
 def _vcs(path: Path, nodes: Sequence[Node]) -> tuple[tuple[str, int], ...]:
@@ -342,8 +342,10 @@ def _run(scenario: Scenario, named: NamedPolicy, total: int, of: str = "") -> Re
         return simulate_one(scenario, named, progress)
 
 
-def _scenario(trace: str, nodes: tuple[Node, ...], *, form: str | None, synthetic: Synthetic, **more: Any) -> Scenario:
-    if trace == SYNTHETIC:
+def _scenario(
+    trace: str, nodes: tuple[Node, ...], *, form: str | None, synthetic: Synthetic | None, **more: Any
+) -> Scenario:
+    if synthetic is not None:
 
         def draw(tally: Tally) -> Iterator[Any]:
             for job in synthetic.draw(more["seed"]):

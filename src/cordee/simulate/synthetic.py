@@ -41,31 +41,36 @@ class Synthetic:
     users: int = 100
     tiers: tuple[int, int, int] = (0, 100, 0)
 
-    def at_load(self, gpus: int, load: float) -> "Synthetic":
-        """Return it for `gpus` GPUs: without larger jobs, at the rate at which jobs request `load` of their time.
+    def at_load(self, gpus: int, load: float, seed: int) -> "Synthetic":
+        """Return it for `gpus` GPUs: without larger jobs, at the rate at which this seed's jobs request `load` of them.
 
-        A draw of few jobs may request much less or more: most GPU time is that of few long jobs.
+        Most GPU time is that of few long jobs, so that a rate by the mean would give one draw half of the load and
+        another one twice as much: the jobs are drawn once to add up what they request.
         """
-        sizes = tuple(each for each in self.sizes if each[0] <= gpus) or ((1, 1),)
-        rng = random.Random(0)
-        run_s = sum(self._run_s(rng) for _ in range(20_000)) / 20_000
-        size = sum(each * weight for each, weight in sizes) / sum(weight for _, weight in sizes)
-        return replace(self, sizes=sizes, per_hour=load * gpus * 3600 / (run_s * size))
+        fitting = replace(self, sizes=tuple(each for each in self.sizes if each[0] <= gpus) or ((1, 1),))
+        rng = random.Random(seed)
+        requested_s = sum(job.gpus * job.duration_us for job in fitting._jobs(rng)) / US_PER_S
+        return replace(fitting, per_hour=load * gpus * 3600 * self.jobs / requested_s)
 
     def draw(self, seed: int) -> Iterator[TraceJob]:
         """Draw the jobs in the order of submission."""
-        rng = random.Random(seed)
-        sizes, weights = zip(*self.sizes, strict=True)
+        arrivals = random.Random(f"arrivals {seed}")  # their own: the jobs are the same at every rate
         at_s = 0.0
         peak_per_s = self.per_hour * (1 + self.diurnal) / 3600
-        for number in range(1, self.jobs + 1):
+        for job in self._jobs(random.Random(seed)):
             while True:  # thinning: draw at the rate of the peak, and take some
-                at_s += rng.expovariate(peak_per_s)
-                if not self.diurnal or rng.random() * (1 + self.diurnal) < self._rate(at_s):
+                at_s += arrivals.expovariate(peak_per_s)
+                if not self.diurnal or arrivals.random() * (1 + self.diurnal) < self._rate(at_s):
                     break
+            yield replace(job, submit_us=round(at_s * US_PER_S))
+
+    def _jobs(self, rng: random.Random) -> Iterator[TraceJob]:
+        """Draw the jobs without the times at which they are submitted."""
+        sizes, weights = zip(*self.sizes, strict=True)
+        for number in range(1, self.jobs + 1):
             yield TraceJob(
                 job_id=f"job-{number}",
-                submit_us=round(at_s * US_PER_S),
+                submit_us=0,
                 gpus=rng.choices(sizes, weights)[0],
                 duration_us=max(1, round(self._run_s(rng))) * US_PER_S,
                 line=number,
