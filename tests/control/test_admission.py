@@ -391,13 +391,13 @@ def micro_usd_per_hour_of(wanted: JobSpec, *nodes: Node) -> int:
 @pytest.mark.parametrize(
     ("gpus", "error", "says"),
     [
-        ("5g.50gb", TooLargeError, "a MIG instance 5g.50gb, and no node .* has that profile\nhint: .*1g.10gb"),
+        ("4g.90gb", TooLargeError, "a MIG instance 4g.90gb, and no node .* has that profile\nhint: .*1g.10gb"),
+        ("H100:1g.10gb+gfx", TooLargeError, "no node that it may use has that profile"),
         (
             "1g.10gb",
             SpecError,
             "0.125 of NVIDIA H100 80GB HBM3; 0.25 of NVIDIA A100-SXM4-40GB\nhint: name one: gpus: NVI",
         ),
-        ("A10:1g.10gb", TooLargeError, "no node that it may use has that profile"),
     ],
 )
 def test_a_mig_instance_that_no_node_has_is_refused(
@@ -409,6 +409,28 @@ def test_a_mig_instance_that_no_node_has_is_refused(
         admitted(wanted, MIG, a100, A10)
     with pytest.raises(TooLargeError, match="no GPU of the cluster is in MIG mode"):
         admitted(wanted, H100)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [
+        ("5g.50gb", "no GPU of the catalogue has a MIG profile '5g.50gb'\nhint: .*known are 1g.10gb"),
+        ("H100:9g.10gb", "H100 has no MIG profile '9g.10gb'\nhint: did you mean 1g.10gb"),
+        ("H100:1g.11gb", "H100 has no MIG profile '1g.11gb'\nhint: did you mean 1g.10gb"),
+        ("H100:1g.5gb", "H100 has no MIG profile '1g.5gb'"),
+        ("A10:1g.10gb", "no MIG profile of A10 is known\nhint: leave 1g.10gb out, or name another GPU: A100-40"),
+    ],
+)
+def test_a_name_that_no_gpu_has_for_a_profile_is_refused_whatever_nodes_there_are(
+    tmp_path: Path, gpus: str, says: str
+) -> None:
+    wanted = parse_spec(f"run: 'true'\ngpus: {gpus}").model_copy(update={"cwd": str(tmp_path)})
+    for nodes in ((), (H100,), (MIG, A10)):
+        with pytest.raises(CatalogueError, match=f"(?s){says}"):
+            admitted(wanted, *nodes)
+    known_to_its_driver = replace(MIG, mig=replace(mig_table("H100").gpus((0,)), fixed=((0, 0, 1, "1g.11gb"),)))
+    own = parse_spec("run: 'true'\ngpus: 1g.11gb").model_copy(update={"cwd": str(tmp_path)})
+    assert admitted(own, known_to_its_driver).mig == "1g.11gb"
 
 
 QUEUES = (Queue(name="research", limit_gpus=4, user_gpus=2), Queue(name="product", micro_usd_per_day=10_000_000))

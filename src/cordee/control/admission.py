@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cordee.control.eligible import dearest, hourly_price, kind_of, may_get
 from cordee.control.expected import Expected, expect
-from cordee.control.instances import instance_milli, nodes_with
+from cordee.control.instances import check_profile, instance_milli, nodes_with
 from cordee.control.zones import window_of
 from cordee.errors import ScriptError, SpecError, TooLargeError, UnprotectedError
 from cordee.events import Capacity, Job, Node, Tier
@@ -96,6 +96,7 @@ def admit(
     kind = kind_of(spec, nodes, catalogue)
     eligible = [node for node in nodes if may_get(node, kind, spec)]
     if spec.mig is not None:
+        check_profile(spec.mig, spec.gpu, eligible, catalogue)
         eligible = nodes_with(spec.mig, eligible, nodes)
         spec = spec.model_copy(update={"gpu_milli": instance_milli(spec.mig, eligible)})
     _check_size(spec, kind, eligible, nodes)

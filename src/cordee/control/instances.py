@@ -2,8 +2,40 @@
 
 from collections.abc import Sequence
 
-from cordee.errors import SpecError, TooLargeError
+from cordee.errors import CatalogueError, SpecError, TooLargeError
 from cordee.events import Node
+from cordee.hardware.catalog import Catalogue, Gpu
+from cordee.near import did_you_mean
+
+
+def check_profile(profile: str, gpu: str | None, nodes: Sequence[Node], catalogue: Catalogue) -> None:
+    """Refuse a name that no GPU has for a profile, rather than look for a node that would have it.
+
+    What a node offers is one, as are variants that only drivers know (`1g.24gb+gfx`) of a profile that is known.
+
+    Raises:
+        CatalogueError: the named GPU, or any of the catalogue if none is named, has no such profile.
+    """
+    if any(_size(node, profile) is not None for node in nodes):
+        return
+    wanted = None if gpu is None else catalogue.find_gpu(gpu)
+    known = _profiles(catalogue.gpus if wanted is None else (wanted,))
+    if profile.partition("+")[0] in known:
+        return
+    if wanted is not None and not known:
+        hint = (
+            f"leave {profile} out, or name another GPU: {', '.join(each.name for each in catalogue.gpus if each.mig)}"
+        )
+        raise CatalogueError(f"no MIG profile of {wanted.name} is known", hint=hint)
+    who = "no GPU of the catalogue" if wanted is None else wanted.name
+    has = "has a" if wanted is None else "has no"
+    raise CatalogueError(f"{who} {has} MIG profile {profile!r}", hint=did_you_mean(profile, known, listed="known are "))
+
+
+def _profiles(gpus: Sequence[Gpu]) -> list[str]:
+    """Return the names of all MIG profiles of these GPUs, each once, the smallest first."""
+    names = {each.name: each.placed.compute for gpu in gpus if gpu.mig is not None for each in gpu.mig.profiles}
+    return sorted(names, key=lambda name: (names[name], name))
 
 
 def nodes_with(profile: str, eligible: Sequence[Node], nodes: Sequence[Node]) -> list[Node]:

@@ -3,7 +3,6 @@
 Every fact names its source and the month it was read. Nothing here reads a file: see `load.py`.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cordee.errors import CatalogueError
 from cordee.hardware.kernels import Kernels
 from cordee.hardware.mig import MigTable
+from cordee.near import nearest_model
 
 if TYPE_CHECKING:
     from cordee.hardware.measured import Measured  # it imports numpy, and agents start without it
@@ -238,12 +238,16 @@ class Catalogue:
             return self.find_gpu(whole).instance(profile)
         wanted = _plain(name)
         known = {_plain(alias): gpu for gpu in self.gpus for alias in (gpu.name, *gpu.aliases)}
-        if wanted in known:
-            return known[wanted]
-        near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+        # People leave out the RTX of a card's name.
+        short = {each.removeprefix("rtx"): gpu for each, gpu in known.items()}
+        if wanted in known or wanted in short:
+            return known.get(wanted) or short[wanted]
+        names = [each for gpu in self.gpus for each in (gpu.name, *gpu.aliases)]
+        near = nearest_model(re.sub(_VENDORS, "", name, flags=re.IGNORECASE), names)
+        did_you_mean = f"did you mean {known[_plain(near)].name}? " if near else ""
+        own = "or describe it in gpus.toml, in Cordee's home"
         listing = ", ".join(gpu.name for gpu in self.gpus)
-        did_you_mean = f"did you mean {known[near[0]].name}? " if near else ""
-        raise CatalogueError(f"unknown GPU {name!r}", hint=f"{did_you_mean}known are {listing}")
+        raise CatalogueError(f"unknown GPU {name!r}", hint=f"{did_you_mean}known are {listing}; {own}")
 
     def price(self, gpu: Gpu, capacity: Capacity) -> Price | None:
         """Return the price of this GPU in this kind of capacity, or None where no source gives one."""
@@ -259,6 +263,9 @@ def price_of(prices: Sequence[Price], gpu: Gpu, capacity: Capacity) -> Price | N
     return replace(whole, gpu=gpu.name, usd_per_gpu_hour=whole.usd_per_gpu_hour * gpu.part)
 
 
+_VENDORS = "nvidia|amd|geforce|instinct"
+
+
 def _plain(name: str) -> str:
     """Return a name without vendor, case and punctuation, so that spellings meet."""
-    return re.sub(r"[^a-z0-9]|nvidia|amd|geforce|instinct", "", name.lower())
+    return re.sub(rf"[^a-z0-9]|{_VENDORS}", "", name.lower())

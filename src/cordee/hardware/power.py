@@ -54,8 +54,12 @@ _HOPPER = PowerDraw(700, Source("NVIDIA H100 and H200 Tensor Core GPU datasheets
 POWER = {
     "A100-40": _A100,
     "A100-80": _A100,
+    "A100-PCIe-40": PowerDraw(250, Source("thundercompute.com, NVIDIA A100 specs, A100 PCIe 40GB", "2026-11")),
+    "A100-PCIe-80": PowerDraw(300, Source("thundercompute.com, NVIDIA A100 specs, A100 PCIe 80GB", "2026-11")),
     "A30": PowerDraw(165, Source("NVIDIA A30 Tensor Core GPU datasheet", "2022-03")),
     "H100": _HOPPER,
+    "H100-PCIe": PowerDraw(350, Source("NVIDIA H100 PCIe product brief, PB-11133-001_v02", "2022-11")),
+    "H20": PowerDraw(400, Source("willitrunai.com, H20 96GB", "2026-11"), _LIKE_H100),
     "H100-NVL": PowerDraw(400, Source("NVIDIA H100 Tensor Core GPU datasheet, NVL, configurable up to", "2024-10")),
     "H200-NVL": PowerDraw(600, Source("NVIDIA H200 Tensor Core GPU datasheet, NVL, configurable up to", "2024-11")),
     "GH200": PowerDraw(
@@ -71,8 +75,13 @@ POWER = {
     "GB300": PowerDraw(1400, Source("aiconfigurator-core 0.12.0, systems/gb300.yaml", "2026-08"), _NVL72),
     "L40S": PowerDraw(350, Source("NVIDIA L40S datasheet", "2023-08")),
     "A10": PowerDraw(150, Source("NVIDIA A10 datasheet", "2021-04")),
+    "A40": PowerDraw(300, Source("NVIDIA A40 datasheet, as quoted by ecer.com", "2026-11")),
     "RTX-4090": PowerDraw(450, Source("NVIDIA GeForce RTX 4090, total graphics power", "2022-10")),
     "RTX-3090": PowerDraw(350, Source("NVIDIA GeForce RTX 3090, total graphics power", "2020-09")),
+    "RTX-3080": PowerDraw(320, Source("cputronic.com and stockx.com, GeForce RTX 3080", "2026-11")),
+    "RTX-3060": PowerDraw(170, Source("pcpartdb.com and askgeek.io, GeForce RTX 3060 12 GB", "2026-11")),
+    "RTX-5080": PowerDraw(360, Source("notebookcheck.net, GeForce RTX 5080, total graphics power", "2026-11")),
+    "RTX-4060-Ti-16": PowerDraw(165, Source("cputronic.com, GeForce RTX 4060 Ti 16 GB", "2026-11")),
     "RTX-5090": PowerDraw(575, Source("NVIDIA GeForce RTX 5090, total graphics power", "2025-01")),
     "RTX-A6000": PowerDraw(300, Source("NVIDIA RTX A6000 datasheet", "2020-10")),
     "RTX-4080": PowerDraw(320, Source("NVIDIA GeForce RTX 4080, total graphics power", "2022-11")),
@@ -84,6 +93,7 @@ POWER = {
     "V100-32": PowerDraw(300, Source("NVIDIA V100 Tensor Core GPU datasheet, SXM2", "2020-01")),
     "MI300X": PowerDraw(750, Source("AMD Instinct MI300X datasheet", "2023-12"), _LIKE_H100),
     "MI325X": PowerDraw(1000, Source("AMD Instinct MI325X accelerator data sheet", "2024-10"), _LIKE_H100),
+    "MI355X": PowerDraw(1400, Source("theregister.com, AMD's MI355X", "2025-06"), _LIKE_B200),
 }
 """Board limits and hosts, by the name of the GPU in gpus.toml."""
 

@@ -1,6 +1,5 @@
 """Load model shapes from the catalogue that Cordee ships, or from a config.json; this file does I/O."""
 
-import difflib
 import json
 import tomllib
 from functools import cache
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import CatalogueError, ShapeError
+from cordee.near import close
 from cordee.workload.families import shape_from_config
 from cordee.workload.model import ModelShape
 
@@ -55,7 +55,7 @@ def load_config(model: str) -> dict[str, Any]:
 
 
 def _unknown(model: str) -> CatalogueError:
-    first, *others = difflib.get_close_matches(model.lower(), _catalogue(), n=NEAR, cutoff=0.5) or [""]
+    first, *others = close(model.lower(), _catalogue(), NEAR) or [""]
     near = f"did you mean {first}? " if first else ""
     near += f"also near: {', '.join(others)}; " if others else ""
     hint = "give a path to a config.json, or a name that `cordee plan --models` lists"
