@@ -23,8 +23,8 @@ def nearest(written: str, known: Iterable[str], also: Mapping[str, str] | None =
     by_word = [name for each, name in names.items() if plain in re.split(r"[\s_-]+", each)]
     by_beginning = [name for each, name in names.items() if len(plain) > 2 and each.startswith(plain)]
     # Of a name of two letters one that is right is half of it.
-    alike = close(plain, names, 1, cutoff=0.5 if len(plain) < 3 else 0.6)
-    return names.get(plain) or next(iter(by_word + [names[each] for each in alike] + by_beginning), None)
+    spelt = close(plain, names, 1, cutoff=0.5 if len(plain) < 3 else 0.6)
+    return names.get(plain) or next(iter(by_word + [names[each] for each in spelt] + by_beginning), None)
 
 
 def close(written: str, known: Iterable[str], most: int, cutoff: float = 0.5) -> list[str]:

@@ -100,13 +100,11 @@ def admit(
         eligible = nodes_with(spec.mig, eligible, nodes)
         spec = spec.model_copy(update={"gpu_milli": instance_milli(spec.mig, eligible)})
     _check_size(spec, kind, eligible, nodes)
-    notes: list[str] = []
     expected = expect(spec, kind, eligible, catalogue)
+    notes = [] if expected is None else [*expected.notes]
     sizes = spec.sizes
-    if expected is not None:
-        notes += expected.notes
-        if expected.estimates[0].gpu_memory_bytes:
-            sizes = tuple(each.gpus for each in expected.estimates[1:])
+    if expected is not None and expected.estimates[0].gpu_memory_bytes:
+        sizes = tuple(each.gpus for each in expected.estimates[1:])
     risk = unprotected_risk(spec, eligible)
     if not spec.gpus and spec.cpus is None:
         notes.append("it counts as one CPU core: --cpus says how many it needs, --memory how much host memory")
