@@ -153,9 +153,9 @@ def test_the_answer_fits_a_small_gpu_and_says_what_would_help() -> None:
         ("llama-3-8b", {"train": "qlora", "base_bits": 16}, "base of 16 bits"),
         ("llama-3-8b", {"base_bits": 4}, "cannot be trained in full"),
         ("llama-3-8b", {"train": "mora"}, "unknown way to train"),
-        ("llama-3-8b", {"train": "dora", "base_bits": "int3"}, "base of int3"),
-        ("llama-3-8b", {"train": "lora", "framework": "megatron"}, "with torch in 16 bits"),
-        ("llama-3-8b", {"train": "lora", "precision": "fp8"}, "with torch in 16 bits"),
+        ("llama-3-8b", {"train": "dora", "base_bits": "int3"}, "unknown base of int3"),
+        ("llama-3-8b", {"train": "lora", "framework": "megatron"}, "with torch in bf16 or fp16"),
+        ("llama-3-8b", {"train": "lora", "precision": "fp8"}, "with torch in bf16 or fp16"),
         ("mixtral-8x7b", {"train": "lora"}, "mixture of experts"),
         ("llama-3-8b", {"lora_dropout": 0.1}, "--lora-dropout is a setting of adapters"),
         ("llama-3-8b", {"rank": 8}, "--rank is a setting of adapters"),
@@ -180,7 +180,7 @@ def test_what_implementations_do_differently_can_be_asked() -> None:
     plain = _training(train="qlora")
     assert plain.adapters is not None and asked.adapters is not None
     base = replace(BASES["nf4"], head=True, copies=2)
-    assert asked.adapters == replace(plain.adapters, dropout=True, joined=True, base=base)
+    assert asked.adapters == replace(plain.adapters, dropout=0.05, joined=True, base=base)
     assert asked.tuning == replace(plain.tuning, flat=True)
 
 

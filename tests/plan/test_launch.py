@@ -15,6 +15,7 @@ from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Layout, parse_layout
 from cordee.plan.launch import LAUNCHERS, Launch, first_to_launch, launch_settings
+from cordee.plan.launch_parts import FRAMEWORKS_OF
 from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, SCHEDULES
 from cordee.plan.pipeline import find_schedule
 from cordee.plan.rules import first_misfit
@@ -25,6 +26,11 @@ from cordee.workload.spec import parse_spec
 
 L70, L405, V3 = (load_shape(name) for name in ("llama-3-70b", "llama-3-405b", "deepseek-v3"))
 TRAINING = Training(4096, 128)
+
+
+def _training(launcher: str, training: Training = TRAINING) -> Training:
+    """The same in the framework that the launcher runs."""
+    return replace(training, framework=FRAMEWORKS_OF.get(launcher, "torch"))
 
 
 def _flags(text: str) -> dict[str, str]:
@@ -169,7 +175,7 @@ def test_a_layout_survives_the_way_to_its_launcher_and_back(layout, uneven, shap
         layout = replace(layout, ep=8, etp=1)
     if first_misfit(layout, shape, layout.gpus, TRAINING) is not None:
         return
-    said = launch_settings(launcher, shape, layout, TRAINING)
+    said = launch_settings(launcher, shape, layout, _training(launcher))
     if said.cannot:
         return
     experts = shape.experts is not None
@@ -192,7 +198,7 @@ def test_a_layout_survives_the_way_to_its_launcher_and_back(layout, uneven, shap
     ],
 )  # fmt: skip
 def test_megatron_runs_what_it_can_and_nothing_is_lost(layout: Layout, shape) -> None:  # type: ignore[no-untyped-def]
-    said = launch_settings("megatron", shape, layout, TRAINING)
+    said = launch_settings("megatron", shape, layout, _training("megatron"))
     assert said.cannot == ()
     assert _plain(_from_megatron(said, layout.gpus), experts=shape is V3) == _plain(layout, experts=shape is V3)
 
@@ -223,7 +229,7 @@ def test_precision_and_optimizer_reach_megatrons_flags() -> None:
         (replace(TRAINING, optimizer=find_optimizer("adamw-bf16-moments")), {"bf16", *aware}),
         (replace(TRAINING, optimizer=find_optimizer("muon")), {"bf16", "optimizer"}),
     ):
-        said = launch_settings("megatron", L70, layout, training)
+        said = launch_settings("megatron", L70, layout, _training("megatron", training))
         assert wanted <= set(_flags(said.text)) and not said.cannot
     assert launch_settings("megatron", L70, layout, replace(TRAINING, optimizer=find_optimizer("adamw-8bit"))).cannot
 
@@ -233,10 +239,10 @@ def test_the_fastest_that_a_launcher_can_run_is_launched() -> None:
     plan = planned(L70, catalogue.find_gpu("H100"), 64)
     layouts = [candidate.layout for candidate in plan.fitting]
     for launcher in LAUNCHERS:
-        launch = first_to_launch(launcher, L70, layouts, plan.training)
+        launch = first_to_launch(launcher, L70, layouts, _training(launcher, plan.training))
         assert launch.cannot == () and launch.layout in [str(layout) for layout in layouts]
     dual = Layout(dp=4, tp=2, pp=8, zero=1, sp=True, schedule="dualpipe")
-    only = first_to_launch("megatron", L70, [dual], plan.training)
+    only = first_to_launch("megatron", L70, [dual], _training("megatron", plan.training))
     assert any("dualpipe" in each for each in only.cannot)
     with pytest.raises(LayoutError, match="unknown launcher 'nemo'"):
         launch_settings("nemo", L70, dual, plan.training)

@@ -24,6 +24,7 @@ from cordee.plan.cards_document import cards_document
 from cordee.plan.curve import Curve
 from cordee.plan.document import curve_document, plan_document
 from cordee.plan.expect import DEFAULTS, Assumptions, node_storage_bytes_per_s
+from cordee.plan.launch_parts import FRAMEWORKS_OF
 from cordee.plan.layout import RECOMPUTES
 from cordee.plan.page import curve_page
 from cordee.plan.rent_or_buy import Ownership, ownership_from
@@ -84,7 +85,12 @@ PrecisionName = Annotated[str, typer.Option(help="Precision: bf16, fp16, fp32 or
 RecomputeName = Annotated[
     str, typer.Option(help="Activation recomputation: none, selective, full, or auto (searched).")
 ]
-FrameworkName = Annotated[str, typer.Option(help="Framework whose buffers are counted: torch, megatron or deepspeed.")]
+FrameworkName = Annotated[
+    str | None,
+    typer.Option(
+        help="Framework whose buffers are counted: torch, megatron or deepspeed (torch, or that of --launch)."
+    ),
+]
 LossName = Annotated[
     str, typer.Option(help="Loss kernel: fused, chunked, parallel, compiled, eager, or auto (the framework's).")
 ]
@@ -233,7 +239,7 @@ def plan(
     optimizer: OptimizerName = "adamw",
     precision: PrecisionName = "bf16",
     recompute: RecomputeName = "auto",
-    framework: FrameworkName = "torch",
+    framework: FrameworkName = None,
     loss: LossName = "auto",
     compiled: Compiled = False,
     expert_loads: ExpertLoads = None,
@@ -278,10 +284,10 @@ def plan(
     """
     catalogue, gpu, first, last = _hardware(gpus, prices)
     settings = _settings(
-        seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads, packed_tokens=packed,
-        freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=train, rank=rank, targets=targets,
-        base_bits=base_bits, lora_dropout=lora_dropout, fused_qkv=fused_qkv, quantize_head=quantize_head,
-        dequantized=dequantized, fsdp_version=fsdp_version, model_code=model_code, compiled=compiled,
+        seq, batch, optimizer, precision, framework=_framework(framework, launcher), loss=loss, loads=expert_loads,
+        packed_tokens=packed, freeze=freeze, optimizer_in_backward=optimizer_in_backward, train=train, rank=rank,
+        targets=targets, base_bits=base_bits, lora_dropout=lora_dropout, fused_qkv=fused_qkv, compiled=compiled,
+        quantize_head=quantize_head, dequantized=dequantized, fsdp_version=fsdp_version, model_code=model_code,
     )  # fmt: skip
     wanted, of_plans = _layout(layout, recompute, micro_batch), (stage, launcher, why, max_seq, tokens, buy, html)
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings) if trace else None
@@ -344,6 +350,11 @@ def _layout(text: str | None, recompute: str, micro_batch: int | None) -> Layout
     """Return the axes that the flags fix."""
     again = None if recompute == "auto" else _one_of("recompute", recompute, RECOMPUTES, also="auto")
     return layout_wanted(text, again, micro_batch)
+
+
+def _framework(asked: str | None, launcher: str | None) -> str:
+    """Return the framework that is asked for, that of the launcher, or torch."""
+    return asked or FRAMEWORKS_OF.get(launcher or "", "torch")
 
 
 def _settings(

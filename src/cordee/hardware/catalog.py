@@ -151,7 +151,8 @@ class Gpu:
         """
         if dtype not in self.flop_per_s:
             known = ", ".join(sorted(self.flop_per_s))
-            raise CatalogueError(f"{self.name} has no {dtype} units", hint=f"it computes in {known}")
+            asked = next((f": --precision {each}" for each in ("bf16", "fp16", "fp32") if each in self.flop_per_s), "")
+            raise CatalogueError(f"{self.name} has no {dtype} units", hint=f"it computes in {known}{asked}")
         return self.flop_per_s[dtype]
 
     def instance(self, profile: str) -> "Gpu":

@@ -152,7 +152,7 @@ def _adapted_layer_bytes(
         # peft's `DoraLinearLayer`: the frozen product and the adapter's; after dropout the first of them is made anew,
         # of a matrix that is 16-bit for it alone.
         per_token = per_token + (2 * item + wide) * sum(linear.outputs for linear in targets)
-        made = adapters.dropout * np.maximum(adapters.base_bits < 16, _casts_inputs(layout, training, adapters))
+        made = (adapters.dropout > 0) * np.maximum(adapters.base_bits < 16, _casts_inputs(layout, training, adapters))
         weights = made * item * sum(linear.inputs * linear.outputs for linear in targets)
     total = rank_tokens(layout, training) * per_token + weights
     return total + score_bytes(shape, layout, training) if scores else total

@@ -227,7 +227,8 @@ class Answer:
                 hint=f"{self.nearest.layout} is nearest; run the same without --launch to see what would fit",
             )
         layouts = [candidate.layout for candidate in self.fitting]
-        return first_to_launch(self.request.launcher, self.request.shape, layouts, self.training)
+        node = self.request.gpu.gpus_per_node
+        return first_to_launch(self.request.launcher, self.request.shape, layouts, self.training, node_gpus=node)
 
     @property
     def summary(self) -> str:

@@ -4,10 +4,10 @@ Names were read in megatron/training/arguments.py, training/config, core/transfo
 pipeline_parallel_layer_layout.py and the guide of Megatron-FSDP.
 """
 
+from cordee.plan.launch_parts import Limit, Planned, Written, limited, noted, ranks_note
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.training import Training
-from cordee.workload.model import ModelShape
 
 _CONTEXT = {"ring": "p2p", "all-gather": "all_gather", "ulysses": "a2a"}
 _PRECISION = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp8": ("--bf16", "--fp8-format hybrid"), "fp32": ()}
@@ -18,8 +18,9 @@ _OPTIMIZERS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def megatron(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
+def megatron(planned: Planned) -> Written:
     """Return the flags, what Megatron-LM does not do of the layout, and what has to stand beside them."""
+    shape, layout, training = planned.shape, planned.layout, planned.training
     flags = [
         f"--tensor-model-parallel-size {layout.tp}",
         f"--pipeline-model-parallel-size {layout.pp}",
@@ -39,13 +40,25 @@ def megatron(shape: ModelShape, layout: Layout, training: Training) -> tuple[str
         flags += [f"--expert-model-parallel-size {layout.ep}", f"--expert-tensor-parallel-size {layout.expert_tp}"]
     flags += _sharding(layout) + _recompute(layout)
     flags += _OPTIMIZERS.get(training.optimizer.name, ())
+    # Its own sums are fp32 where weights are bf16.
+    narrow = training.optimizer.gradient_bytes == 2 and training.precision in ("bf16", "fp8")
+    flags += ["--grad-reduce-in-bf16"] if narrow else []
     if layout.offload in ("optimizer", "both"):
         flags += ["--optimizer-cpu-offload"] + ([_AWARE] if _AWARE not in flags else [])
     flags += _PRECISION[training.precision]
-    flags += ["--attention-backend flash"] if training.flash else []
-    cannot = [limit for limit, applies in _limits(layout, training).items() if applies]
-    notes = ["Megatron-FSDP wants CUDA_DEVICE_MAX_CONNECTIONS unset"] if layout.zero >= 2 else []
-    return " \\\n".join(flags), cannot, notes
+    flags.append(f"--attention-backend {'flash' if training.flash else 'unfused'}")
+    # Megatron-LM's own is 0.1.
+    flags += [] if training.dropout else ["--hidden-dropout 0", "--attention-dropout 0"]
+    # The fused kernel divides the vocabulary too.
+    flags += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"] if training.loss == "fused" else []
+    notes = noted(
+        {
+            ranks_note(planned): True,
+            "Megatron-FSDP wants CUDA_DEVICE_MAX_CONNECTIONS unset": layout.zero >= 2,
+            "dropout is Megatron-LM's own, 0.1": training.dropout,
+        }
+    )
+    return " \\\n".join(flags), _limits(layout, training), notes
 
 
 def stages_text(split: tuple[int, ...]) -> str:
@@ -80,15 +93,23 @@ def _recompute(layout: Layout) -> list[str]:
     return ["--recompute-granularity full", f"--recompute-method {method}", f"--recompute-num-layers {count}"]
 
 
-def _limits(layout: Layout, training: Training) -> dict[str, bool]:
-    name = training.optimizer.name
-    return {
-        f"Megatron-LM has no {layout.schedule} schedule: 1F1B stands in": layout.pp > 1
-        and layout.schedule != "gpipe"
-        and not find_schedule(layout.schedule).megatron,
-        "Megatron-LM runs 1F1B where GPipe was planned: it needs less memory and the same time": layout.pp > 1
-        and layout.schedule == "gpipe",
-        f"optimizer {name} is not one of Megatron-LM's": name not in _OPTIMIZERS,
-        "offload of activations needs --cpu-offloading-num-layers, which excludes a pipeline": layout.offload
-        in ("activations", "both"),
-    }
+def _limits(layout: Layout, training: Training) -> list[Limit]:
+    """Return the parts of a plan that Megatron-LM does not do."""
+    name, tuning = training.optimizer.name, training.tuning
+    return limited(
+        {
+            f"Megatron-LM has no {layout.schedule} schedule: 1F1B stands in": layout.pp > 1
+            and layout.schedule != "gpipe"
+            and not find_schedule(layout.schedule).megatron,
+            "Megatron-LM runs 1F1B where GPipe was planned: it needs less memory and the same time": layout.pp > 1
+            and layout.schedule == "gpipe",
+            f"optimizer {name} is not one of Megatron-LM's": name not in _OPTIMIZERS,
+            "offload of activations needs --cpu-offloading-num-layers, which excludes a pipeline": layout.offload
+            in ("activations", "both"),
+            f"Megatron-LM's loss is not {training.loss}": training.loss in ("chunked", "compiled", "eager"),
+            "layers are not compiled: it brings its own kernels": training.fused is True,
+            "Megatron-LM freezes no part of a model": tuning.frozen is not None,
+            "documents that are packed attend to each other": tuning.packed_tokens is not None,
+            "the optimizer steps after the backward pass": training.optimizer.in_backward,
+        }
+    )

@@ -7,7 +7,7 @@ from cordee.errors import LayoutError, ShapeError
 from cordee.hardware.catalog import Capacity, Gpu, Price, price_of
 from cordee.plan.expect import Assumptions
 from cordee.plan.launch import check_launcher
-from cordee.plan.launch_trainers import LEFT_OUT, WITH_ADAPTERS
+from cordee.plan.launch_parts import FRAMEWORKS_OF, LEFT_OUT, WITH_ADAPTERS
 from cordee.plan.optimum import Case
 from cordee.plan.rent_or_buy import Ownership
 from cordee.plan.settings import Settings
@@ -79,9 +79,7 @@ class Request:
             ShapeError: a model that is planned for serving only.
         """
         refuse_serving_only(self.shape)
-        settings = replace(self.settings, framework=self.settings.framework or framework)
-        if self.launcher is not None:
-            check_launcher(self.launcher)
+        settings = replace(self.settings, framework=self._framework() or framework)
         if self.launcher in LEFT_OUT:
             settings = replace(settings, model_code=settings.model_code or "hf")
         self.gpu.peak_flop_per_s(settings.precision)  # raises if it has no such precision
@@ -100,6 +98,22 @@ class Request:
         training = with_stage(training, stage, asked_batch=settings.global_batch, gpus=self.gpus)
         resident = 0.0 if stage.rollouts is None else stage.rollouts.resident
         return Case(self.shape, self._left(resident), self.gpus, training)
+
+    def _framework(self) -> Framework | None:
+        """Return the framework that is asked for, or that of the launcher.
+
+        Raises:
+            LayoutError: an unknown launcher, or one that runs another framework.
+        """
+        asked = self.settings.framework
+        if self.launcher is None:
+            return asked
+        check_launcher(self.launcher)
+        its = FRAMEWORKS_OF.get(self.launcher)
+        if its is not None and asked not in (None, its):
+            hint = f"leave --framework out, or write --framework {its}"
+            raise LayoutError(f"--launch {self.launcher} runs {its}, not {asked}", hint=hint)
+        return its or asked
 
     def _left(self, resident: float) -> Gpu:
         """Return the GPU without the fraction of its memory that an engine keeps."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from cordee.errors import LayoutError
+from cordee.near import meant
 from cordee.plan.experts.imbalance import ImbalanceByEp, Loads, imbalance_by_ep
 from cordee.plan.states import layer_linears
 from cordee.plan.training import (
@@ -146,10 +147,7 @@ class Settings(Tuned):
             return None
         if self.train not in TRAINED:
             raise LayoutError(f"unknown way to train {self.train!r}", hint="use " + ", ".join(TRAINED))
-        base = BASES.get(BASE_BITS.get(str(self.base_bits or (4 if self.train == "qlora" else 16)), ""))
-        if base is None or (self.train == "qlora" and base.bits == 16):
-            hint = "use 4 (nf4), 8 (int8), nf4-double or fp8, or 16 with lora and dora"
-            raise LayoutError(f"{self.train} cannot have a base of {self._base_text}", hint=hint)
+        base = self._base()
         if shape is not None and (shape.experts is not None or shape.latent is not None):
             what = "a mixture of experts" if shape.experts is not None else "latent attention"
             raise LayoutError(f"adapters of {shape.name} are not planned: it has {what}", hint="use a dense model")
@@ -170,10 +168,25 @@ class Settings(Tuned):
             raise LayoutError(f"{shape.name} has one matrix of them in any code", hint="leave --fused-qkv out")
         base = replace(base, head=base.head or self.quantize_head, copies=max(base.copies, self.dequantized))
         return Adapters(
-            self.rank, _targets(self.targets, shape), base, dropout=self.lora_dropout > 0,
+            self.rank, _targets(self.targets, shape), base, dropout=self.lora_dropout,
             magnitudes=self.train == "dora", joined=self.fused_qkv,
             widened=self._is_prepared_by_peft(base),
         )  # fmt: skip
+
+    def _base(self) -> Base:
+        """Return the format of the frozen matrices: of 4 bits for qlora, else of 16, where none is asked for.
+
+        Raises:
+            LayoutError: an unknown format, or one of 16 bits for qlora.
+        """
+        name = str(self.base_bits or (4 if self.train == "qlora" else 16))
+        if name not in BASE_BITS:
+            hint = meant(name, BASE_BITS) + "use 4 (nf4), 8 (int8), nf4-double or fp8, or 16 with lora and dora"
+            raise LayoutError(f"unknown base of {self._base_text}", hint=hint)
+        base = BASES[BASE_BITS[name]]
+        if self.train == "qlora" and base.bits == 16:
+            raise LayoutError(f"a base of {self._base_text} is lora's, not qlora's", hint="use --train lora")
+        return base
 
     def _is_prepared_by_peft(self, base: Base) -> bool:
         """Return whether peft makes what is not quantised fp32: transformers' code over bitsandbytes' formats."""

@@ -155,9 +155,10 @@ class Adapters:
 
     Each target, one of `LINEARS` or `JOINED`, gets two matrices of this rank: rank x (inputs + outputs) parameters.
     `base` is the format of the frozen matrices of the layers, one of `BASES`; embeddings, head and norms keep 16 bits.
-    With `dropout` each target has its own copy of its input, and a mask. With `magnitudes` each target learns the
-    length of each of its weight's rows apart from its direction: DoRA (arXiv:2402.09353). `joined`: queries, keys and
-    values are one product with one adapter, whose outputs are put into their columns (LitGPT's `LoRAQKVLinear`).
+    With a probability of `dropout` each target has its own copy of its input, and a mask. With `magnitudes` each
+    target learns the length of each of its weight's rows apart from its direction: DoRA (arXiv:2402.09353). `joined`:
+    queries, keys and values are one product with one adapter, whose outputs are put into their columns (LitGPT's
+    `LoRAQKVLinear`).
     `widened`: what of embeddings, head and norms has 16 bits is fp32, and so are hidden states, but where FSDP shards
     the base (peft's `prepare_model_for_kbit_training`).
     """
@@ -165,7 +166,7 @@ class Adapters:
     rank: int = 16
     targets: tuple[str, ...] = LINEARS
     base: "Base" = BASES["bf16"]
-    dropout: bool = False
+    dropout: float = 0.0
     magnitudes: bool = False
     joined: bool = False
     widened: bool = False

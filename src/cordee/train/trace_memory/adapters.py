@@ -107,7 +107,7 @@ class _Adapted(nn.Module):
         super().__init__()
         inputs, outputs = _widths(product)
         self.base = base
-        self.dropout = nn.Dropout(0.05) if adapters.dropout else nn.Identity()
+        self.dropout = nn.Dropout(adapters.dropout) if adapters.dropout else nn.Identity()
         self.down = nn.Linear(inputs, adapters.rank, bias=False, dtype=torch.float32)
         self.up = nn.Linear(adapters.rank, outputs, bias=False, dtype=torch.float32)
         lengths = nn.Parameter(torch.empty(outputs, dtype=torch.float32)) if adapters.magnitudes else None
