@@ -12,6 +12,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cordee.demo import tiny_model
 from cordee.serve.engines.llama_cpp import LlamaCpp
 from cordee.serve.engines.port import Dialect, EngineCommand, EngineLaunch, Stream, Upstream
@@ -101,6 +103,16 @@ def until(holds: Callable[[], object], what: str, limit_s: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end_s, f"not within {limit_s:g} s: {what}"
         time.sleep(0.02)
+
+
+def until_ended(home: Path) -> None:
+    """Wait until no process of a home is left: its server ends before its gateway does."""
+
+    def ended() -> bool:
+        running = psutil.process_iter(["cmdline"])
+        return not any(str(home) in word for each in running for word in each.info["cmdline"] or ())
+
+    until(ended, f"what {home} started has ended")
 
 
 def free_port() -> int:

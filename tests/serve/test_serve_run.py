@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from engines_world import FLAGS, RunningEngine
+from engines_world import FLAGS, RunningEngine, until_ended
 from replica_world import plain_flags
 
 from cordee.answers.services import ServiceView
@@ -123,10 +123,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     with Client(home) as client:
         yield Place(home, client)
         client.down()
-    deadline_s = time.monotonic() + 60
-    while (home / "server.json").exists():
-        assert time.monotonic() < deadline_s, "the server ends"
-        time.sleep(0.05)
+    until_ended(home)
 
 
 def all_ready(number: int, revision: int = 1) -> Callable[[ServiceView], bool]:

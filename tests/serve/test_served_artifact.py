@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engines_world import FLAGS, RunningEngine
+from engines_world import FLAGS, RunningEngine, until_ended
 
 from cordee.agent.settings import AgentSettings
 from cordee.artifacts import ArtifactClient, PushWanted
@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         client.cordon("local")
         yield home
         client.down()
-    until(lambda: not (home / "server.json").exists(), "the server ends")
+    until_ended(home)
     agent.terminate()
     agent.wait(60)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from engines_world import free_port, running_llama, until
+from engines_world import free_port, running_llama, until, until_ended
 from replica_world import Wrapper, wrapped
 
 from cordee.agent.settings import AgentSettings
@@ -128,6 +128,7 @@ class Cluster:
         self.client.close()
         for agent in self.agents:
             agent.wait(60)
+        until_ended(self.home)
 
 
 @pytest.fixture

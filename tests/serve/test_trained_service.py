@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines_world import FLAGS
+from engines_world import FLAGS, until_ended
 
 from cordee.cli.main import main
 from cordee.client import Client
@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield home
     with Client(home) as client:
         client.down()
-    until(lambda: not (home / "server.json").exists(), "the server ends")
+    until_ended(home)
 
 
 def until(done: Callable[[], object], what: str) -> None:

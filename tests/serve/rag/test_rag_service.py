@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines_world import FLAGS
+from engines_world import FLAGS, until_ended
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cli"))
 
@@ -86,7 +86,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Itera
     finally:
         with Client(home) as client:
             client.down()
-        until(lambda: not (home / "server.json").exists(), "the server ends")
+        until_ended(home)
 
 
 def test_a_tenant_asks_and_pays_for_both_parts(
