@@ -1,7 +1,8 @@
 """The plan against traces of real code, and traces against published peaks: `traced_memory.py [--json]`.
 
 Each trace is a process of its own: Llama's code as torchtitan writes it, or transformers', as rank 0 of N fake ranks.
-Errors are (plan - trace) / trace, and (trace - published) / published. Nothing is fitted.
+Errors are (plan - trace) / trace, and (trace - published) / published. Nothing is fitted. `replay` is the least with
+which a replay of the formulas' tensors goes through, found as a trace's is: what could decide in the constant's place.
 """
 
 import argparse
@@ -11,14 +12,19 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cordee.plan.allocator import OutOfMemoryError
 from cordee.plan.layout import Layout
 from cordee.plan.memory import rank_memory
-from cordee.plan.replay import with_replay
+from cordee.plan.replay import is_replayed, replayed, with_replay
 from cordee.plan.settings import Settings
+from cordee.plan.training import Training
 from cordee.train.trace_memory.answer import Traced
 from cordee.train.trace_memory.question import Question
+from cordee.train.trace_memory.timeline import NEEDED_WITHIN_BYTES
 from cordee.units import GiB
 from cordee.workload.load import load_config, load_shape
+from cordee.workload.model import ModelShape
+from cordee.workload.tuning import Trained
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Case:
     code: str = "torchtitan"
     replicas: int = 1
     published: float | None = None
+    train: Trained = "full"
     zero: Literal[0, 1, 2, 3] = 3
 
 
@@ -62,15 +69,30 @@ CASES = (
     Case("llama-3.1-8b", 8, "full", seq_tokens=2048, accumulated=2, zero=1),
     Case("llama-3.1-8b", 8, seq_tokens=2048, zero=2),
     Case("llama-3.1-8b", 8, seq_tokens=2048, accumulated=2, code="hf", zero=1),
+    Case("llama-3-8b", 2, "full", seq_tokens=2048, accumulated=8, code="hf", train="qlora"),
+    Case("llama-3-8b", 8, seq_tokens=4096, micro_batch=2, code="hf", train="qlora"),
+    Case("llama-3-8b", 8, seq_tokens=4096, micro_batch=2, code="hf", train="lora"),
+    Case("llama-3-8b", 8, "full", seq_tokens=4096, micro_batch=2, code="hf", train="lora"),
+    Case("mistral-7b", 8, "full", seq_tokens=4096, micro_batch=4, code="hf", train="qlora"),
+    Case("qwen2.5-0.5b", 8, seq_tokens=2048, code="hf", train="lora"),
+    Case("llama-3-70b", 8, "full", seq_tokens=4096, code="hf", train="qlora"),
+    Case("mixtral-8x7b", 8, "full", seq_tokens=4096, code="hf"),
+    Case("mixtral-8x7b", 32, seq_tokens=4096, micro_batch=2, code="hf"),
 )
 
 
 def compare(case: Case) -> dict[str, Any]:
     """One case: what was planned, traced and published, in GiB, and the errors."""
+    shape, gpus = load_shape(case.model), case.ranks * case.replicas
+    settings = Settings(
+        seq_tokens=case.seq_tokens, global_batch=gpus * case.micro_batch * case.accumulated, model_code=case.code,
+        train=case.train,
+    )  # fmt: skip
     question = Question(
         config=load_config(case.model), code=case.code, seq_tokens=case.seq_tokens, micro_batch=case.micro_batch,
-        micro_batches=case.accumulated, recompute=case.recompute, zero=case.zero,
-        fsdp=case.ranks if case.zero >= 2 else 1, replicas=case.replicas * (1 if case.zero >= 2 else case.ranks),
+        micro_batches=min(2, case.accumulated), adapters=settings.adapters(shape), recompute=case.recompute,
+        zero=case.zero, fsdp=case.ranks if case.zero >= 2 else 1,
+        replicas=case.replicas * (1 if case.zero >= 2 else case.ranks),
         weights="mixed" if case.zero >= 2 else "autocast",
     )  # fmt: skip
     argv = [sys.executable, "-m", "cordee.train.trace_memory"]
@@ -78,23 +100,22 @@ def compare(case: Case) -> dict[str, Any]:
         argv, input=json.dumps(question.document()), capture_output=True, text=True, check=True
     ).stdout
     traced = Traced.read(json.loads(said))
-    shape, gpus = load_shape(case.model), case.ranks * case.replicas
-    settings = Settings(
-        seq_tokens=case.seq_tokens, global_batch=gpus * case.micro_batch * case.accumulated, model_code=case.code
-    )
     layout = Layout(
         dp=gpus, zero=case.zero, recompute=case.recompute, micro_batch=case.micro_batch,
         shard=case.ranks if case.replicas > 1 else None,
     )  # fmt: skip
     training = settings.training(shape, gpus)
     planned = with_replay(rank_memory(shape, layout, training), shape, layout, training).worst
+    least = _least_replayed(shape, layout, training)
     return {
-        "model": case.model, "layout": str(layout), "tokens": case.seq_tokens, "code": case.code,
+        "model": case.model, "train": case.train, "layout": str(layout), "tokens": case.seq_tokens, "code": case.code,
         "accumulated": case.accumulated, "peak": traced.peak.phase,
         "traced_allocated_gib": traced.allocated_bytes / GiB, "planned_allocated_gib": planned.allocated_bytes / GiB,
         "allocated_error": planned.allocated_bytes / traced.allocated_bytes - 1,
         "traced_needed_gib": traced.reserve.needed_bytes / GiB, "planned_needed_gib": planned.reserved_bytes / GiB,
         "needed_error": planned.reserved_bytes / traced.reserve.needed_bytes - 1,
+        "replayed_needed_gib": None if least is None else least / GiB,
+        "replayed_error": None if least is None else least / traced.reserve.needed_bytes - 1,
         "traced_reserved_gib": traced.reserve.reserved_bytes / GiB, "planned_reserved_gib": planned.held_bytes / GiB,
         "reserved_error": planned.held_bytes / traced.reserve.reserved_bytes - 1,
         "published_reserved_gib": case.published,
@@ -103,26 +124,45 @@ def compare(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _least_replayed(shape: ModelShape, layout: Layout, training: Training) -> int | None:
+    """Return the fewest bytes with which a replay of the formulas' tensors goes through; None where there is none."""
+    if not is_replayed(shape, layout, training):
+        return None
+    free = replayed(shape, layout, training)
+    low, high = free.allocated_bytes_peak, free.reserved_bytes_peak
+    while high - low > NEEDED_WITHIN_BYTES:
+        middle = (low + high) // 2
+        try:
+            replayed(shape, layout, training, middle)
+        except OutOfMemoryError:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 def main() -> None:
     """Compare all cases, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", default="", help="models with this in their name")
+    parser.add_argument("--only", default="", help="models with this in their name, or lora, qlora")
     given = parser.parse_args()
-    rows = [compare(case) for case in CASES if given.only in case.model]
+    rows = [compare(case) for case in CASES if given.only in f"{case.model} {case.train}"]
     if given.json:
         print(json.dumps(rows, indent=1))
         return
     columns = (("allocated", 10), ("plan", 8), ("off", 8), ("reserved", 10), ("plan", 8), ("off", 8), ("at least", 10),
-               ("off", 8), ("published", 10), ("trace off", 10), ("CPU-s", 7))  # fmt: skip
+               ("off", 8), ("replay", 8), ("published", 10), ("trace off", 10), ("CPU-s", 7))  # fmt: skip
     print(f"{'model':13}{'layout':26}{'tokens':>7} {'code':11}" + "".join(f"{name:>{wide}}" for name, wide in columns))
     for row in rows:
         name = row["layout"] + (f" x{row['accumulated']}" if row["accumulated"] > 1 else "")
+        name += "" if row["train"] == "full" else f" {row['train']}"
+        replay = "" if row["replayed_error"] is None else f"{row['replayed_error']:+8.2%}"
         print(
             f"{row['model']:13}{name:26}{row['tokens']:7d} {row['code']:11}"
             f"{row['traced_allocated_gib']:10.2f}{row['planned_allocated_gib']:8.2f}{row['allocated_error']:+8.2%}"
             f"{row['traced_reserved_gib']:10.2f}{row['planned_reserved_gib']:8.2f}{row['reserved_error']:+8.2%}"
-            f"{row['traced_needed_gib']:10.2f}{row['needed_error']:+8.2%}"
+            f"{row['traced_needed_gib']:10.2f}{row['needed_error']:+8.2%}{replay:>8}"
             + ("" if row["published_reserved_gib"] is None else
                f"{row['published_reserved_gib']:10.1f}{row['trace_error']:+10.2%}").ljust(20)
             + f"{row['cpu_s']:7.1f}"

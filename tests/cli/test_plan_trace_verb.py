@@ -33,7 +33,8 @@ def test_a_trace_stands_beside_the_plan(model: str, capsys: pytest.CaptureFixtur
     assert not _run(*words, "--batch", "8", "--trace", "--json")
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {
-        "model", "gpu", "gpus", "layout", "first", "question", "traced", "eager", "planned", "needed_bytes", "fits"
+        "model", "gpu", "gpus", "layout", "first", "why_not_first", "question", "traced", "eager", "planned",
+        "needed_bytes", "fits",
     }  # fmt: skip
     assert (found["layout"], found["question"]["fsdp"], found["question"]["code"]) == ("fsdp8", 8, "torchtitan")
     traced, planned = found["traced"], found["planned"]
@@ -87,8 +88,9 @@ def test_each_way_to_divide_is_traced(
 @pytest.mark.soak
 def test_adapters_are_traced(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", model, "--gpus", "1xH100", "--train", "qlora", "--rank", "4", "--seq", "256", "--batch", "1")
-    assert not _run(*words, "--model-code", "hf", "--trace", "--json")
+    assert not _run(*words, "--trace", "--json")
     found = json.loads(capsys.readouterr().out)
+    assert found["question"]["code"] == "hf"  # what peft goes around is planned
     assert found["question"]["adapters"]["base"]["name"] == "nf4"
     linears = ((256, 256), (256, 128), (256, 128), (256, 256), (256, 768), (256, 768), (768, 256))
     assert found["traced"]["trained_parameters"] == 2 * 4 * sum(map(sum, linears))
@@ -126,6 +128,80 @@ def test_matrices_that_are_one_are_planned_as_they_are_traced(
     off = planned["allocated_bytes"] / traced["allocated_bytes"] - 1
     said = "\n".join(f"{each['phase']}: {each['parts']}" for each in traced["moments"])
     assert off == pytest.approx(0, abs=0.02), f"{off:+.2%}; traced {said}; planned {planned}"
+
+
+WIDE = CONFIG | {
+    "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "intermediate_size": 3072, "vocab_size": 65_536,
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param("--train qlora --recompute full --seq 512", id="nf4-recomputed"),
+        pytest.param("--train lora --recompute none --seq 2048", id="bf16", marks=pytest.mark.soak),
+    ],
+)
+def test_sharded_adapters_are_planned_as_they_are_traced(
+    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At each moment as well as at the fullest: the embedding is larger than all that layers hold."""
+    (tmp_path / "config.json").write_text(json.dumps(WIDE))
+    words = ("plan", str(tmp_path), "--gpus", "8xH100", "--layout", "fsdp=8", "--micro-batch", "1", "--batch", "16")
+    assert not _run(*words, *asked.split(), "--trace", "--json")
+    found = json.loads(capsys.readouterr().out)
+    traced, planned = found["traced"], found["planned"]
+    off = {
+        each["phase"]: planned["moments"][each["phase"]] / sum(each["parts"].values()) - 1
+        for each in traced["moments"]
+        if each["phase"] in planned["moments"]
+    }
+    if "full" in asked:  # what layers that are not recomputed keep is not replayed with adapters
+        off["with room"] = planned["reserved_bytes"] / traced["reserve"]["reserved_bytes"] - 1
+    assert all(abs(each) < 0.05 for each in off.values()), off
+    assert planned["allocated_bytes"] == pytest.approx(traced["allocated_bytes"], rel=0.01)
+
+
+MIXTURE = {
+    "model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 512, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
+def test_tp_that_is_asked_for_and_that_the_code_has_no_styles_for_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    words = ("plan", str(tmp_path), "--gpus", "2xH100", "--recompute", "none", "--seq", "256", "--batch", "1")
+    assert _run(*words, "--trace", "--layout", "tp=2") == 15
+    assert "moe_tp_experts" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
+def test_tp_that_nobody_asked_for_is_left_out_where_the_code_has_no_styles_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run("plan", "mixtral-8x7b", "--gpus", "8xH100", "--seq", "4096", "--trace", "--json") == 21
+    found = json.loads(capsys.readouterr().out)
+    assert "tp4" in found["first"] and "moe_tp_experts" in found["why_not_first"]
+    assert found["layout"].startswith("fsdp8") and found["question"]["tp"] == 1
+
+
+@pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
+def test_a_model_of_images_has_no_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "image_size": 32, "patch_size": 8,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not _run("plan", str(tmp_path), "--gpus", "1xH100", "--batch", "64", "--trace")
+    said = capsys.readouterr().out
+    assert "micro-batches of 1" in said and "tokens" not in said
 
 
 @pytest.mark.soak

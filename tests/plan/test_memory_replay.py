@@ -5,7 +5,8 @@ import pytest
 from cordee.plan.allocator import CachingAllocator
 from cordee.plan.layout import Layout, Recompute
 from cordee.plan.memory import rank_memory
-from cordee.plan.replay import _Sizes, _Step, with_replay
+from cordee.plan.replay import _Sizes, _Step, is_replayed, replayed, with_replay
+from cordee.plan.settings import Settings
 from cordee.plan.training import Training
 from cordee.units import GiB
 from cordee.workload.load import load_shape
@@ -61,3 +62,17 @@ def test_a_third_step_reserves_no_more_than_two(recompute: Recompute) -> None:
     # What the allocator hands out at once is what the formulas add up to.
     allocated = rank_memory(L8, layout, training).worst.allocated_bytes
     assert allocator.allocated_bytes_peak == pytest.approx(allocated, rel=0.03)
+
+
+@pytest.mark.parametrize("train", ["lora", "qlora"])
+def test_adapters_are_replayed_where_layers_are_recomputed(train: str) -> None:
+    layout = Layout(dp=8, zero=3, recompute="full", micro_batch=2)
+    training = Settings(train=train, seq_tokens=4096, global_batch=16).training(L8, 8)
+    memory = rank_memory(L8, layout, training)
+    assert replayed(L8, layout, training).allocated_bytes_peak == pytest.approx(memory.worst.allocated_bytes, rel=0.02)
+    held = with_replay(memory, L8, layout, training).worst.held_bytes
+    # The embedding's block stays with the stream that gathers, and inputs of layers have gone into that of its copy.
+    assert held > memory.worst.reserved_bytes + 2 * 128_256 * 4096
+    dora = Settings(train="dora", seq_tokens=4096, global_batch=16).training(L8, 8)
+    assert not is_replayed(L8, layout, dora)
+    assert not is_replayed(L8, Layout(dp=8, zero=3), training)

@@ -1,7 +1,11 @@
 """What torch's own trainers hold beside others: whole stages under FSDP, tensors to receive into, a plain loss."""
 
+import pytest
+
+from cordee.plan.activations import WORKSPACE_BYTES
 from cordee.plan.layout import Layout
-from cordee.plan.memory import timeline
+from cordee.plan.memory import Moment, rank_memory, timeline
+from cordee.plan.settings import Settings
 from cordee.plan.states import rank_parameters
 from cordee.plan.training import Training
 from cordee.workload.load import load_shape
@@ -47,3 +51,39 @@ def test_a_compiled_loss_keeps_the_logits_and_their_gradient_in_16_bits() -> Non
     for tp in (1, 8):
         (loss,) = (m for m in timeline(L8, Layout(tp=tp, sp=tp > 1), training, 0) if m.event == "loss")
         assert loss.loss_bytes == 4 * 8192 * 128_256 / tp
+
+
+def _moments(layout: Layout, **given: object) -> dict[str, Moment]:
+    training = Settings(**given).training(L8, layout.gpus)  # type: ignore[arg-type]
+    return {each.event: each for each in rank_memory(L8, layout, training).worst_timeline}
+
+
+ROWS = 2 * 128_256 * 4096
+SHORT = {"train": "qlora", "seq_tokens": 256, "global_batch": 8}
+
+
+def test_fsdp_gathers_the_embedding_as_it_comes_and_copied_out() -> None:
+    moments = _moments(Layout(dp=8, zero=3, recompute="full"), **SHORT)
+    states, forward, backward = (moments[name] for name in ("states", "forward", "backward"))
+    hidden = 2 * 256 * 4096
+    assert forward.allocated_bytes - states.allocated_bytes == pytest.approx(2 * ROWS + hidden)
+    # It comes again with the first layer's backward pass, beside that layer; nothing of it without FSDP.
+    assert backward.buffers_bytes > ROWS + WORKSPACE_BYTES
+    whole = _moments(Layout(recompute="full"), **SHORT)
+    for name in ("forward", "backward"):
+        assert whole[name].buffers_bytes < ROWS
+
+
+def test_a_third_layer_is_there_where_one_gives_way_to_the_next() -> None:
+    forward = _moments(Layout(dp=8, zero=3), train="lora", seq_tokens=4096, global_batch=8, rank=1)["forward"]
+    layer = 2 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336)
+    assert forward.buffers_bytes - WORKSPACE_BYTES == pytest.approx(3 * layer, rel=0.001)
+
+
+def test_a_loss_within_the_forward_pass_has_the_gathered_head_beside_it() -> None:
+    layout = Layout(dp=8, zero=3, recompute="full")
+    few, many = (_moments(layout, train="qlora", seq_tokens=tokens, global_batch=8)["loss"] for tokens in (2048, 8192))
+    outside = _moments(layout, train="qlora", seq_tokens=2048, global_batch=8, model_code="torchtitan")["loss"]
+    # 16-bit logits, two tensors in fp32 and the head's buffer, or three tensors in fp32: whichever is more.
+    assert few.loss_bytes == 10 * 2048 * 128_256 and many.loss_bytes == 12 * 8192 * 128_256
+    assert few.allocated_bytes - outside.allocated_bytes == pytest.approx(ROWS - 2 * 2048 * 128_256)

@@ -38,20 +38,17 @@ def print_comparison(found: TraceComparison) -> None:
             f" of {format_bytes(found.gpu.visible_bytes)}, rank 0 of ", (str(found.layout), "bold"),
         )
     )  # fmt: skip
-    micro = f", micro-batches of {question.micro_batch}" if question.micro_batch > 1 else ""
+    tokens = f", sequences of {question.seq_tokens:,} tokens" if traced.reads_tokens else ""
     weights = _WEIGHTS[question.weights]
     if question.adapters is not None:
         weights = f"frozen weights in {question.adapters.base.name}, adapters of rank {question.adapters.rank} in fp32"
     code += ", each layer compiled" if question.compiled else ""
-    out.print(f"{code}, {weights}, sequences of {question.seq_tokens:,} tokens{micro}", style="dim")
+    out.print(f"{code}, {weights}{tokens}, micro-batches of {question.micro_batch}", style="dim")
     ran = plural(traced.layers_recorded, "layer") + (f" of {traced.layers}" if traced.layers else "")
     repeated = ", one of them repeated" if traced.layers_recorded < traced.layers else ""
     seconds = f"{traced.cpu_s:.1f} s of one CPU"
     if found.first is not None:
-        out.print(
-            f"not {found.first}, the plan's first: only data and tensor parallel ranks of FSDP2 and DDP are traced",
-            style="yellow",
-        )
+        out.print(f"not {found.first}, the plan's first: {found.why_not_first}", style="yellow")
     out.print(f"{traced.parameters:,} parameters; {ran} ran on fake tensors{repeated}: {seconds}", style="dim")
     _classes(out, found)
     _moments(out, found)
@@ -68,7 +65,8 @@ def _classes(out: Console, found: TraceComparison) -> None:
     for name, parts in _ROWS:
         of_plan = None if planned is None else sum(planned.get(part, 0) for part in parts)
         of_eager = None if eager is None else sum(eager.peak.parts[part] for part in parts)
-        _row(table, name, of_plan, sum(traced.peak.parts[part] for part in parts), eager=of_eager)
+        size = sum(traced.peak.parts[part] for part in parts)
+        _row(table, name, of_plan, size, whole=traced.allocated_bytes, eager=of_eager)
     table.add_section()
     sums: tuple[int, ...] | None = None
     if found.planned is not None:
@@ -77,7 +75,8 @@ def _classes(out: Console, found: TraceComparison) -> None:
     traced_sums, eager_sums = _sums(traced), None if eager is None else _sums(eager)
     for index, name in enumerate(("allocated", "reserved, at least", "reserved, with room")):
         of_plan, of_eager = (None if each is None else each[index] for each in (sums, eager_sums))
-        _row(table, name, of_plan, traced_sums[index], eager=of_eager, style="" if index else "bold")
+        style, whole = "" if index else "bold", traced.allocated_bytes
+        _row(table, name, of_plan, traced_sums[index], whole=whole, eager=of_eager, style=style)
     out.print(table)
 
 
@@ -97,7 +96,8 @@ def _moments(out: Console, found: TraceComparison) -> None:
     for moment in found.traced.moments:
         of_plan = planned.get(moment.phase)
         size = None if of_plan is None else round(float(of_plan.allocated_bytes))
-        _row(table, moment.phase, size, moment.allocated_bytes, eager=eager.get(moment.phase))
+        whole = found.traced.allocated_bytes
+        _row(table, moment.phase, size, moment.allocated_bytes, whole=whole, eager=eager.get(moment.phase))
     out.print(table)
 
 
@@ -115,8 +115,9 @@ def _table(found: TraceComparison, first: str) -> Table:
 
 
 def _row(
-    table: Table, name: str, planned: float | None, traced: float, *, eager: float | None = None, style: str = ""
-) -> None:
+    table: Table, name: str, planned: float | None, traced: float, *, whole: int, eager: float | None = None,
+    style: str = "",
+) -> None:  # fmt: skip
     headers = [column.header for column in table.columns]
     cells = ["  " + name]
     if "plan" in headers:
@@ -125,21 +126,20 @@ def _row(
         cells.append("" if eager is None else format_gb(eager))
     cells.append(format_gb(traced))
     if "plan" in headers:
-        cells.append("" if planned is None else _off(planned, traced))
+        cells.append("" if planned is None else _off(planned, traced, whole))
     table.add_row(*cells, style=style)
 
 
-def _off(planned: float, traced: float) -> str:
-    """Return the plan's error in the trace's per cent; bytes where there is nothing to compare with.
+def _off(planned: float, traced: float, whole: float) -> str:
+    """Return the plan's error in the trace's per cent; bytes where that is next to nothing of the whole.
 
-    >>> _off(11e9, 10e9), _off(2e9, 0)
-    ('+10.0 %', '+2.0 GB')
+    >>> _off(11e9, 10e9, 60e9), _off(2e9, 0, 60e9), _off(1.1e9, 0.1e9, 60e9), _off(0.11e9, 0.1e9, 60e9)
+    ('+10.0 %', '+2.0 GB', '+1.0 GB', '')
     """
     difference = planned - traced
-    if abs(difference) < 0.05e9 and traced < 0.05e9:
-        return ""
-    if not traced:
-        return f"+{format_gb(difference)}"
+    if traced < whole / 100:
+        small = abs(difference) < 0.05e9
+        return "" if small else f"{'+' if difference > 0 else '-'}{format_gb(abs(difference))}"
     return f"{difference / traced:+.1%}".replace("%", " %")
 
 

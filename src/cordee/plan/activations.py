@@ -352,6 +352,20 @@ def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     return each / training.activation_bytes * output_bytes(shape, layout, training)
 
 
+def forward_loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
+    """Return the bytes of an eager loss as the model's forward pass ends: the logits, in fp32, their logarithms."""
+    return loss_bytes(shape, layout, training) * 5 / 6
+
+
+def forward_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
+    """Return what a layer that keeps only its input needs beside it at its MLP, of a dense layer in torch."""
+    if training.framework != "torch" or shape.experts is not None or layout.recompute != "full":
+        return 0.0
+    inner = (2 + shape.gated - training.is_fused + (training.adapters is not None)) * shape.ffn / layout.tp
+    states = 2 * shape.hidden / sequence_split(layout)
+    return training.activation_bytes * rank_tokens(layout, training) * (inner + states)
+
+
 def _chunked_loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Return the bytes of a loss with the head in it: a chunk's logits, which become their gradient, and two gradients.
 

@@ -1,5 +1,7 @@
 """Bytes that frameworks hold beside states and activations: buckets, gathered layers, dummy gradients, context."""
 
+from dataclasses import dataclass
+
 from cordee.hardware.arrays import Real, only_where
 from cordee.hardware.catalog import Gpu
 from cordee.plan.activations import keeps_fp8
@@ -113,6 +115,38 @@ def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
         own = training.optimizer.weight_bytes * adapter_parameters(shape, training.adapters)
         whole = whole + own - quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
     return passing * 2 * whole
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredEnds:
+    """Bytes that FSDP2 gathers beside two layers, with ZeRO-3: a group is there twice, as it came and copied out.
+
+    `first` is the embedding's group at the start of the forward pass; `tied` that of an embedding which is the head's
+    as well and stays; `ahead` the embedding's as it comes, with the first layer's backward pass; `next_layer` a third
+    layer's worth where one layer gives way to the next; `head_buffer` the head's as it came, which the model's forward
+    pass keeps to its end.
+    """
+
+    first: Real = 0.0
+    tied: Real = 0.0
+    ahead: Real = 0.0
+    next_layer: Real = 0.0
+    head_buffer: Real = 0.0
+
+    @classmethod
+    def of(cls, shape: ModelShape, layout: Layout, training: Training, held: Holding) -> "GatheredEnds":
+        """Return those of a rank of the pipeline; nothing without FSDP2, or where it keeps a stage whole."""
+        if training.framework != "torch" or stays_whole(layout, training) or training.tuning.flat:
+            return cls()
+        rows = gathered_head_bytes(shape, layout, training)
+        both = shape.tied and held.embeddings and held.heads
+        return cls(
+            first=2 * rows * bool(held.embeddings),
+            tied=rows * bool(both),
+            ahead=rows * (bool(held.embeddings) and not both),
+            next_layer=gathered_bytes(shape, layout, training, held) / 2 * (held.layers > 1),
+            head_buffer=rows * (not both),
+        )
 
 
 def gradients_appear(layout: Layout, training: Training) -> Real:

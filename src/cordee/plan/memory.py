@@ -177,10 +177,20 @@ def rank_memory(
 
     `cuda_bytes` are the CUDA context and kernels of one process.
     """
-    timelines = tuple(timeline(shape, layout, training, rank) for rank in range(layout.pp))
+    timelines = tuple(_one_each(timeline(shape, layout, training, rank)) for rank in range(layout.pp))
     context = round(float(buf.context_bytes(layout, cuda_bytes)))
     logits = float(act.output_bytes(shape, layout, training)) if training.loss_kind == "eager" else 0.0
     return RankMemory(tuple(_at_peak(moments, training, context, logits) for moments in timelines), timelines)
+
+
+def _one_each(moments: tuple[Moment, ...]) -> tuple[Moment, ...]:
+    """Return the fullest moment of each event, in the order of a step."""
+    fullest: dict[str, Moment] = {}
+    for moment in moments:
+        before = fullest.setdefault(moment.event, moment)
+        if moment.allocated_bytes > before.allocated_bytes:
+            fullest[moment.event] = moment
+    return tuple(fullest.values())
 
 
 def _at_peak(moments: tuple[Moment, ...], training: Training, context: int, logits: float) -> StageMemory:
@@ -207,8 +217,10 @@ def _cached_bytes(moments: tuple[Moment, ...], training: Training, peak: Moment)
     """
     if training.framework == "deepspeed" and training.optimizer.gradient_bytes > training.activation_bytes:
         return float(peak.weights_bytes)
-    states, *passes, step = (moment.allocated_bytes for moment in moments)
-    return float(min(max(passes), step) - states)
+    first, *passes, step = moments
+    # Gradients that come with the backward pass are in the step what they are in its blocks.
+    states = first.allocated_bytes + step.gradients_bytes - first.gradients_bytes
+    return float(max(0.0, min(max(each.allocated_bytes for each in passes), step.allocated_bytes) - states))
 
 
 def _hole_bytes(moments: tuple[Moment, ...], reserve: float, peak: Moment, logits: float) -> float:
@@ -229,12 +241,34 @@ def peak_bytes(shape: ModelShape, layout: Layout, training: Training, cuda_bytes
     return fullest * (1 + buf.FRAGMENTATION[training.framework]) + buf.context_bytes(layout, cuda_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """Bytes that a rank holds through a step, to which each event adds its own; `whole_*` while micro-batches pass."""
+
+    weights: Real
+    gradients: Real
+    optimizer: Real
+    buffers: Real
+    whole_weights: Real
+    whole_gradients: Real
+
+    def still(self, event: str, buffers: Real = 0.0, missing: Real = 0.0) -> Moment:
+        """Return an event at which no micro-batch passes; `missing` is the part of the gradients that is not there."""
+        held = self.gradients * (1 - missing)
+        return Moment(self.weights, held, self.optimizer, 0.0, 0.0, self.buffers + buffers, event)
+
+    def at(self, event: str, activations: Real, loss: Real, buffers: Real, missing: Real = 0.0) -> Moment:
+        """Return an event of a micro-batch; `missing` are gradients that are not there yet."""
+        weights, gradients = self.weights + self.whole_weights, self.gradients - missing + self.whole_gradients
+        return Moment(weights, gradients, self.optimizer, activations, loss, self.buffers + buffers, event)
+
+
 def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Moment, ...]:
     """Return the events of one step on this rank of the pipeline.
 
-    `states`: before anything runs. `forward`: after the forward pass of the last micro-batch in flight. `loss`: on a
-    rank with the head. `backward`: of the last layer, with its temporaries. `embedding`: its gradient, when the
-    activations of one micro-batch are gone. `step`: the optimizer's.
+    `states`: before anything runs. `forward`: after the forward pass of the last micro-batch in flight, and at its
+    start. `loss`: on a rank with the head. `backward`: of the last layer, with its temporaries, and of the first.
+    `embedding`: its gradient, when the activations of one micro-batch are gone. `step`: the optimizer's.
     """
     held = holding(shape, layout, rank)
     weights, gradients, optimizer, moment = _states(shape, layout, training, rank)
@@ -262,41 +296,57 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     backward = act.backward_moment_bytes(shape, layout, training, held) + gathered_or_whole + first_gradients
     appear = buf.gradients_appear(layout, training)
     first = appear * (layout.micro_batches(training.global_batch) == 1)
-
-    def still(event: str, buffers: Real = 0.0, missing: Real = 0.0) -> Moment:
-        return Moment(weights, gradients * (1 - missing), optimizer, 0.0, 0.0, standing + buffers, event)
-
-    def at(event: str, activations: Real, loss: Real, buffers: Real, missing: Real = 0.0, cast: Real = 0.0) -> Moment:
-        held_weights, held_gradients = weights + weights_whole, gradients - missing + gradients_whole
-        return Moment(held_weights, held_gradients, optimizer, activations, loss, standing + buffers + cast, event)
-
-    none = first * gradients
-    moments = [still("states", missing=appear), at("forward", kept + between, 0.0, gathered_or_whole, none, cast)]
+    always = _Standing(weights, gradients, optimizer, standing, weights_whole, gradients_whole)
+    none, ends = first * gradients, buf.GatheredEnds.of(shape, layout, training, held)
+    moments = [always.still("states", missing=appear)]
+    forward = act.forward_moment_bytes(shape, layout, training) + gathered_or_whole
+    forward = np.maximum(forward, gathered + ends.next_layer) + ends.tied
+    moments.append(always.at("forward", kept + between, 0.0, forward + cast, none))
+    moments.append(always.at("forward", boundary, 0.0, ends.first, none))
     if held.heads:
-        logits = act.loss_bytes(shape, layout, training)
-        beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
-        head = act.dequantised_head_bytes(shape, training)
-        if training.loss_kind == "eager":  # its fp32 tensors are gone when the head's product has its turn again
-            logits = np.maximum(logits, act.output_bytes(shape, layout, training) + head)
-        else:
-            beside = beside + head
         # FSDP2 has let go of the last layer when the head runs.
-        beside = beside + gathered * (1 - appear * (layout.zero == 3))
-        moments.append(at("loss", kept + between, logits, beside, none, cast))
-        stage = training.tuning.stage
-        if stage is not None and stage.sequences_together > 1 and stage.free_passes:
-            # The reference passes while the policy's activations and logits wait for their loss.
-            both = logits if training.loss_kind == "chunked" else 2 * act.output_bytes(shape, layout, training)
-            moments.append(at("reference", kept + between, both, beside, none, cast))
+        beside = cast + gathered * (1 - appear * (layout.zero == 3))
+        moments += _at_loss(shape, layout, training, always, (kept + between, beside, ends.head_buffer, none))
     # Gradients come as activations go, layer by layer: the fullest is the first of them or the last.
     going = (kept + cast_back) * (1 - 1 / max(1, held.layers))
-    moments.append(at("backward", kept + between, 0.0, backward, first * np.minimum(gradients, going), cast_back))
+    backward = backward + ends.tied
+    missing = first * np.minimum(gradients, going)
+    moments.append(always.at("backward", kept + between, 0.0, backward + cast_back, missing))
+    if held.embeddings:  # with the first layer FSDP2 gathers the embedding, and no further layer
+        last = backward - gathered / 2 + ends.ahead
+        moments.append(always.at("backward", kept / max(1, held.layers), 0.0, last))
     frozen = training.tuning.frozen
     if held.embeddings and training.adapters is None and not (frozen is not None and frozen.embeddings):
         rows = buf.embedding_gradient_bytes(shape, layout, training, held)
-        moments.append(at("embedding", np.maximum(0.0, kept - one), 0.0, rows + boundary + arriving))
-    moments.append(still("step", moment))
+        moments.append(always.at("embedding", np.maximum(0.0, kept - one), 0.0, rows + boundary + arriving))
+    moments.append(always.still("step", moment))
     return tuple(moments)
+
+
+def _at_loss(
+    shape: ModelShape, layout: Layout, training: Training, always: _Standing, beside: tuple[Real, Real, Real, Real]
+) -> list[Moment]:
+    """Return the events of a rank with the head; `beside` are activations, buffers, the head's, missing gradients."""
+    kept, buffers, head_buffer, missing = beside
+    logits, output = act.loss_bytes(shape, layout, training), act.output_bytes(shape, layout, training)
+    buffers = (
+        buffers + act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
+    )
+    head, is_eager = act.dequantised_head_bytes(shape, training), training.loss_kind == "eager"
+    if is_eager:  # its fp32 tensors are gone when the head's product has its turn again
+        logits = np.maximum(logits, output + head)
+    else:
+        buffers = buffers + head
+    moments = [always.at("loss", kept, logits, buffers, missing)]
+    if is_eager and training.tuning.loss_within:
+        within = act.forward_loss_bytes(shape, layout, training)
+        moments.append(always.at("loss", kept, within, buffers + head_buffer, missing))
+    stage = training.tuning.stage
+    if stage is not None and stage.sequences_together > 1 and stage.free_passes:
+        # The reference passes while the policy's activations and logits wait for their loss.
+        both = logits if training.loss_kind == "chunked" else 2 * output
+        moments.append(always.at("reference", kept, both, buffers, missing))
+    return moments
 
 
 def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Real, Real, Real, Real]:

@@ -83,6 +83,7 @@ class Settings(Tuned):
         tuning = Tuning(
             self._frozen(shape, seq), self._packed(seq), composite_norms=eager, flat=self.fsdp_version == 1,
             composite_gelu=eager and shape.tanh_gelu,
+            loss_within=self.model_code == "hf" or (adapters is not None and self.model_code is None),
         )  # fmt: skip
         return Training(
             seq, batch, optimizer, self.precision, self.flash, framework=framework, loss=self._loss(framework),

@@ -267,6 +267,7 @@ class Tuning:
     micro-batches add up (FSDP1 with `use_orig_params`, accumulating in `no_sync`). `regathers`: what sequence
     parallelism gathers for a product is gathered anew in the backward pass, not kept (nanotron's
     `tp_recompute_allgather`; Megatron-LM always).
+    `loss_within`: the loss is part of the model's forward pass, as in Hugging Face's models.
     """
 
     frozen: Frozen | None = None
@@ -276,6 +277,7 @@ class Tuning:
     composite_gelu: bool = False
     flat: bool = False
     regathers: bool = False
+    loss_within: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ class Traced:
     """Bytes of rank 0 by class at the fullest moment of each phase, and what torch's allocator reserves.
 
     `layers_recorded` of `layers` have run; one of them was repeated for the rest. `layers` 0: none repeats.
+    `reads_tokens`: the model takes sequences of tokens, and no images.
     """
 
     moments: tuple[TracedMoment, ...]
@@ -25,6 +26,7 @@ class Traced:
     layers_recorded: int
     events: int
     cpu_s: float
+    reads_tokens: bool = True
 
     @property
     def peak(self) -> TracedMoment:

@@ -28,6 +28,7 @@ from cordee.workload.model import ModelShape
 
 # Families whose code is written out here as torchtitan writes it.
 _TITAN = ("llama", "mistral", "qwen2", "qwen3")
+_NOT_TRACED = "only data and tensor parallel ranks of FSDP2 and DDP are traced"
 UNPLANNED_SEQ_TOKENS = 2048
 _ZERO: dict[int, Literal[0, 1, 2, 3]] = {0: 0, 1: 1, 2: 2, 3: 3}
 _ERRORS = {each.exit_code: each for each in (InputError, ShapeError, LayoutError, ScriptError, MissingExtraError)}
@@ -38,7 +39,7 @@ class TraceComparison:
     """A traced rank, and the plan of the same layout where the planner knows the model.
 
     `eager` is the same rank without the compiler, where the question is of compiled layers; `first` the plan's first
-    layout, where that cannot be traced and another is.
+    layout, where that cannot be traced and another is, and `why_not_first` the reason.
     """
 
     model: str
@@ -50,6 +51,7 @@ class TraceComparison:
     planned: RankMemory | None
     eager: Traced | None = None
     first: Layout | None = None
+    why_not_first: str | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -80,6 +82,7 @@ class TraceComparison:
             "gpus": self.gpus,
             "layout": str(self.layout),
             "first": None if self.first is None else str(self.first),
+            "why_not_first": self.why_not_first,
             "question": self.question.document(),
             "traced": self.traced.document(),
             "eager": None if self.eager is None else self.eager.document(),
@@ -91,7 +94,7 @@ class TraceComparison:
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """The question of a user; `code` None takes torchtitan's for the families that are written out so."""
+    """The question of a user; `code` None takes torchtitan's for families that are written out so, without adapters."""
 
     model: str
     gpu: Gpu
@@ -107,16 +110,30 @@ class Tracing:
         Raises:
             CordeeError: the model, the layout or the settings cannot be traced.
         """
-        code = _code(self.model, self.code)
+        code = _code(self.model, self.code, adapted=self.settings.train != "full")
         if request is None:
-            (layout, training), first = _unplanned(self.wanted, self.settings, self.gpus), None
-        else:
-            layout, training, first = _planned(request, code)
+            return self._traced(code, *_unplanned(self.wanted, self.settings, self.gpus))
+        layout, training, first = _planned(request, code)
+        why_not = None if first is None else _NOT_TRACED
+        try:
+            found = self._traced(code, layout, training)
+        except LayoutError as error:
+            # Only the model's own code knows whether it can be divided.
+            if layout.tp == 1 or request.layout.tp is not None:
+                raise
+            undivided = replace(request, layout=replace(request.layout, tp=1))
+            first, why_not = first or layout, error.message
+            layout, training, _ = _planned(undivided, code)
+            found = self._traced(code, layout, training)
+        planned = _planned_memory(request.shape, layout, training, self.gpu)
+        return replace(found, planned=planned, first=first, why_not_first=why_not)
+
+    def _traced(self, code: ModelCode, layout: Layout, training: Training) -> TraceComparison:
+        """Trace a layout, with and without the compiler where it is asked for."""
         compiled = self.settings.compiled
         question = _question(self.model, code, layout, training, autocast=self.autocast, compiled=compiled)
-        planned = None if request is None else _planned_memory(request.shape, layout, training, self.gpu)
         eager = _ask(replace(question, compiled=False)) if question.compiled else None
-        return TraceComparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), planned, eager, first)
+        return TraceComparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), None, eager)
 
 
 def _planned_memory(shape: ModelShape, layout: Layout, training: Training, gpu: Gpu) -> RankMemory:
@@ -136,12 +153,15 @@ def is_planned(model: str) -> bool:
     return True
 
 
-def _code(model: str, code: str | None) -> ModelCode:
+def _code(model: str, code: str | None, *, adapted: bool) -> ModelCode:
+    """Return the code that is traced; adapters are planned as peft writes them over transformers' models."""
     if code == "megatron":
         raise InputError(
             "Megatron-LM's code cannot be traced: Transformer Engine's kernels run on a GPU alone",
             hint="cordee plan --framework megatron counts its tensors; its measured peaks are met to 0.2 %",
         )
+    if code is None and adapted:
+        return "hf"
     if code is None:
         family = None if ":" in model else load_config(model).get("model_type")
         return "torchtitan" if family in _TITAN else "hf"
@@ -157,14 +177,15 @@ def _planned(request: Request, code: ModelCode) -> tuple[Layout, Training, Layou
     The nearest to fitting where none fits.
     """
     first = _ranked(answer := ask(request))[0]
-    if _traceable(first, code):
+    adapted, wanted = answer.training.adapters is not None, request.layout
+    if _traceable(first, code, adapted=adapted):
         return first, answer.training, None
-    wanted = request.layout
-    alone: dict[str, Any] = {axis: 1 for axis in ("pp", "cp", "ep") if getattr(wanted, axis) is None}
+    axes = ("pp", "cp", "ep", *(("tp",) if adapted else ()))
+    alone: dict[str, Any] = {axis: 1 for axis in axes if getattr(wanted, axis) is None}
     sp = False if wanted.sp is None and code == "hf" else wanted.sp
     narrower = replace(wanted, **alone, sp=sp, offload=wanted.offload or "none")
     ranked = _ranked(ask(replace(request, layout=narrower)))
-    found = next((layout for layout in ranked if _traceable(layout, code)), None)
+    found = next((layout for layout in ranked if _traceable(layout, code, adapted=adapted)), None)
     if found is None:
         refused = f"no layout of this plan can be traced, such as {ranked[0]}"
         hint = "data and tensor parallel ranks are traced: --layout fsdp=8, fsdp=4,tp=2 or dp=8"
@@ -188,14 +209,14 @@ def _unplanned(wanted: LayoutWanted, settings: Settings, gpus: int) -> tuple[Lay
     return layout, Training(seq_tokens, batch, optimizer, settings.precision, adapters=adapters)
 
 
-def _traceable(layout: Layout, code: ModelCode) -> bool:
+def _traceable(layout: Layout, code: ModelCode, *, adapted: bool = False) -> bool:
     """Return whether rank 0 stands for all: no pipeline, no exchange of tokens, no copies of what tp divides.
 
-    Transformers' plans of tensor parallelism leave sequences whole.
+    Transformers' plans of tensor parallelism leave sequences whole, and adapters' matrices are not divided.
     """
     plain = layout.pp == layout.cp == layout.ep == 1 and layout.offload == "none"
     divided_copies = layout.tp > 1 and layout.zero < 2 and layout.dp > 1
-    cut = layout.sp and layout.tp > 1 and code == "hf"
+    cut = layout.tp > 1 and (adapted or (layout.sp and code == "hf"))
     return plain and layout.recompute_layers is None and not divided_copies and not cut
 
 

@@ -35,6 +35,7 @@ class Recorded:
     layers: int
     layer_parameters: int
     layer_trained: int
+    reads_tokens: bool
 
 
 def record(subject: Subject, question: Question, optimizer: torch.optim.Optimizer, *, gpu: bool = True) -> Recorded:
@@ -84,7 +85,7 @@ def record(subject: Subject, question: Question, optimizer: torch.optim.Optimize
     return Recorded(
         tracker.events, weights, moments, frozenset(gradients), frozenset(tracker.sent), tracker.elements,
         elements(subject.module), sum(each.numel() for each in trained),
-        len(subject.layers), *_middle(subject),
+        len(subject.layers), *_middle(subject), subject.reads_tokens,
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ class Subject:
     """A model: `layers` are its repeated ones in order, `tail` comes after them, `embedding` before.
 
     `wide` is the number of classes that the loss is over: a tensor with so many columns is one of logits.
+    `reads_tokens`: the model takes sequences of tokens.
     """
 
     module: nn.Module
@@ -42,6 +43,7 @@ class Subject:
     tail: tuple[nn.Module, ...]
     loss: Callable[[], torch.Tensor]
     wide: int
+    reads_tokens: bool = True
 
 
 def build(question: Question) -> Subject:
@@ -160,7 +162,7 @@ def _hugging_face(question: Question) -> Subject:
     if head is not None and embedding is not None and head.weight is embedding.weight:
         tail, embedding = (*tail, embedding), None
     wide = getattr(config.get_text_config(), "vocab_size", 0) if head is not None else config.num_labels
-    return Subject(model, layers, embedding, tail, loss, wide)
+    return Subject(model, layers, embedding, tail, loss, wide, reads_tokens="input_ids" in inputs)
 
 
 def _auto_class(transformers: Any, config: Any) -> Any:
@@ -224,7 +226,7 @@ def _given(question: Question, name: str) -> Subject:
     known = inspect.signature(function).parameters
     model, loss = function(**{key: value for key, value in offered.items() if key in known})
     layers = _layers(model)
-    return Subject(model, layers, None, (), loss, 0)
+    return Subject(model, layers, None, (), loss, 0, reads_tokens="seq_tokens" in known)
 
 
 @contextmanager

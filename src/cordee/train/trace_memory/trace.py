@@ -110,4 +110,5 @@ def _answer(found: Recorded, wide: frozenset[int], events: list[Event], layers: 
         layers_recorded=recorded,
         events=len(events),
         cpu_s=time.process_time() - began,
+        reads_tokens=found.reads_tokens,
     )
