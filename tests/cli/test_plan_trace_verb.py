@@ -218,6 +218,23 @@ def test_a_model_without_formulas_is_traced_alone(tmp_path: Path, capsys: pytest
     assert "plan" not in said.replace("plan is off", "") and "It needs" in said
 
 
+T5 = {
+    "model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 2048,
+}  # fmt: skip
+
+
+def test_an_embedding_of_several_modules_is_sharded_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """T5's encoder, decoder and head hold one matrix, which FSDP2 takes in one group only."""
+    (tmp_path / "config.json").write_text(json.dumps(T5))
+    words = ("plan", str(tmp_path), "--gpus", "4xH100", "--layout", "fsdp=4", "--recompute", "none", "--seq", "128")
+    assert not _run(*words, "--batch", "4", "--trace", "--model-code", "hf", "--json")
+    traced = json.loads(capsys.readouterr().out)["traced"]
+    states, *_, step = traced["moments"]
+    assert traced["parameters"] > 2048 * 64
+    for moment, part, each in ((states, "weights", 4), (states, "optimizer", 8), (step, "gradients", 4)):
+        assert moment["parts"][part] == pytest.approx(each * traced["parameters"] / 4, rel=0.1)
+
+
 GPT2 = {
     "model_type": "gpt2", "n_embd": 512, "n_layer": 3, "n_head": 8, "n_positions": 1024, "vocab_size": 2000,
 }  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -65,12 +66,23 @@ def shard(subject: Subject, question: Question, mesh: DeviceMesh | None) -> None
     if question.zero == 2:
         given["reshard_after_forward"] = False
     if subject.embedding is not None:
-        fully_shard(subject.embedding, **given)
+        fully_shard(_sharing(subject, subject.embedding), **given)
     for layer in subject.layers:
         fully_shard(layer, **given)
     if subject.tail:
-        fully_shard(list(subject.tail), **given | {"reshard_after_forward": False})
+        fully_shard(_sharing(subject, *subject.tail), **given | {"reshard_after_forward": False})
     fully_shard(subject.module, **given)
+
+
+def _sharing(subject: Subject, *modules: nn.Module) -> list[nn.Module]:
+    """Return these modules and all that hold a parameter of theirs: T5's encoder and decoder have one embedding."""
+    held = {id(parameter) for module in modules for parameter in module.parameters()}
+    inside = {id(inner) for module in modules for inner in module.modules()}
+    others = [
+        module for module in subject.module.modules()
+        if id(module) not in inside and any(id(each) in held for each in module.parameters(recurse=False))
+    ]  # fmt: skip
+    return [*modules, *others]
 
 
 def owners(subject: Subject) -> dict[int, int]:
