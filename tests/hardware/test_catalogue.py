@@ -129,7 +129,7 @@ def test_an_unknown_chip_has_a_hint_with_the_likely_name() -> None:
 
 
 def test_a_dtype_without_units_is_refused() -> None:
-    with pytest.raises(CatalogueError, match="A100-80 has no fp8 units"):
+    with pytest.raises(CatalogueError, match=r"A100-80 has no fp8 units\nhint: it computes in .*: --precision bf16"):
         CATALOGUE.find_gpu("A100").peak_flop_per_s("fp8")
 
 

@@ -4,6 +4,8 @@ import ast
 import os
 import warnings
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +48,31 @@ def test_accelerate_gets_fsdp2_with_what_the_layout_has() -> None:
     assert hybrid["parallelism_config"]["parallelism_config_dp_replicate_size"] == 2
     plain = YAML(typ="safe").load(launch_settings("accelerate", SHAPE, Layout(dp=8), TRAINING).text)
     assert plain["distributed_type"] == "MULTI_GPU" and "fsdp_config" not in plain
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        (replace(FSDP, offload="optimizer"), {"compiled": True}),
+        (Layout(dp=64, zero=3, shard=8), {}),
+        (Layout(dp=4, cp=2, zero=3, cp_kind="all-gather"), {"optimizer": "adamw-bf16"}),
+        (Layout(dp=4, tp=2, zero=3), {"precision": "fp32"}),
+        (Layout(), {"precision": "fp16"}),
+    ],
+)
+def test_accelerates_own_class_reads_its_file(layout: Layout, settings: dict[str, Any], tmp_path: Path) -> None:
+    read = pytest.importorskip("accelerate.commands.config.config_args").ClusterConfig.from_yaml_file
+    training = Settings(**settings).training(SHAPE, layout.gpus)
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(launch_settings("accelerate", SHAPE, layout, training).text)
+    made = read(str(path))
+    pure = settings.get("optimizer") == "adamw-bf16" or training.precision == "fp32"
+    assert (made.num_processes, made.num_machines) == (layout.gpus, max(1, layout.gpus // 8))
+    assert made.mixed_precision == ("no" if pure else training.precision)
+    assert bool(made.fsdp_config) == (layout.zero == 3) and bool(made.dynamo_config) == (training.fused is True)
+    assert made.fsdp_config.get("fsdp_offload_params", False) == (layout.offload == "optimizer")
+    sizes = {key: value for key, value in (made.parallelism_config or {}).items() if key.endswith("_size")}
+    assert not sizes or prod(sizes.values()) == layout.gpus
 
 
 def made_arguments(text: str, **other: object) -> Any:
@@ -97,8 +124,8 @@ def test_weights_are_of_the_type_that_is_planned(launcher: str) -> None:
         launch = launch_settings(launcher, SHAPE, layout, Settings(**settings).training(SHAPE, 8))
         return "\n".join((launch.text, *launch.notes))
 
-    mixed = {"accelerate": "mixed_precision: bf16", "trainer": "bf16=True", "lightning": "precision='bf16-mixed'"}
-    pure = {"accelerate": "mixed_precision: no", "trainer": "bf16=False", "lightning": "precision='bf16-true'"}
+    mixed = {"accelerate": "mixed_precision: 'bf16'", "trainer": "bf16=True", "lightning": "precision='bf16-mixed'"}
+    pure = {"accelerate": "mixed_precision: 'no'", "trainer": "bf16=False", "lightning": "precision='bf16-true'"}
     for name in ("adamw", "adamw-8bit-master"):
         assert mixed.get(launcher, "") in said(optimizer=name) and "float32" in said(optimizer=name)
     for name in ("adamw-bf16", "adamw-8bit"):

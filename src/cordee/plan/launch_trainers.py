@@ -40,7 +40,7 @@ def accelerate(planned: Planned) -> Written:
         f"distributed_type: {'FSDP' if layout.zero >= 2 else 'MULTI_GPU' if layout.gpus > 1 else 'NO'}",
         f"num_machines: {planned.nodes}",
         f"num_processes: {layout.gpus}",
-        f"mixed_precision: {_mixed(training)}",
+        f"mixed_precision: '{_mixed(training)}'",
     ]
     if training.fused:
         lines += ["dynamo_config:", "  dynamo_backend: INDUCTOR", "  dynamo_use_regional_compilation: true"]
