@@ -77,6 +77,7 @@ CASES = (
     Case("qwen2.5-0.5b", 8, seq_tokens=2048, code="hf", train="lora"),
     Case("llama-3-70b", 8, "full", seq_tokens=4096, code="hf", train="qlora"),
     Case("mixtral-8x7b", 8, "full", seq_tokens=4096, code="hf"),
+    Case("mixtral-8x7b", 8, seq_tokens=4096, code="hf"),
     Case("mixtral-8x7b", 32, seq_tokens=4096, micro_batch=2, code="hf"),
 )
 

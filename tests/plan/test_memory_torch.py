@@ -87,3 +87,12 @@ def test_a_loss_within_the_forward_pass_has_the_gathered_head_beside_it() -> Non
     # 16-bit logits, two tensors in fp32 and the head's buffer, or three tensors in fp32: whichever is more.
     assert few.loss_bytes == 10 * 2048 * 128_256 and many.loss_bytes == 12 * 8192 * 128_256
     assert few.allocated_bytes - outside.allocated_bytes == pytest.approx(ROWS - 2 * 2048 * 128_256)
+
+
+def test_blocks_of_gradients_stay_beside_those_of_a_peak_without_them() -> None:
+    mixtral = load_shape("mixtral-8x7b")
+    gradients = 4 * mixtral.parameters / 8
+    for recompute, of_gradients in (("none", 1), ("full", 0)):  # at the loss there are none, at the last layer all
+        layout = Layout(dp=8, zero=3, recompute=recompute)  # type: ignore[arg-type]
+        worst = rank_memory(mixtral, layout, Settings(seq_tokens=4096, global_batch=8).training(mixtral, 8)).worst
+        assert worst.cached_bytes == pytest.approx(of_gradients * gradients, abs=0.1 * gradients)

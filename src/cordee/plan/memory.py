@@ -218,8 +218,8 @@ def _cached_bytes(moments: tuple[Moment, ...], training: Training, peak: Moment)
     if training.framework == "deepspeed" and training.optimizer.gradient_bytes > training.activation_bytes:
         return float(peak.weights_bytes)
     first, *passes, step = moments
-    # Gradients that come with the backward pass are in the step what they are in its blocks.
-    states = first.allocated_bytes + step.gradients_bytes - first.gradients_bytes
+    # Gradients have blocks of their own, which the peak has counted where they were there.
+    states = first.allocated_bytes + peak.gradients_bytes - first.gradients_bytes
     return float(max(0.0, min(max(each.allocated_bytes for each in passes), step.allocated_bytes) - states))
 
 
