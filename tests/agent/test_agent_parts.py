@@ -364,6 +364,8 @@ def test_find_and_send(portable, monkeypatch):
         monkeypatch.setattr(process, "PROC", None)
     child = process.spawn(["/bin/sleep", "600"], env={process.TAG: PARTS, process.NODE: "n"}, cwd="/", output=1)
     try:
+        while not Path(f"/proc/{child.pid}/environ").read_bytes():
+            assert child.poll() is None, "the program has begun, and the system shows its environment a moment later"
         assert {found.pid for found in process.find(PARTS)} == {child.pid}
         (found,) = process.find(PARTS, node="n")
         assert not process.find(PARTS, node="m")
