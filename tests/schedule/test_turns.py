@@ -27,7 +27,6 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, decide, explain
 from cordee.schedule.state.overdue import due_in
-from cordee.schedule.state.records import NEVER
 from world import S, World, brief, job, node, ranks_ended
 
 HOUR_S = 3600
@@ -293,39 +292,21 @@ def test_gpus_reserved_for_a_gang_that_is_overdue_no_more_go_to_others_at_the_sa
     assert decide(world.state, world.now_us).events == ()
 
 
-def after(*lengths_s, gpus=8):
-    """A world in which jobs of these lengths have ended, one after another."""
-    names = [f"j{number:03}" for number in range(len(lengths_s))]
-    world = World(node("n1"), work=dict(zip(names, lengths_s, strict=True)) | {"runs": 10**7})
-    for name in names:
-        world.later(job(name, gpus, at_us=world.now_us)).play()
-        assert world.state.jobs[JobId(name)].ended
-    return world
-
-
-def test_patience_is_half_of_the_run_time_above_which_half_of_the_gpu_time_lies_and_a_cycle_sees_it_at_once():
-    assert World(node("n1")).state.patience_us == NEVER, "nobody has waited for long where no job has ended"
-    world = after(*[20_000] * 20)
-    assert world.state.patience_us == pytest.approx(10_000 * S, rel=0.02)
-    assert after(*[20_000] * 20, 300_000).state.patience_us == world.state.patience_us, "however long one job runs"
-    assert after(*[20_000] * 6, *[100] * 400).state.patience_us == world.state.patience_us, "however many are short"
+def test_patience_follows_the_run_time_of_the_long_jobs_that_ended_and_a_cycle_sees_it_at_once():
+    world = World(node("n1"), job("long", 8), work={"long": 10**6})
+    world.play(until_s=10)
+    assert world.state.patience_us == 75_000 * S  # half of 150,000 s, as if a few such jobs had ended
+    names = [f"j{each:03}" for each in range(200)]
+    world = World(node("n1"), *(job(name, 8) for name in names), work=dict.fromkeys(names, 2000))
+    world.play(until_s=450_000)
+    assert all(world.state.jobs[JobId(name)].ended for name in names)
+    long_s = (7 * 150_000**2 + 200 * 2000**2) / (7 * 150_000 + 200 * 2000)
+    assert world.state.patience_us == pytest.approx(long_s * S / 2, rel=0.05)
     again = [job(name, 8, at_us=world.now_us) for name in ("runs", "waits")]
     world.later(*again).play(until_s=world.now_us // S + 10)
     patience_us, due = world.state.patience_us, world.state.allowances()
     (line,) = world.state.waiting.lines.values()
     assert due_in(line, due, world.now_us).next_us == line.ages[0][0] + patience_us  # no cycle has to note it
-
-
-def test_patience_is_a_time_slice_where_jobs_are_short():
-    assert after(*[60] * 20).state.patience_us == Policy().time_slice_us
-
-
-def test_a_job_that_runs_counts_with_what_it_has_run_so_far():
-    world = after(*[20_000] * 4)
-    at_us = world.now_us + 200_000 * S
-    world.later(job("runs", 7, at_us=world.now_us), job("short", 1, at_us=at_us)).play(until_s=at_us // S + 300)
-    assert world.state.jobs[JobId("short")].ended
-    assert world.state.patience_us == pytest.approx(100_000 * S, rel=0.02)
 
 
 def test_jobs_of_one_level_have_their_turns_in_the_order_of_arrival():

@@ -10,14 +10,13 @@ Gittins index falls (docs/decisions/0046).
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from cordee.events import Job
 from cordee.schedule.state.journal import remove_from
-from cordee.units import US_PER_HOUR
+from cordee.units import US_PER_HOUR, US_PER_S
 
 Key = tuple[str | int, ...]
 
@@ -33,8 +32,8 @@ LADDER = tuple(US_PER_HOUR * 16**level for level in range(6))
 _WIDTHS = tuple(upper - lower for lower, upper in pairwise((0, *LADDER)))
 """The GPU time that a job receives on each level of `LADDER` but the last."""
 
-_STEPS = 64
-"""So many run times between a power of two and the next are told apart, so that a log of years needs few sums."""
+_FIRST_S, _FIRST_JOBS = 150_000, 7
+"""A history begins as if this many jobs of this length had ended: the first few that end are the shortest ones."""
 
 _FIRST_ENDS = 1.0
 """As many jobs are taken to have ended on each level, after as much GPU time as its upper bound: rates that fall."""
@@ -63,23 +62,7 @@ class Added(NamedTuple):
     """A job that was added: the sums before it, and each key, the run time, and the oldest one that it replaced."""
 
     before: Ended
-    served_gpu_us: int
     times: tuple[tuple[Key, int, int | None], ...]
-
-
-class Received(NamedTuple):
-    """The GPU time that a job has received so far, and the time for which it ran."""
-
-    gpu_us: int
-    ran_us: int
-
-
-class Learnt(NamedTuple):
-    """The result of learning from the ended jobs and from the others, and at how many ended jobs to learn again."""
-
-    levels_gpu_us: tuple[int, ...]
-    long_run_us: int | None
-    learns_at: int
 
 
 class History:
@@ -87,27 +70,27 @@ class History:
 
     Attributes:
         levels_gpu_us: those of `LADDER` at which the rate of ends fell when it was learnt last, and the first one.
-        long_run_us: how long the jobs run that hold the cluster, when it was learnt last; None: before any job ended.
     """
 
     _newest: dict[Key, list[int]]
     _sorted: dict[Key, list[int]]
-    _work_gpu_us: dict[int, int]  # GPU time of the ended jobs, by the step (`_step`) of the run time of each
+    _sum_s: int  # of all run times
+    _sum_s2: int  # of their squares
     _ended: Ended
     _learns_at: int  # as many ended jobs
     levels_gpu_us: tuple[int, ...]
-    long_run_us: int | None
 
     def __init__(self) -> None:
-        self._newest, self._sorted, self._work_gpu_us = {}, {}, {}
+        self._newest, self._sorted = {}, {}
         none = (0.0,) * (len(LADDER) + 1)
-        self._ended, self.learnt = Ended(0, none, none), Learnt(LADDER, None, 1)
+        self._ended, self._learns_at, self.levels_gpu_us = Ended(0, none, none), 1, LADDER
+        self._sum_s, self._sum_s2 = _FIRST_JOBS * _FIRST_S, _FIRST_JOBS * _FIRST_S**2
 
     def add(self, job: Job, ran_us: int, served_gpu_us: int = 0) -> Added:
         """Add a job that ended: its run time, and the GPU time that it received."""
         before, undo = self._ended, list[tuple[Key, int, int | None]]()
         self._count_ended(served_gpu_us)
-        self._count(ran_us, served_gpu_us)
+        self._count(ran_us, +1)
         for key in _keys(job):
             newest, ascending = self._newest.setdefault(key, []), self._sorted.setdefault(key, [])
             oldest = newest.pop(0) if len(newest) == KEPT else None
@@ -116,12 +99,12 @@ class History:
             newest.append(ran_us)
             insort(ascending, ran_us)
             undo.append((key, ran_us, oldest))
-        return Added(before, served_gpu_us, tuple(undo))
+        return Added(before, tuple(undo))
 
     def forget(self, added: Added) -> None:
         """Undo the newest `add`."""
         self._ended = added.before
-        self._count(added.times[0][1], -added.served_gpu_us)
+        self._count(added.times[0][1], -1)
         for key, ran_us, oldest in reversed(added.times):
             newest, ascending = self._newest[key], self._sorted[key]
             newest.pop()
@@ -146,48 +129,50 @@ class History:
         return known[shorter + min(longer - 1, longer * percent // 100)] - ran_us if longer else None
 
     @property
+    def long_run_us(self) -> int:
+        """Return how long the jobs run that hold the cluster: the mean run time, weighted by run time.
+
+        A random moment of work lies in a job of this length on average, so it is what waiting jobs wait for.
+
+        >>> from cordee.ids import JobId
+        >>> job, history = Job(job_id=JobId("a"), name="a", owner="me", gpus=8), History()
+        >>> for _ in range(99_000): _ = history.add(job, 1000 * US_PER_S)
+        >>> history.long_run_us // US_PER_S  # (7 x 150,000^2 + 99,000 x 1,000^2) / (7 x 150,000 + 99,000 x 1,000)
+        2563
+        """
+        return self._sum_s2 * US_PER_S // self._sum_s
+
+    @property
     def learns(self) -> bool:
         """Return whether enough jobs have ended since to learn levels anew."""
         return self._ended.jobs >= self._learns_at
 
     @property
-    def learnt(self) -> Learnt:
-        """The result of the last learning: all that `learn` changes, to take it back."""
-        return Learnt(self.levels_gpu_us, self.long_run_us, self._learns_at)
+    def learnt(self) -> tuple[tuple[int, ...], int]:
+        """The levels learnt last, and when to learn again: all that `learn` changes, to take it back."""
+        return self.levels_gpu_us, self._learns_at
 
     @learnt.setter
-    def learnt(self, value: Learnt) -> None:
-        self.levels_gpu_us, self.long_run_us, self._learns_at = value
+    def learnt(self, value: tuple[tuple[int, ...], int]) -> None:
+        self.levels_gpu_us, self._learns_at = value
 
-    def learn(self, live: Sequence[Received]) -> None:
-        """Learn levels and how long the long jobs run, from the ended jobs and from what each of the others received.
+    def learn(self, live_gpu_us: Iterable[int]) -> None:
+        """Learn the levels anew, from the ended jobs and from what each of the others has received.
 
         >>> from cordee.ids import JobId
         >>> job, history = Job(job_id=JobId("a"), name="a", owner="me", gpus=8), History()
-        >>> for _ in range(93): _ = history.add(job, 2**32, 100 * US_PER_HOUR)  # None ends after 1 to 16.
+        >>> for _ in range(93): _ = history.add(job, 1000 * US_PER_S, 100 * US_PER_HOUR)  # None ends after 1 to 16.
         >>> history.learn([])
-        >>> [bound // US_PER_HOUR for bound in history.levels_gpu_us], history.long_run_us == 2**32
-        ([1, 256, 4096, 65536, 1048576], True)
+        >>> [bound // US_PER_HOUR for bound in history.levels_gpu_us]
+        [1, 256, 4096, 65536, 1048576]
         """
         ended = self._ended
-        on_level = [0] * (len(LADDER) + 1)  # whole numbers: the order of the jobs, that of a set, must not matter
-        for received in live:
-            for level, gpu_us in enumerate(_by_level(received.gpu_us)):
-                on_level[level] += gpu_us
-        spent = [of_ended + of_live for of_ended, of_live in zip(ended.gpu_us, on_level, strict=True)]
-        learns_at = ended.jobs + max(1, ended.jobs // _GROWTH)
-        self.learnt = Learnt(_falling(ended.ends, spent), self._long_run(live), learns_at)
-
-    def _long_run(self, live: Iterable[Received]) -> int | None:
-        work_gpu_us = Counter(self._work_gpu_us)
-        for received in live:
-            work_gpu_us[_step(received.ran_us)] += received.gpu_us
-        shorter_gpu_us, all_gpu_us = 0, work_gpu_us.total()
-        for step in sorted(work_gpu_us):
-            shorter_gpu_us += work_gpu_us[step]
-            if all_gpu_us and shorter_gpu_us * 2 >= all_gpu_us:
-                return _begin_us(step)
-        return None
+        live = [0] * (len(LADDER) + 1)  # whole numbers: the order of the jobs, which is that of a set, must not matter
+        for served_gpu_us in live_gpu_us:
+            for level, gpu_us in enumerate(_by_level(served_gpu_us)):
+                live[level] += gpu_us
+        spent = [of_ended + of_live for of_ended, of_live in zip(ended.gpu_us, live, strict=True)]
+        self.learnt = _falling(ended.ends, spent), ended.jobs + max(1, ended.jobs // _GROWTH)
 
     def _count_ended(self, served_gpu_us: int) -> None:
         at, old = bisect_left(LADDER, served_gpu_us), self._ended
@@ -197,11 +182,10 @@ class History:
             tuple([a * _FADE + b for a, b in zip_longest(old.gpu_us, _by_level(served_gpu_us), fillvalue=0)]),
         )
 
-    def _count(self, ran_us: int, gpu_us: int) -> None:
-        step = _step(ran_us)
-        self._work_gpu_us[step] = self._work_gpu_us.get(step, 0) + gpu_us
-        if not self._work_gpu_us[step]:
-            del self._work_gpu_us[step]
+    def _count(self, ran_us: int, sign: int) -> None:
+        ran_s = ran_us // US_PER_S
+        self._sum_s += sign * ran_s
+        self._sum_s2 += sign * ran_s**2
 
     def longer(self, job: Job, ran_us: int) -> list[int]:
         """Return the run times of the most similar jobs that ran longer, ascending; empty if too few are known."""
@@ -221,36 +205,20 @@ class History:
         new = History()
         new._newest = {key: list(times) for key, times in self._newest.items()}
         new._sorted = {key: list(times) for key, times in self._sorted.items()}
-        new._work_gpu_us = dict(self._work_gpu_us)
+        new._sum_s, new._sum_s2 = self._sum_s, self._sum_s2
         new._ended, new.learnt = self._ended, self.learnt
         return new
 
     def value(self) -> object:
         """Return a deep copy, to compare."""
         newest = {key: tuple(times) for key, times in self._newest.items()}
-        return newest, dict(self._work_gpu_us), self._ended, self.learnt
+        return newest, self._sum_s, self._sum_s2, self._ended, self.learnt
 
 
 def _by_level(served_gpu_us: int) -> tuple[int, ...]:
     """Return how much of the GPU time that a job received it spent on each level of `LADDER`, up to its own."""
     at = bisect_left(LADDER, served_gpu_us)
     return (*_WIDTHS[:at], served_gpu_us - (LADDER[at - 1] if at else 0))
-
-
-def _step(ran_us: int) -> int:
-    """Return the number of the step in which a run time lies; a longer one lies in the same or a later one.
-
-    >>> [_begin_us(_step(ran_us)) for ran_us in (0, 1, 100, 1_000_000, 1_005_000)]
-    [1, 1, 100, 999424, 999424]
-    """
-    ran_us = max(1, ran_us)
-    power = ran_us.bit_length() - 1
-    return (power - 1) * _STEPS + (ran_us * _STEPS >> power)
-
-
-def _begin_us(step: int) -> int:
-    power, part = divmod(step, _STEPS)
-    return (_STEPS + part << power) // _STEPS
 
 
 def _falling(ends: Sequence[float], gpu_us: Sequence[float]) -> tuple[int, ...]:

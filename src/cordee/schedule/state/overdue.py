@@ -29,7 +29,6 @@ from cordee.schedule.state.order import level
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord
 from cordee.schedule.state.running import Running
 from cordee.schedule.state.waiting import Line, Waiting
-from cordee.units import US_PER_S
 
 
 class Allowances:
@@ -60,11 +59,11 @@ class Allowances:
         return self._policy.patience_fraction * self._gpus**2 / asked_gpus
 
     def extra_us(self, tier: int, gpus: float) -> int:
-        """Return how much longer than the patience a job of this size waits, in whole seconds; NEVER: for ever."""
+        """Return how much longer than the patience a job of this size has to wait; NEVER: it is never overdue."""
         allowance = self.gpus(tier)
         if self.patience_us >= NEVER or allowance <= 0:
             return NEVER
-        return max(0, int(self.patience_us * (gpus / allowance - 1)) // US_PER_S * US_PER_S)
+        return max(0, int(self.patience_us * (gpus / allowance - 1)))
 
 
 class Due(NamedTuple):

@@ -15,7 +15,7 @@ from cordee.schedule.quota.quotas import HALF_LIFE_US, Quotas
 from cordee.schedule.state.agenda import Agenda
 from cordee.schedule.state.changes import Changes
 from cordee.schedule.state.failed_searches import FailedSearches
-from cordee.schedule.state.history import LADDER, History, Received
+from cordee.schedule.state.history import LADDER, History
 from cordee.schedule.state.journal import Journal
 from cordee.schedule.state.nodes import Nodes
 from cordee.schedule.state.order import counts_service, relevelled, standing
@@ -23,7 +23,6 @@ from cordee.schedule.state.overdue import Allowances, is_overdue
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
 from cordee.schedule.state.running import Running, row_values
 from cordee.schedule.state.waiting import Waiting
-from cordee.units import US_PER_S
 
 SAFE_PERCENT = 90
 """The percentile of the run times of the most similar jobs that a backfilled job is expected to need at most."""
@@ -117,16 +116,12 @@ class State:
         return Running(self.journal, self.nodes.columns, bounds, levels)
 
     def learn(self, now_us: int) -> None:
-        """Learn levels and patience anew, by ended jobs and by what others received; order waiting jobs by levels."""
+        """Learn the levels anew, from ended jobs and from what the others have received; order waiting jobs by them."""
         history, before = self.history, self.running.levels
-        live = []
-        for job_id in self.waiting.job_ids():
-            record = self.jobs[job_id]
-            live.append(Received(record.served_gpu_us, record.used_us))
+        live = [self.jobs[job_id].served_gpu_us for job_id in self.waiting.job_ids()]
         for job_id, attempt in self.attempts.items():
-            record, ran_us = self.jobs[job_id], max(0, now_us - attempt.placed_us)
-            gpu_us = sum(lease.gpu_milli for lease in attempt.held) * ran_us // 1000
-            live.append(Received(record.served_gpu_us + gpu_us, record.used_us + ran_us))
+            gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
+            live.append(self.jobs[job_id].served_gpu_us + gpu_milli * max(0, now_us - attempt.placed_us) // 1000)
         self.journal.note(setattr, history, "learnt", history.learnt)
         history.learn(live)
         if self.levels_gpu_us == before:
@@ -168,17 +163,13 @@ class State:
 
     @property
     def patience_us(self) -> int:
-        """Return the total wait after which a job is overdue, in whole seconds where it is learnt; NEVER: none is."""
+        """Return the total wait after which a job is overdue; NEVER if none ever is."""
         policy = self.policy
         if not policy.guards:
             return NEVER
         if policy.patience_us is not None or policy.patience is None:
             return NEVER if policy.patience_us is None else policy.patience_us
-        long_run_us = self.history.long_run_us
-        if long_run_us is None:
-            return NEVER
-        whole_s = int(policy.patience * long_run_us) // US_PER_S
-        return max(policy.time_slice_us, whole_s * US_PER_S)
+        return int(policy.patience * self.history.long_run_us)
 
     def left_us(self, record: JobRecord, percent: int = 50) -> int | None:
         """Return the run time that a job has left: by its estimate, or else by the jobs that ended before it."""
