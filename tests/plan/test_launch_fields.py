@@ -48,7 +48,7 @@ ADAPTERS: dict[str, Any] = {
 FROZEN: dict[str, Any] = {"layers": (0, 1), "embeddings": True, "head": True}
 TUNING: dict[str, Any] = {
     "packed_tokens": 512, "stage": Stage("dpo", "model"), "composite_norms": False, "composite_gelu": True,
-    "flat": True, "regathers": True,
+    "flat": True, "regathers": True, "loss_within": True,
 }  # fmt: skip
 TRAINING: dict[str, Any] = {
     "seq_tokens": 2048, "global_batch": 128, "precision": "fp32", "flash": False, "dropout": True,
@@ -165,6 +165,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"loss": "chunked", "compiled": True}, {"compiled": True}, {"packed_tokens": 512, "model_code": "hf"},
     {"optimizer_in_backward": True, "precision": "fp32"}, {"train": "qlora", "rank": 64, "model_code": "hf"},
     {"train": "dora", "base_bits": "nf4-double"},
+    {"train": "lora", "model_code": "torchtitan"},
     {"train": "qlora", "base_bits": 8, "fsdp_version": 1, "optimizer": "adamw-bf16"},
 )  # fmt: skip
 OF_LLAMA: tuple[dict[str, Any], ...] = (

@@ -62,7 +62,7 @@ class AdaptersRow(Row):
     targets: tuple[str, ...]
     base: str = read_from("base", "name")
     base_bits: int
-    dropout: bool
+    dropout: float
     magnitudes: bool
 
 

@@ -58,16 +58,22 @@ def _tuned(training: Training) -> dict[str, object]:
         found["optimizer_in_backward"] = "true"
     if _is_huggingfaces(training):
         found["model_code"] = "hf"
+    elif adapters is not None and not tuning.loss_within:
+        found["model_code"] = "torchtitan"
     if training.fused:
         found["compiled"] = "true"
     return found
 
 
 def _is_huggingfaces(training: Training) -> bool:
-    """Return whether something of Hugging Face's code is planned: its norms, GELU or dropout, or peft's fp32."""
+    """Return whether something of Hugging Face's code is planned: its norms, GELU, dropout or loss, or peft's fp32.
+
+    Adapters have its loss anyway.
+    """
     tuning, adapters = training.tuning, training.adapters
     widened = adapters is not None and adapters.widened
-    return tuning.composite_norms or tuning.composite_gelu or training.dropout or widened
+    own_loss = tuning.loss_within and adapters is None
+    return tuning.composite_norms or tuning.composite_gelu or training.dropout or widened or own_loss
 
 
 def _adapted(adapters: Adapters) -> dict[str, object]:

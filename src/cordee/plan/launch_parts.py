@@ -181,6 +181,9 @@ def any_launchers_notes(launcher: str, planned: Planned) -> list[str]:
             "the model's GELU is written out, as Hugging Face's (NewGELUActivation)": written_out
             and launcher not in LEFT_OUT,
             "the model's GELU is one kernel (nn.GELU(approximate='tanh'))": gelu and not written_out and plain,
+            "the loss is in the model's forward pass, as in Hugging Face's models": tuning.loss_within
+            and launcher not in LEFT_OUT,
+            "the loss is computed beside the model, from logits that it returns": not tuning.loss_within and plain,
             f"attention: kernels as fast as the {training.attention} generation's": training.attention is not None,
             "operations between products are kernels of their own": training.fused is False,
             "dropout after attention and feed-forward block": training.dropout and launcher != "megatron",
