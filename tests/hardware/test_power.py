@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from cordee.errors import CatalogueError
+from cordee.hardware.catalog import PowerDraw
 from cordee.hardware.load import load_catalogue, load_electricity
-from cordee.hardware.power import POWER, EnergyUse, PowerDraw, draw_of
+from cordee.hardware.power import POWER, EnergyUse, draw_of
 from cordee.hardware.several import joined
 
 H100 = load_catalogue().find_gpu("H100")

@@ -15,7 +15,6 @@ from cordee.near import nearest_model
 
 if TYPE_CHECKING:
     from cordee.hardware.measured import Measured  # it imports numpy, and agents start without it
-    from cordee.hardware.power import PowerDraw  # it imports this module
 
 Capacity = Literal["on-demand", "spot", "reserved"]
 CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
@@ -33,6 +32,34 @@ class Source:
 
     def __str__(self) -> str:
         return f"{self.title} ({self.as_of})"
+
+
+@dataclass(frozen=True, slots=True)
+class HostDraw:
+    """Watts of CPUs, memory, network and fans for one GPU: the server's limit less its boards, by their number."""
+
+    watts: float
+    source: str
+
+
+PLAIN_HOST = HostDraw(150.0, "estimate: 1.2 kW of a server with 8 cards")
+
+
+@dataclass(frozen=True, slots=True)
+class PowerDraw:
+    """The limit of a GPU's board in watts, which a loaded GPU comes near, and what its host draws for it."""
+
+    watts: float
+    source: Source
+    host: HostDraw = PLAIN_HOST
+
+    @property
+    def sources(self) -> tuple[str, str]:
+        """The watts of the board and of its host in words, each with its source."""
+        return f"{self.watts:g} W a board: {self.source}", f"{self.host.watts:g} W of its host: {self.host.source}"
+
+    def __str__(self) -> str:
+        return "; ".join(self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +147,7 @@ class Gpu:
     measured: "Measured | None" = field(default=None, hash=False, compare=False, repr=False)
     visible_fraction: float = 1.0
     board_ratio: float = 1.0
-    draw: "PowerDraw | None" = field(default=None, hash=False, compare=False, repr=False)
+    draw: PowerDraw | None = field(default=None, hash=False, compare=False, repr=False)
 
     @property
     def visible_bytes(self) -> int:

@@ -9,10 +9,21 @@ from typing import Any
 
 from cordee.errors import CatalogueError
 from cordee.events import MigProfile
-from cordee.hardware.catalog import PRICED, Capacity, Catalogue, ChipEfficiency, CpuPrice, Gpu, Price, Source
+from cordee.hardware.catalog import (
+    PRICED,
+    Capacity,
+    Catalogue,
+    ChipEfficiency,
+    CpuPrice,
+    Gpu,
+    HostDraw,
+    PowerDraw,
+    Price,
+    Source,
+)
 from cordee.hardware.kernels import Grid, Kernels
 from cordee.hardware.mig import MigFacts, MigTable
-from cordee.hardware.power import MEAN_BUILDING, POWER, Electricity, HostDraw, PowerDraw, PowerGrid, host_of
+from cordee.hardware.power import MEAN_BUILDING, POWER, Electricity, PowerGrid, host_of
 from cordee.hardware.speedups import Speedups
 from cordee.near import did_you_mean
 from cordee.units import GB, GiB, parse_bytes, parse_bytes_per_s

@@ -8,18 +8,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cordee.hardware.catalog import Gpu, Source
+from cordee.hardware.catalog import PLAIN_HOST, Gpu, HostDraw, PowerDraw, Source
 
 J_PER_KWH = 3.6e6
 G_PER_KG = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class HostDraw:
-    """Watts of CPUs, memory, network and fans for one GPU: the server's limit less its boards, by their number."""
-
-    watts: float
-    source: str
 
 
 _DGX_A100 = HostDraw(412.5, "6.5 kW less 8 boards, NVIDIA DGX A100 datasheet")
@@ -28,25 +20,7 @@ _DGX_B200 = HostDraw(787.5, "14.3 kW less 8 boards, NVIDIA DGX B200 datasheet")
 _NVL72 = HostDraw(467.0, "estimate: about 120 kW for 72 boards of a GB200 NVL72")
 _LIKE_H100 = HostDraw(575.0, "estimate: as for an H100")
 _LIKE_B200 = HostDraw(787.5, "estimate: as for a B200")
-_PLAIN = HostDraw(150.0, "estimate: 1.2 kW of a server with 8 cards")
 _SUPERCHIP = HostDraw(0.0, "CPU and memory are in the board's watts; fans and network are not counted")
-
-
-@dataclass(frozen=True, slots=True)
-class PowerDraw:
-    """The limit of a GPU's board in watts, which a loaded GPU comes near, and what its host draws for it."""
-
-    watts: float
-    source: Source
-    host: HostDraw = _PLAIN
-
-    @property
-    def sources(self) -> tuple[str, str]:
-        """The watts of the board and of its host in words, each with its source."""
-        return f"{self.watts:g} W a board: {self.source}", f"{self.host.watts:g} W of its host: {self.host.source}"
-
-    def __str__(self) -> str:
-        return "; ".join(self.sources)
 
 
 _A100 = PowerDraw(400, Source("NVIDIA A100 Tensor Core GPU datasheet, SXM4", "2021-06"), _DGX_A100)
@@ -205,7 +179,7 @@ def mean_draw(counts: Mapping[Gpu, int]) -> PowerDraw | None:
 
 def host_of(name: str) -> HostDraw:
     """Return the host of a GPU of the catalogue; of one that has none there, that of a server with 8 cards."""
-    return POWER[name].host if name in POWER else _PLAIN
+    return POWER[name].host if name in POWER else PLAIN_HOST
 
 
 def no_draw(gpu: Gpu) -> str:
