@@ -91,6 +91,9 @@ def test_every_page_is_in_the_navigation_and_every_entry_is_a_page() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_lead_somewhere_in_docs(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+        there = (page.parent / target).resolve()
+        assert there.exists() and there.is_relative_to(DOCS), (
+            f"{target}: the site has pages of docs/ only; link other files on GitHub"
+        )
