@@ -77,10 +77,13 @@ def test_jobs_that_have_not_ended_are_told_and_no_figure_is_a_zero(
     words = ("simulate", str(trace), "--cluster", "2x8", "--policy", "fifo", "--until")
     told = said(capsys, *words, "5m", "--html", str(page))
     assert next(line for line in told.splitlines() if line.startswith("fifo  ")).split()[1:4] == ["–", "–", "–"]
-    assert "fifo: 3 of 3 jobs had not ended when the run did, 1 never started; they count until then" in told
+    assert "fifo: 3 of 3 jobs had not ended when the run did, 1 never started; times count until then" in told
     assert "no job ended" in page.read_text()
     summary = json.loads(said(capsys, *words, "5m", "--json"))["policies"][0]["summary"]
     assert summary["jct_s"] is summary["slowdown_jain"] is None and summary["unended"] == 3
+    alike = said(capsys, "simulate", str(trace), "--cluster", "2x8", "--frontier", "--until", "5m")
+    assert alike.count("had not ended when the run did") < 4, "one sentence for all policies with the same numbers"
+    assert "no job ended, so there is no knee" in alike
 
 
 def test_a_gang_that_is_larger_than_any_one_kind_of_gpu_is_left_out(
@@ -176,6 +179,10 @@ def test_the_limit_is_of_all_virtual_clusters_together(
         ("{trace}.gone --cluster 2x8", 18, "does not exist"),
         ("{trace} --cluster 2x8 --vc-clusters {trace}.gone", 18, "cannot be read"),
         ("{trace} --cluster 2x8 --queues {trace}.gone", 10, "cannot be read"),
+        ("{trace} --cluster {trace}", 10, "jobs.csv does not hold nodes: it begins with 'job_id,user,vc"),
+        ("{trace} --cluster 2x8 --load 2", 10, "--load needs the trace `synthetic`"),
+        ("{trace} --cluster 2x8 --notice 10s", 10, "--notice needs --spot"),
+        ("{trace} --cluster 2x8 --target 0.5", 10, "--target needs --requests and --service"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], trace: Path, words: str, code: int, says: str) -> None:

@@ -1,6 +1,7 @@
 """The frontier of patience: names with a patience, blocks drawn again, the policy at the knee, and how sure it is."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from cordee.simulate.frontier import (
     samples_for,
     sentences,
 )
-from cordee.simulate.knee import RULE, knee
+from cordee.simulate.knee import RULE, SAME, knee
 from cordee.simulate.metrics import Lost
 from cordee.simulate.policies import named_policies
 from cordee.simulate.synthetic import Synthetic
@@ -145,6 +146,7 @@ def test_the_knee_weighs_slowdown_time_away_and_losses_among_nearly_the_shortest
         assert chosen(results(some, one=base, two=(106.0, *better[1:]))) == "cordee:1", "its mean is longer"
     assert chosen(results(some, one=base, two=(99.0, *base[1:]))) == "cordee:2", "the shorter mean of two"
     assert chosen(results(some, one=base, two=base)) == "cordee:1", "the first of two"
+    assert chosen(results(some, one=base, half=base)) == "cordee:0.5", "of equals the default"
     free = (100.0, 10.0, 0.0, 0.0)
     assert chosen(results(some, one=free, two=(100.0, 9.0, 50.0, 0.9))) == "cordee:2", "as good as none"
     peers = dict.fromkeys(("easy", "las", "fgd", "no_notice"), (50.0, 1.0, 1.0, 0.0))
@@ -189,6 +191,37 @@ def test_a_winner_of_half_the_samples_is_recommended(some: Result) -> None:
     assert sentences(told(same, [same]))[0].startswith("all patiences give the same figures")
     assert not any("recommended" in line or "cordee up" in line for line in sentences(told(same, [same])))
     assert (samples_for(50), samples_for(1_000), samples_for(100_000)) == (20, 10, 4)
+
+
+def test_the_default_and_other_policies_are_told_in_words_beside_the_recommended_one(some: Result) -> None:
+    trace = results(
+        some, half=(103, 10, 5000, 30), two=(100, 5, 5000, 20), las=(101, 50, 7500, 10), easy=(100.2, 5, 0, 0)
+    )
+    default, las, easy = (line for line in sentences(told(trace, [trace])) if "beside" in line)
+    assert default == (
+        "cordee:0.5, beside cordee:2: mean JCT 3 % longer, p99 slowdown 100 % higher, longest time away the same,"
+        " 10.0 more GPU-hours lost ($0)"
+    )
+    assert las == (
+        "2d-las, beside cordee:2: mean JCT 1 % longer, p99 slowdown 10 times as high, longest time away 50 % longer,"
+        " 10.0 fewer GPU-hours lost ($0)"
+    )
+    assert easy.startswith("easy, which knows the run times, beside cordee:2: mean JCT the same, p99 slowdown the same")
+    assert "longest time away shorter, 20.0 fewer" in easy
+
+
+def test_patiences_that_give_the_same_are_told_so_and_the_axes_of_near_points_have_numbers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One line in place of the same one for each policy; once an axis from 7 to 16 hours had no number."""
+    page = tmp_path / "page.html"
+    printed = said(capsys, "--frontier", "--policy", "cordee,cordee:4,cordee:8,easy", "--html", str(page))
+    assert SAME in printed and printed.count("lost by time-slice") == 1
+    assert "cordee, cordee:4, cordee:8 lost by time-slice" in printed
+    drawn = page.read_text().partition("The frontier</h2>")[2].partition("</svg>")[0]
+    ticks = re.findall(r'class="tick"[^>]*>([^<]+)<', drawn)
+    across = re.findall(r'class="tick"[^>]*text-anchor="middle">([^<]+)<', drawn)
+    assert len(across) >= 2 and len(ticks) - len(across) >= 2 and "default (knee), 4, 8" in drawn
 
 
 SHORT = ["simulate", "synthetic", "--jobs", "60", "--load", "1.2", "--cluster", "2x8"]

@@ -240,6 +240,21 @@ def test_times_of_the_common_form_count_from_the_first_job(tmp_path: Path) -> No
     ]
 
 
+def test_the_same_row_again_is_left_out_and_another_of_its_id_runs(tmp_path: Path) -> None:
+    """An export of overlapping weeks has jobs twice, which doubled their load without a word."""
+    text = "job_id,submit_s,gpus,duration_s\na,0,1,10\nb,0,1,10\na,0,1,10\na,0,1,20\na,5,1,10\n,5,1,10\n,5,1,10\n"
+    jobs, bad = read(tmp_path / "t.csv", text)
+    assert [(job.job_id, job.submit_us // S, job.duration_us // S) for job in jobs] == [
+        ("a", 0, 10),
+        ("b", 0, 10),
+        ("a", 0, 20),
+        ("a", 5, 10),
+        ("", 5, 10),
+        ("", 5, 10),
+    ]
+    assert bad == {"the same row again": 1}
+
+
 def test_strict_is_an_error_with_the_line(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"t\.csv, line 3: negative submission time"):
         read(tmp_path / "t.csv", BAD, strict=True)
@@ -249,6 +264,7 @@ def test_strict_is_an_error_with_the_line(tmp_path: Path) -> None:
     ("text", "form", "says"),
     [
         ("job_id,gpus\n", None, "no format has the header"),
+        ("", None, "t.csv is empty"),
         ("job_id,submit_s,duration_s\n", "common", "no column gpus"),
         ("{}", "philly", "no list of jobs"),
         ("[1,", "philly", "is not JSON"),

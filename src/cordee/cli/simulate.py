@@ -45,7 +45,7 @@ from cordee.simulate.knee import can_be_chosen, knee, weighed
 from cordee.simulate.observed import newest, observe
 from cordee.simulate.policies import POLICIES, NamedPolicy, named_policies
 from cordee.simulate.synthetic import Synthetic
-from cordee.simulate.traces import Tally, open_trace
+from cordee.simulate.traces import NAMES, Tally, open_trace
 from cordee.simulate.traces.log import is_log, read_log
 from cordee.units import US_PER_S, parse_duration_s, plural
 from cordee.workload.queues import parse_queues
@@ -68,7 +68,10 @@ QueuesFile = Annotated[Path | None, typer.Option("--queues", help="YAML file wit
 Tiers = Annotated[str | None, typer.Option(help="Percentages of production,standard,preemptible jobs: 10,60,30.")]
 Load = Annotated[float, typer.Option(help="With `synthetic`: requested GPU time divided by the cluster's.")]
 Diurnal = Annotated[float, typer.Option(help="With `synthetic`: variation of arrivals over a day, 0 to 1.")]
-Form = Annotated[str | None, typer.Option("--format", help="Format of the trace.", show_default="by its content")]
+Form = Annotated[
+    str | None,
+    typer.Option("--format", help=f"Format of the trace: {', '.join(NAMES)}.", show_default="by its content"),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat a bad row as an error.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 _POLICIES_HELP = f"Policies, separated by commas, or `cordee:2` with a patience: {', '.join(POLICIES)}."
@@ -111,6 +114,7 @@ Chrome = Annotated[
 
 
 def simulate(
+    context: typer.Context,
     trace: Trace,
     *,
     cluster_: ClusterText,
@@ -153,6 +157,7 @@ def simulate(
     With --requests and --service, run the jobs and a service on one cluster, beside two clusters of the same size.
     """
     with_service = requests is not None or service is not None
+    _check_used(context, trace, spot=spot is not None, with_service=with_service)
     _check_together(frontier=frontier, recommend=recommend, samples=samples, chrome=chrome, with_service=with_service)
     policies = _policies(policy, several=frontier or recommend)
     nodes = _priced(cluster(cluster_), price_as)
@@ -220,6 +225,25 @@ class _Wanted(NamedTuple):
     as_json: bool
     recommend: bool
     samples: int | None
+
+
+def _check_used(context: typer.Context, trace: str, *, spot: bool, with_service: bool) -> None:
+    """Refuse an option that says nothing without another one.
+
+    Raises:
+        InputError: it was given, and the other was not.
+    """
+    services = ("rate", "split", "warm_up", "load_time", "target")
+    needs = {
+        **dict.fromkeys(("load", "diurnal"), (trace == SYNTHETIC, "the trace `synthetic`")),
+        "notice": (spot, "--spot"),
+        **dict.fromkeys(services, (with_service, "--requests and --service")),
+    }
+    for name, (there, other) in needs.items():
+        source = context.get_parameter_source(name)
+        if not there and source is not None and source.name != "DEFAULT":
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} needs {other}", hint=f"leave out {flag}, or simulate with {other}")
 
 
 def _check_together(

@@ -5,9 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 
 from cordee.cli import terminal
-from cordee.simulate.answer import NONE, PolicyComparison, PolicyResult, Replay, duration_of, unended
+from cordee.simulate.answer import (
+    NONE,
+    PolicyComparison,
+    PolicyResult,
+    Replay,
+    duration_of,
+    patiences_are_equal,
+    unended,
+)
 from cordee.simulate.frontier import Figure, Recommendation, sentences
-from cordee.simulate.knee import RULE, weighed
+from cordee.simulate.knee import RULE, SAME, weighed
 from cordee.units import US_PER_HOUR, format_duration, format_micro_usd, plural
 
 TIMES = ("JCT", "P50", "P99", "WAIT", "P99 WAIT", "AWAY MAX", "JAIN")
@@ -22,6 +30,10 @@ def print_comparison(answer: PolicyComparison) -> None:
     if answer.knee is not None:
         terminal.stdout().print(_frontier(answer))
         _print(f"{KNEE} the knee: {RULE}")
+        if patiences_are_equal(answer):
+            _print(SAME)
+    elif answer.rule is not None:
+        _print("no job ended, so there is no knee")
     _print_tables(answer.policies)
     for line in (*_losses(answer), *_remarks(answer)):
         _print(line)
@@ -157,12 +169,16 @@ def _gpus(policies: Sequence[PolicyResult]) -> Table:
 
 
 def _losses(answer: PolicyComparison) -> Iterator[str]:
+    policies_of: dict[str, list[str]] = {}
     for each in answer.policies:
         for lost in each.summary.lost:
-            yield (
-                f"{each.policy} lost by {lost.cause}: {lost.redone_gpu_us / US_PER_HOUR:,.1f} GPU-h repeated"
-                f" + {lost.save_gpu_us / US_PER_HOUR:,.1f} saving, {format_micro_usd(lost.micro_usd)}"
-            )
+            policies_of.setdefault(
+                f"lost by {lost.cause}: {lost.redone_gpu_us / US_PER_HOUR:,.1f} GPU-h repeated"
+                f" + {lost.save_gpu_us / US_PER_HOUR:,.1f} saving, {format_micro_usd(lost.micro_usd)}",
+                [],
+            ).append(each.policy)
+    for sentence, names in policies_of.items():
+        yield f"{', '.join(names)} {sentence}"
 
 
 def _remarks(answer: PolicyComparison) -> list[str]:

@@ -49,8 +49,14 @@ def parse_cluster(text: str, *, source: str | None = None) -> tuple[Node, ...]:
         nodes = _from_table(text, source or "the table")
     elif ":" in text:
         nodes = _from_yaml(text, source or "the list of nodes")
-    else:
+    elif source is None:
         raise _no_cluster(text)
+    else:
+        head = text.lstrip("\ufeff").partition("\n")[0].strip()
+        raise InputError(
+            f"{source} does not hold nodes: it begins with {head[:60]!r}",
+            hint=f"a table has the columns {','.join(_TABLE)} in this order; YAML has a list `nodes` of name and gpus",
+        )
     seen: set[str] = set()
     for node in nodes:
         if node.name in seen:
@@ -109,7 +115,8 @@ def _from_table(text: str, source: str) -> list[Node]:
             )
         except (KeyError, ValueError, TypeError) as error:
             hint = f"a table of nodes has the columns {','.join(_TABLE)}"
-            raise InputError(f"{source}, line {number}: {error}", hint=hint) from error
+            what = f"no {error.args[0]}" if isinstance(error, KeyError) else error
+            raise InputError(f"{source}, line {number}: {what}", hint=hint) from error
     return [node for node in nodes if node.gpus]
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cordee.control.patience import DEFAULT
 from cordee.simulate.compare import Result, Scenario
-from cordee.simulate.knee import RULE, can_be_chosen, knee
+from cordee.simulate.knee import RULE, can_be_chosen, knee, weighed
 from cordee.simulate.metrics import Spread, Summary
 from cordee.simulate.observed import ObservedLog
 from cordee.simulate.policies import NamedPolicy
@@ -108,16 +109,36 @@ def duration_of(spread: Spread | None, read: Callable[[Spread], float]) -> str:
 
 
 def unended(answer: PolicyComparison) -> list[str]:
-    """Return a sentence for each policy under which jobs had not ended when its run did."""
-    lines = []
+    """Return sentences for policies under which jobs had not ended when the run did, one for all with the same."""
+    policies_of: dict[str, list[str]] = {}
     for each in answer.policies:
         if each.summary.unended:
             never = f", {each.summary.unstarted:,} never started" if each.summary.unstarted else ""
-            lines.append(
-                f"{each.policy}: {each.summary.unended:,} of {plural(each.summary.jobs, 'job')} had not ended when the"
-                f" run did{never}; they count until then"
-            )
-    return lines
+            count = plural(each.summary.jobs, "job")
+            policies_of.setdefault(
+                f"{each.summary.unended:,} of {count} had not ended when the run did{never}; times count until then", []
+            ).append(each.policy)
+    return [f"{_names(names, answer)}: {sentence}" for sentence, names in policies_of.items()]
+
+
+def _names(names: Sequence[str], answer: PolicyComparison) -> str:
+    return "all policies" if 1 < len(names) == len(answer.policies) else ", ".join(names)
+
+
+def patience_of(policy: str) -> str | None:
+    """Return the patience that the name of a policy says; None: a server cannot run it.
+
+    >>> patience_of("cordee:2"), patience_of("cordee"), patience_of("easy")
+    ('2', 'default', None)
+    """
+    name, _, patience = policy.partition(":")
+    return (patience or DEFAULT) if name == "cordee" else None
+
+
+def patiences_are_equal(answer: PolicyComparison) -> bool:
+    """Return whether patiences were compared, and all of them gave the same figures."""
+    figures = {weighed(each.summary) for each in answer.policies if patience_of(each.policy) is not None}
+    return answer.rule is not None and len(figures) == 1
 
 
 def comparison(scenario: Scenario, tally: Tally, jobs: int, results: Sequence[Result]) -> PolicyComparison:

@@ -14,13 +14,13 @@ from statistics import quantiles
 from cordee.schedule.policy import Policy
 from cordee.simulate.answer import PolicyComparison
 from cordee.simulate.compare import Result, Scenario, taken
-from cordee.simulate.knee import RULE, Weighed, can_be_chosen, knee, weighed
+from cordee.simulate.knee import RULE, SAME, Weighed, can_be_chosen, knee, weighed
 from cordee.simulate.metrics import Summary
 from cordee.simulate.traces.job import Tally, TraceJob
-from cordee.units import US_PER_S, format_duration, plural
+from cordee.units import US_PER_S, format_duration, format_micro_usd, plural
 
-PATIENCES = (0.5, 1, 2, 4, 8)
-"""The patiences that are compared, the default first."""
+PATIENCES = (0.02, 0.1, 0.5, 2, 8)
+"""The patiences that are compared: the default, and shorter ones for clusters whose jobs are short."""
 
 FRONTIER = (*(f"cordee:{patience:g}" for patience in PATIENCES), "2d-las", "fifo", "srsf", "sjf", "easy")
 """The policies on a frontier."""
@@ -186,7 +186,7 @@ def sentences(answer: Recommendation) -> list[str]:
     of = plural(answer.samples, "resampled trace")
     same = len({_figures(each) for each in answer.costs if each.chosen is not None}) == 1 < len(chosen)
     if same:
-        lines = ["all patiences give the same figures on this trace: any of them will do"]
+        lines = [SAME]
     elif answer.clear:
         lines = [f"recommended: {answer.policy}, in {chosen[answer.policy]} of {of} as well"]
     else:
@@ -195,6 +195,8 @@ def sentences(answer: Recommendation) -> list[str]:
     if answer.clear and not same:
         patience = answer.policy.partition(":")[2] or "default"
         lines.append(f"a server takes it by: cordee up --patience {patience}")
+    if not same:
+        lines += _beside(answer)
     lines.append(f"rule: {answer.rule}")
     drawn = format_duration(answer.block_s) if answer.block_s >= 1 else "less than a second"
     lines.append(
@@ -204,6 +206,42 @@ def sentences(answer: Recommendation) -> list[str]:
     if answer.failed_cycles:
         lines.append(f"{plural(answer.failed_cycles, 'scheduling cycle')} failed on resampled traces")
     return lines
+
+
+def _beside(answer: Recommendation) -> Iterator[str]:
+    """Yield what the default and other schedulers' policies would have cost, beside the recommended one."""
+    costs = {each.policy: each for each in answer.costs}
+    others = [each for each in answer.costs if each.chosen is None]
+    if answer.policy != answer.baseline:
+        others.insert(0, costs[answer.baseline])
+    lost = {each.policy: (each.lost_gpu_hours, each.lost_micro_usd) for each in answer.compared.policies}
+    its_hours, its_usd = lost[answer.policy]
+    chosen = costs[answer.policy]
+    for other in others:
+        why = ", which knows the run times" if other.knows_run_times else ""
+        hours, usd = lost[other.policy]
+        yield (
+            f"{other.policy}{why}, beside {answer.policy}:"
+            f" mean JCT {_than(other.jct_s, chosen.jct_s, 'longer', 'shorter')},"
+            f" p99 slowdown {_than(other.slowdown_p99, chosen.slowdown_p99, 'higher', 'lower')},"
+            f" longest time away {_than(other.away_s, chosen.away_s, 'longer', 'shorter')},"
+            f" {abs(hours - its_hours):,.1f} {'more' if hours >= its_hours else 'fewer'} GPU-hours lost"
+            f" ({format_micro_usd(abs(usd - its_usd))})"
+        )
+
+
+def _than(figure: Figure, other: Figure, more: str, less: str) -> str:
+    """Return a figure beside another one in words."""
+    if not figure.value or not other.value:
+        return "the same" if figure.value == other.value else f"{more if figure.value else less}"
+    ratio = figure.value / other.value
+    if ratio >= 3:
+        return f"{ratio:,.0f} times as {more.removesuffix('er')}"
+    return (
+        "the same"
+        if abs(ratio - 1) < 0.005
+        else f"{abs(ratio - 1):.0%} {more if ratio > 1 else less}".replace("%", " %")
+    )
 
 
 def _figures(cost: Cost) -> tuple[float | None, ...]:

@@ -16,6 +16,8 @@ RULE = (
     "p99 slowdown, longest time away and GPU-hours lost"
 )
 
+SAME = "all patiences give the same figures on this trace: any of them will do"
+
 _LEAST_AWAY_S, _LEAST_LOST_GPU_HOURS = 60.0, 1.0  # less is as good
 
 
@@ -25,14 +27,15 @@ def can_be_chosen(named: NamedPolicy) -> bool:
 
 
 def knee(compared: Sequence[tuple[NamedPolicy, Summary]]) -> str | None:
-    """Return the policy that `RULE` chooses; None: no job ended under one that a server can run."""
-    known = [(named.name, weighed(summary)) for named, summary in compared if can_be_chosen(named)]
-    ended = [(name, figures) for name, figures in known if figures is not None]
+    """Return the policy that `RULE` chooses, the default one of equals; None: no job ended under one to choose."""
+    known = [(named, weighed(summary)) for named, summary in compared if can_be_chosen(named)]
+    ended = [(named, figures) for named, figures in known if figures is not None]
     if not ended:
         return None
     within_s = WITHIN * min(figures.jct_s for _, figures in ended)
-    near = [(name, figures) for name, figures in ended if figures.jct_s <= within_s]
-    return min(near, key=lambda each: (_product(each[1]), each[1].jct_s))[0]
+    near = [(named, figures) for named, figures in ended if figures.jct_s <= within_s]
+    best, _ = min(near, key=lambda each: (_product(each[1]), each[1].jct_s, each[0].policy != Policy()))
+    return best.name
 
 
 class Weighed(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import cordee
 from cordee.events import Outcome
-from cordee.simulate.answer import NONE, PolicyComparison, PolicyResult, duration_of, unended
+from cordee.simulate.answer import NONE, PolicyComparison, PolicyResult, duration_of, patience_of, unended
 from cordee.simulate.compare import Result, Scenario
 from cordee.simulate.frontier import Figure, Recommendation, sentences
 from cordee.simulate.gantt import Held
@@ -24,6 +24,12 @@ _BARS = 2500  # in one drawing
 _HOURS = (24 * 7, 48, 24, 12, 6, 3, 1)  # of a drawing: the longest that is not too full
 _NEAR = 0.1  # points whose names would lie upon each other
 _TICKS_S = (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
+_CLOSE_TICKS_S = (
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
+    *(3600 * hours for hours in (1, 1.5, 2, 3, 4, 6, 8, 12, 16)),
+    *(86_400 * days for days in (1, 2, 3, 5, 7, 14, 30, 60, 90, 180, 365)),
+)
+"""Of an axis on which fewer than three of the others lie."""
 _KIND = {Outcome.FINISHED: "finished", Outcome.CHECKPOINTED: "left", None: "runs"}
 
 
@@ -36,7 +42,7 @@ def comparison_page(
     facts = [
         (f"{answer.jobs:,}", f"jobs of {answer.trace}"),
         (f"{answer.gpus:,}", f"GPUs on {answer.nodes:,} nodes"),
-        (_or_none(best_s, format_duration), f"shortest mean time to the end: {best}"),
+        (_or_none(best_s, format_duration), f"shortest mean JCT: {best}"),
         (format_micro_usd(min(each.lost_micro_usd for each in answer.policies)), "least money lost by a policy"),
     ]
     lead = (
@@ -59,16 +65,16 @@ def _or_none(value: float | None, write: Callable[[float], str]) -> str:
 
 def _table(answer: PolicyComparison) -> Section:
     rows: list[tuple[str, Callable[[PolicyResult], str]]] = [
-        ("time to the end, mean", lambda each: duration_of(each.summary.jct_s, lambda jct_s: jct_s.mean)),
-        ("median", lambda each: duration_of(each.summary.jct_s, lambda jct_s: jct_s.p50)),
-        ("99th percentile", lambda each: duration_of(each.summary.jct_s, lambda jct_s: jct_s.p99)),
+        ("JCT, mean", lambda each: duration_of(each.summary.jct_s, lambda jct_s: jct_s.mean)),
+        ("JCT, median", lambda each: duration_of(each.summary.jct_s, lambda jct_s: jct_s.p50)),
+        ("JCT, p99", lambda each: duration_of(each.summary.jct_s, lambda jct_s: jct_s.p99)),
         ("wait for the first start, mean", lambda each: duration_of(each.summary.wait_s, lambda wait_s: wait_s.mean)),
-        ("99th percentile", lambda each: duration_of(each.summary.wait_s, lambda wait_s: wait_s.p99)),
+        ("wait for the first start, p99", lambda each: duration_of(each.summary.wait_s, lambda wait_s: wait_s.p99)),
         ("longest time without GPUs", lambda each: duration_of(each.summary.away_s, lambda away_s: away_s.max)),
         ("goodput: useful of held GPU time", lambda each: f"{each.summary.goodput:.2%}"),
         ("GPU time held", lambda each: f"{each.summary.held_fraction:.1%}"),
         ("fragmented", lambda each: f"{each.summary.fragmented:.2%}"),
-        ("slowdown, 99th percentile", lambda each: _or_none(each.summary.slowdown_p99, "{:,.1f}".format)),
+        ("slowdown, p99", lambda each: _or_none(each.summary.slowdown_p99, "{:,.1f}".format)),
         ("slowdown, largest", lambda each: _or_none(each.summary.slowdown_max, "{:,.0f}".format)),
         ("slowdown, Jain's index", lambda each: _or_none(each.summary.slowdown_jain, "{:.3f}".format)),
         ("preemptions", lambda each: f"{each.summary.preemptions:,}"),
@@ -88,6 +94,7 @@ def _table(answer: PolicyComparison) -> Section:
     notes += [f"price: {source}" for source in answer.price_sources]
     return Section(
         "Side by side",
+        "JCT is the job completion time, from submission to the end. "
         "Lost is work that was repeated and the time of saves on notice; restarts are not in it. "
         "Fragmented is GPU time that was free while the smallest waiting gang would have fitted by number.",
         (table,),
@@ -97,7 +104,7 @@ def _table(answer: PolicyComparison) -> Section:
 
 def _recommendation(advice: Recommendation) -> Section:
     """Return the figures that the rule weighs, with their spread."""
-    columns = ("", "time to the end, mean", "slowdown, 99th percentile", "longest time without GPUs", "GPU-hours lost")
+    columns = ("", "JCT, mean", "slowdown, p99", "longest time without GPUs", "GPU-hours lost")
     rows = []
     for each in advice.costs:
         figures = (each.jct_s, each.slowdown_p99, each.away_s, each.lost_gpu_hours)
@@ -124,22 +131,23 @@ def _frontier(answer: PolicyComparison) -> Section | None:
     """Return the mean against the longest time away; one policy alone is no frontier."""
     figures = {each.policy: weighed(each.summary) for each in answer.policies}
     points = {name: (each.away_s, each.jct_s) for name, each in figures.items() if each is not None}
-    if sum(name.startswith("cordee:") for name in points) < 2 or min(min(point) for point in points.values()) <= 0:
+    patiences = {name: patience for name in points if (patience := patience_of(name)) is not None}
+    if len(patiences) < 2 or min(min(point) for point in points.values()) <= 0:
         return None
-    away = Axis("longest time without GPUs", format_duration, log=True, ticks=_TICKS_S)
-    mean = Axis("mean time to the end", format_duration, log=True)
-    lines = [ChartLine("patience", [point for name, point in points.items() if name.startswith("cordee:")])]
+    away = _time_axis("longest time without GPUs", [away_s for away_s, _ in points.values()])
+    mean = _time_axis("mean JCT", [jct_s for _, jct_s in points.values()])
+    lines = [ChartLine("patience", [points[name] for name in patiences])]
     marks: list[Mark] = []
-    for name, point in points.items():
-        if name.startswith("cordee:"):
-            if marks and math.dist(map(math.log, point), map(math.log, (marks[-1].x, marks[-1].y))) < _NEAR:
-                marks[-1] = replace(marks[-1], name=f"{marks[-1].name}, {name.removeprefix('cordee:')}")
-            else:
-                marks.append(Mark(*point, name.removeprefix("cordee:")))
-            if name == answer.knee:
-                marks[-1] = replace(marks[-1], name=f"{marks[-1].name} (knee)")
-    lines += [ChartLine(name, [point]) for name, point in points.items() if not name.startswith("cordee:")]
-    figure = chart_html(lines, away, mean, marks, label="mean time to the end by the longest time without GPUs")
+    for name, patience in patiences.items():
+        point = points[name]
+        if marks and math.dist(map(math.log, point), map(math.log, (marks[-1].x, marks[-1].y))) < _NEAR:
+            marks[-1] = replace(marks[-1], name=f"{marks[-1].name}, {patience}")
+        else:
+            marks.append(Mark(*point, patience))
+        if name == answer.knee:
+            marks[-1] = replace(marks[-1], name=f"{marks[-1].name} (knee)")
+    lines += [ChartLine(name, [point]) for name, point in points.items() if name not in patiences]
+    figure = chart_html(lines, away, mean, marks, label="mean JCT by the longest time without GPUs")
     lead = "Patience, the numbers, moves along the line; further left and further down is better."
     return Section("The frontier", lead, (figure,), notes=() if answer.knee is None else (f"The knee: {RULE}.",))
 
@@ -148,8 +156,8 @@ def _waits(results: Sequence[Result]) -> Section:
     fraction = Axis("fraction of jobs", lambda value: f"{value:.0%}")
     distributions = (
         (
-            "time from submission to the end, of jobs that ended",
-            "times to the end",
+            "JCT of jobs that ended",
+            "JCT",
             [each.metrics.jct_us for each in results],
         ),
         ("wait for the first start", "waits", [each.metrics.wait_us for each in results]),
@@ -158,12 +166,19 @@ def _waits(results: Sequence[Result]) -> Section:
     for axis, label, times_us in distributions:
         lines = [ChartLine(each.policy.name, _cdf(own)) for each, own in zip(results, times_us, strict=True) if own]
         if lines:
-            figures.append(chart_html(lines, _time_axis(axis), fraction, label=label))
+            times_s = [time_s for line in lines for time_s, _ in line.points]
+            figures.append(chart_html(lines, _time_axis(axis, times_s), fraction, label=label))
     return Section("Waits", "Distributions over all jobs; further left is better.", figures)
 
 
-def _time_axis(name: str) -> Axis:
-    return Axis(name, format_duration, log=True, ticks=_TICKS_S)
+def _time_axis(name: str, times_s: Sequence[float]) -> Axis:
+    """Return an axis with round times; where hardly any lies between these times, with the least and the greatest."""
+    low_s, high_s = min(times_s), max(times_s)
+    for ticks in (_TICKS_S, _CLOSE_TICKS_S):
+        between = [tick for tick in ticks if low_s <= tick <= high_s]
+        if len(between) > 2:
+            break
+    return Axis(name, format_duration, log=True, ticks=between if len(between) > 1 else (low_s, high_s))
 
 
 def _cdf(values_us: Sequence[int]) -> list[tuple[float, float]]:

@@ -87,9 +87,12 @@ def _format_of(path: Path) -> str:
     for form in FORMATS:
         if set(form.needs) <= {name.strip() for name in header.split(form.delimiter)}:
             return form.name
+    if not header:
+        raise TraceError(f"{path} is empty", hint=f"write a table with the columns {_needs(FORMATS[0])}")
     raise TraceError(
         f"no format has the header {header[:120]!r}",
-        hint=f"the common one is {_needs(FORMATS[0])}, times in seconds or dates; see --format",
+        hint=f"rename its columns: {_needs(FORMATS[0])} are enough, in any order and among others; submission is in"
+        " seconds or a date, the run time in seconds, 01:30:00 or 1h30m",
     )
 
 

@@ -175,6 +175,20 @@ def in_order(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
     """Yield the jobs in the order of submission, with times from the first one."""
     known = sorted(jobs, key=lambda job: (job.submit_us, job.line))
     zero_us = known[0].submit_us if known else 0
-    for job in known:
+    for job in distinct(iter(known), tally):
         tally.jobs += 1
         yield replace(job, submit_us=job.submit_us - zero_us) if zero_us else job
+
+
+def distinct(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
+    """Yield jobs in order, each row once: other rows of the same id are attempts, or an id that came again."""
+    at_us, seen = -1, set[tuple[object, ...]]()
+    for job in jobs:
+        if job.submit_us != at_us:
+            at_us, seen = job.submit_us, set()
+        row = (job.job_id, job.gpus, job.gpu_milli, job.duration_us, job.vc, job.user)
+        if job.job_id and row in seen:
+            tally.bad("the same row again", job.line)
+            continue
+        seen.add(row)
+        yield job

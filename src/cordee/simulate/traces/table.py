@@ -15,7 +15,17 @@ from pathlib import Path
 
 from cordee.errors import TraceError, UnitError
 from cordee.events import Tier
-from cordee.simulate.traces.job import BadRow, Tally, TraceJob, checked, gpus_of, open_text, seconds_us, stamp_us
+from cordee.simulate.traces.job import (
+    BadRow,
+    Tally,
+    TraceJob,
+    checked,
+    distinct,
+    gpus_of,
+    open_text,
+    seconds_us,
+    stamp_us,
+)
 from cordee.units import US_PER_S, parse_duration_s
 
 Row = Mapping[str, str]
@@ -78,7 +88,7 @@ def streamed(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
     A job that is too late for its place is counted and left out.
     """
     zero_us: int | None = None
-    for job in _merged(jobs, tally):
+    for job in distinct(_merged(jobs, tally), tally):
         zero_us = job.submit_us if zero_us is None else zero_us
         tally.jobs += 1
         yield replace(job, submit_us=job.submit_us - zero_us) if zero_us else job
