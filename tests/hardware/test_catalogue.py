@@ -72,6 +72,9 @@ def test_facts_are_of_the_right_size(gpu) -> None:  # A wrong power of ten is th
         ("NVIDIA GeForce RTX 5080", "RTX-5080"),
         ("RTX 4060 Ti 16GB", "RTX-4060-Ti-16"),
         ("AMD Instinct MI355X", "MI355X"),
+        ("AMD Instinct MI250X", "MI250X"),
+        ("NVIDIA RTX A5000", "RTX-A5000"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX-4070-Ti-Super"),
     ],
 )
 def test_a_name_as_people_and_drivers_write_it_finds_its_gpu(written: str, name: str) -> None:
@@ -93,10 +96,10 @@ def test_a_name_as_people_and_drivers_write_it_finds_its_gpu(written: str, name:
         # Another number is another card, however alike the letters are.
         ("3070", None),
         ("1080", None),
-        ("RTX 4070 Ti", None),
+        ("RTX 4070 Ti", "RTX-4070-Ti-Super"),
         ("RTX 3070", None),
         ("A6", None),
-        ("MI250X", None),
+        ("MI250", "MI250X"),
     ],
 )
 def test_an_unknown_gpu_has_a_hint_by_its_number_and_the_way_to_describe_it(written: str, near: str | None) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cordee.errors import CatalogueError
 from cordee.hardware.load import load_catalogue
-from cordee.plan import Request, Settings
+from cordee.plan import Request, Settings, cards
 from cordee.plan.cards import Cards, ask_cards
 from cordee.plan.cards_document import cards_document
 from cordee.plan.memory import peak_bytes
@@ -96,3 +96,25 @@ def test_cards_that_cannot_compute_it_say_so() -> None:
     assert [name for name, _ in found.unable] == ["A100-80"] and "no fp8 units" in found.unable[0][1]
     with pytest.raises(CatalogueError, match="no GPU of the catalogue"):
         _cards(names=("A100-80",), precision="fp8")
+
+
+def test_kinds_whose_memory_is_less_than_the_state_need_no_search_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """405 billion parameters on one node of each kind: what is skipped changes no card."""
+    searched: list[int] = []
+    search = cards.best_layout
+    monkeypatch.setattr(cards, "best_layout", lambda *given: searched.append(given[0].gpus) or search(*given))
+    names = ("A100-40", "A100-80", "H100", "H200", "B300", "RTX-4090")
+    few = [_cards(model, names) for model in ("llama-3-405b", "llama-3-70b")]
+    n_few, searched[:] = len(searched), []
+    monkeypatch.setattr(cards, "_holds_state", lambda _case, _wanted: True)
+    assert [_cards(model, names) for model in ("llama-3-405b", "llama-3-70b")] == few
+    assert n_few < len(searched) / 4
+    assert not few[0].fitting and few[1].fitting
+
+
+def test_state_on_the_host_is_searched_for_whatever_the_gpus_hold() -> None:
+    """adamw's fp32 state of 8B is 128 GB: it fits on two RTX 4090s only with the optimizer on the host."""
+    shape, gpu = load_shape("llama-3-8b"), CATALOGUE.find_gpu("RTX-4090")
+    asked = Request(shape=shape, gpu=gpu, gpus=1, layout=layout_wanted("offload=optimizer", None, None))
+    (card,) = ask_cards(asked, (gpu,)).fitting
+    assert card.candidate.layout.offload == "optimizer" and card.gpus * gpu.visible_bytes < 16 * 8.03e9

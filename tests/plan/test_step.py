@@ -415,6 +415,18 @@ def test_b200_is_planned_with_what_its_power_sustains() -> None:
     assert table.product_fraction == 0.5 < table.product8_fraction < 0.65
 
 
+def test_a_card_whose_power_does_not_bind_multiplies_as_it_was_measured() -> None:
+    """H20 has a seventh of the H100's rate under more than half of its power: TFLOP/s in bf16 by edge, measured."""
+    gpu = load_catalogue().find_gpu("H20")
+    for edge, measured in ((4096, 133.4), (8192, 138.6), (10240, 142.3)):
+        reached = 2 * edge**3 / float(product_s(gpu, edge, edge, edge)) / 1e12
+        assert reached == pytest.approx(measured, rel=0.03), edge
+    # Flops of a forward pass over 2,048 tokens: no faster than FlashAttention-2 and cuDNN were measured at that length.
+    for kind, measured in (("second", 83.7), ("vendor", 129.1)):
+        assert 0.75 * measured < 1e13 / float(fused_attention_s(gpu, 1e13, 2048, kind=kind)[0]) / 1e12 < measured
+    assert "test-data#77" in gpu.efficiency.source.title and "fit_efficiency" in gpu.efficiency.source.title
+
+
 def test_boards_of_one_chip_multiply_as_fast_as_their_power_allows() -> None:
     """What a power limit bounds goes with the watts: a board's fraction of its peak, over that of B200."""
     catalogue = load_catalogue()

@@ -66,7 +66,7 @@ def print_calibration(found: Calibration) -> None:
         table.add_row(row.name, row.best, row.at, row.least, f"{row.doubt:.1%}")
     out.print(table)
     others = ", ".join(f"{each.name} {each.has}" for each in found.others)
-    noise = f"{how.points} points, the middle one known to {how.doubt:.1%}; load {found.load:.1f}"
+    noise = f"{how.points} points, known to {how.doubt:.1%} in the median; load {found.load:.1f}"
     out.print(noise + (f", beside {others}" if others else ""), style="dim", highlight=False)
     for each in found.refused:
         out.print(f"not measured: {each.what}: {each.why}", style="dim", highlight=False)

@@ -22,9 +22,8 @@ def print_cards(found: Cards, *, show_all: bool) -> None:
     if found.fitting:
         title(out, f"GPUs that hold it: {len(found.fitting)}", "the fewest of one node, cheapest first")
         out.print(_fitting(out, found.fitting))
-        unpriced = [card.gpu.name for card in found.fitting if card.price is None]
-        if unpriced:
-            indented(out, f"no price is known of {', '.join(unpriced)}: give yours with --prices")
+        if any(card.price is None for card in found.fitting):
+            indented(out, "–: no price is known; give yours with --prices")
         more = f"nine of ten such runs need up to {residuals_of(every[0].training).high:.0%} more than planned"
         if any(card.candidate.tight for card in found.fitting):
             indented(out, f"* tight: it fits as planned, but {more}")

@@ -272,7 +272,10 @@ def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any], kernels: Kern
 
 
 def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[ChipEfficiency, ChipEfficiency]:
-    """Return the uncalibrated table of a GPU's chip, and the calibrated one, the same where nothing was fitted."""
+    """Return the uncalibrated table of a GPU's chip, and the calibrated one, the same where nothing was fitted.
+
+    What was measured of this very card lies over both.
+    """
     chip = find_chip(facts["chip"], tables["chips"])
     assumed = {key: value for key, value in tables["assumed"].items() if key not in ("source", "as_of")}
     ceiling = facts["matmul"]["fraction"]
@@ -281,12 +284,17 @@ def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[ChipEf
     source = _source(chip)
     if "units" in facts:  # cards with one chip may have different parts of it enabled
         fractions["units"], source = facts["units"]["enabled"], _source(facts["units"])
-    plain = ChipEfficiency(**fractions, source=source)
+    card = dict(facts.get("efficiency", {}))
+    measured = [_source(card)] if card else []
+    card = {key: value for key, value in card.items() if key not in ("source", "as_of")}
+    plain = ChipEfficiency(**(fractions | card), source=measured[0] if measured else source)
     if "calibrated" not in chip:
         return plain, plain
     fitted = dict(chip["calibrated"])
     source, names, software = _source(fitted), tuple(fitted.pop("fitted_on")), tuple(fitted.pop("software"))
-    numbers = {key: value for key, value in fitted.items() if key not in ("source", "as_of")}
+    if measured:
+        source = Source(f"{source.title}; {measured[0].title}", source.as_of)
+    numbers = {key: value for key, value in fitted.items() if key not in ("source", "as_of")} | card
     return plain, ChipEfficiency(**(fractions | numbers), source=source, fitted_on=names, software=software)
 
 

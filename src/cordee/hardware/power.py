@@ -58,6 +58,8 @@ POWER = {
     "RTX-4060-Ti-16": PowerDraw(165, Source("cputronic.com, GeForce RTX 4060 Ti 16 GB", "2026-11")),
     "RTX-5090": PowerDraw(575, Source("NVIDIA GeForce RTX 5090, total graphics power", "2025-01")),
     "RTX-A6000": PowerDraw(300, Source("NVIDIA RTX A6000 datasheet", "2020-10")),
+    "RTX-A5000": PowerDraw(230, Source("NVIDIA RTX A5000 datasheet", "2021-04")),
+    "RTX-4070-Ti-Super": PowerDraw(285, Source("NVIDIA GeForce RTX 4070 Ti SUPER, total graphics power", "2024-01")),
     "RTX-4080": PowerDraw(320, Source("NVIDIA GeForce RTX 4080, total graphics power", "2022-11")),
     "RTX-6000-Ada": PowerDraw(300, Source("NVIDIA RTX 6000 Ada Generation datasheet", "2023-01")),
     "RTX-PRO-6000": PowerDraw(600, Source("NVIDIA RTX PRO 6000 Blackwell Workstation Edition datasheet", "2025-03")),
@@ -65,6 +67,9 @@ POWER = {
     "T4": PowerDraw(70, Source("NVIDIA T4 Tensor Core GPU datasheet", "2019-03")),
     "V100-16": PowerDraw(300, Source("NVIDIA V100 Tensor Core GPU datasheet, SXM2", "2020-01")),
     "V100-32": PowerDraw(300, Source("NVIDIA V100 Tensor Core GPU datasheet, SXM2", "2020-01")),
+    "MI250X": PowerDraw(
+        280, Source("half of a board of 560 W: rocm-smi of an MI250, huggingface.co, AMD Instinct", "2026-11")
+    ),
     "MI300X": PowerDraw(750, Source("AMD Instinct MI300X datasheet", "2023-12"), _LIKE_H100),
     "MI325X": PowerDraw(1000, Source("AMD Instinct MI325X accelerator data sheet", "2024-10"), _LIKE_H100),
     "MI355X": PowerDraw(1400, Source("theregister.com, AMD's MI355X", "2025-06"), _LIKE_B200),

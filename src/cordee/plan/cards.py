@@ -6,7 +6,7 @@ is asked for.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cordee.errors import CatalogueError, LayoutError
 from cordee.hardware.catalog import Gpu, Price, price_of
@@ -14,12 +14,14 @@ from cordee.plan.buffers import cuda_bytes_of
 from cordee.plan.candidates import Candidate
 from cordee.plan.layout import Layout
 from cordee.plan.longest import longest_context, variants
-from cordee.plan.memory import peak_bytes
+from cordee.plan.memory import gpu_state_bytes, peak_bytes
 from cordee.plan.memory_interval import held_surely
 from cordee.plan.optimum import Case
 from cordee.plan.request import Request
-from cordee.plan.search import best_layout, best_sure
+from cordee.plan.search import best_layout, best_sure, default_choices, evaluate, fewest_gpus_to_hold
+from cordee.plan.space import Choices
 from cordee.plan.training import Training
+from cordee.plan.wanted import LayoutWanted
 
 LARGEST_MICRO_BATCH = 4096
 
@@ -95,11 +97,11 @@ def ask_cards(request: Request, gpus: Sequence[Gpu]) -> Cards:
         LayoutError: settings that contradict each other on every kind of GPU.
         ShapeError: a model that is planned for serving only.
     """
-    found, unable = [], []
+    found, unable, nearest = [], [], _Nearest()
     last: LayoutError | None = None
     for gpu in gpus:
         try:
-            found.append(_card(replace(request, gpu=gpu), gpu))
+            found.append(_card(replace(request, gpu=gpu), gpu, nearest))
         except CatalogueError as error:
             unable.append((gpu.name, error.message))
         except LayoutError as error:
@@ -123,7 +125,35 @@ def _rank(card: Card) -> tuple[bool, float, int, str]:
     return (usd is None, usd or 0.0, card.gpus * card.gpu.memory_bytes, card.gpu.name)
 
 
-def _card(request: Request, gpu: Gpu) -> Card:
+@dataclass
+class _Nearest:
+    """The layouts nearest to fitting on kinds whose memory holds not even the state: they differ in no byte.
+
+    The search is the same for all kinds that have the same choices and the same CUDA context, so it runs once.
+    """
+
+    found: dict[tuple[Choices, int, Training, float], Layout] = field(default_factory=dict)
+
+    def of(self, case: Case, wanted: LayoutWanted) -> Layout:
+        """Return the layout that needs the fewest bytes.
+
+        Raises:
+            LayoutError: no layout divides.
+        """
+        key = (default_choices(case), case.gpus, case.training, cuda_bytes_of(case.gpu))
+        if key not in self.found:
+            self.found[key] = best_layout(case, wanted).nearest.layout
+        return self.found[key]
+
+
+def _holds_state(case: Case, wanted: LayoutWanted) -> bool:
+    """Return whether so many GPUs may hold the training: all of their memory is larger than its state."""
+    if wanted.offload not in (None, "none"):
+        return True
+    return case.gpus >= fewest_gpus_to_hold(gpu_state_bytes(case.shape, case.training), case.gpu)
+
+
+def _card(request: Request, gpu: Gpu, nearest: _Nearest) -> Card:
     """Return the fewest GPUs of a node that hold the training, in powers of two; in a layout that fits surely if any.
 
     Raises:
@@ -133,9 +163,15 @@ def _card(request: Request, gpu: Gpu) -> Card:
     found: tuple[Case, Candidate] | None = None
     for count in counts:
         case = replace(request, gpus=count).case(request.settings.framework or "torch")
+        large_enough = _holds_state(case, request.layout)
+        if not large_enough and count < counts[-1]:
+            continue
         try:
-            candidate = best_sure(case, request.layout, request.price)
-            candidate = candidate or best_layout(case, request.layout, request.price).nearest
+            if large_enough:
+                candidate = best_sure(case, request.layout, request.price)
+                candidate = candidate or best_layout(case, request.layout, request.price).nearest
+            else:
+                candidate = evaluate(case, nearest.of(case, request.layout))
         except LayoutError:
             # Some numbers of GPUs do not divide a batch or a model that others do.
             if count == counts[-1] and found is None:
