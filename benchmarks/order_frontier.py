@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 
 from cordee.view.chart import Axis, ChartLine, Mark, chart_svg
-from trace_clusters import virtual_clusters
+from trace_clusters import folder_of_traces, virtual_clusters
 
 FIRST_S, FIRST_JOBS = 150_000.0, 7
 SAVE_S, RESTART_S, SHORT_S = 30.0, 60.0, 60.0
 """The history that is there before any job ended; a notice, a restart, and the least run time of a slowdown."""
+ROUND_S, COMPUTED_S = 360.0, 1_920.0
+"""Gavel's rounds, and the least time between two computations of its optimum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +40,10 @@ class Rule:
     """One order of jobs.
 
     Attributes:
-        order: `fifo`, `sjf`, `srsf`, `levels`, or `fair` (max-min rounds: every six minutes the jobs start
-            that have run for the least part of their time since submission; not Gavel's rule, which divides the time
-            that its optimum allots by what a job had since it was computed last).
+        order: `fifo`, `sjf`, `srsf`, `levels`, or `gavel`: in rounds of six minutes the jobs go first whose allotted
+            part of the time, over what they had since it was computed last, is largest (Narayanan et al., OSDI 2020).
+            Allotted is what gives each job as many GPUs on average, none more than it asks for: max-min fairness by
+            water filling, on GPUs of one kind. Unlike theirs, free GPUs are filled between rounds.
         levels: GPU-seconds received at which a job moves down.
         patience: the wait after which a job is overdue; None: never.
         unit: of `patience`: `s`, the `mean` run time of ended jobs, or that of the `long` ones: weighted by run time.
@@ -73,7 +76,7 @@ RULES = {
     "2d-las": Rule(levels=(3250.0,), after_s=0, slice_s=0),
     "promote 8": Rule(levels=(3250.0,), promote=8.0, after_s=0, slice_s=0),
     "promote 1": Rule(levels=(3250.0,), promote=1.0, after_s=0, slice_s=0),
-    "max-min": Rule(order="fair"),
+    "gavel": Rule(order="gavel"),
     "before": Rule(levels=tuple(hours * 3600.0 for hours in (1, 16, 64, 256)), patience=150_000.0),
     **{f"patience {each:g}": Rule(levels=LEVELS, patience=each, unit="long") for each in KNOB},
     "levels by 8": Rule(levels=CLOSER, patience=0.5, unit="long"),
@@ -102,6 +105,8 @@ class Job:
     key: tuple[float, ...] = ()
     overhead_s: float = 0.0
     promoted_s: float = 0.0  # what it had run when it was promoted last
+    allotted: float = 1.0  # Gavel's optimum: the part of the time in which it runs
+    computed_s: float = 0.0  # what it had run when that was computed
 
     @property
     def counted_gpu_s(self) -> float:
@@ -123,6 +128,7 @@ class Pool:
         self.asked = self.held = self.preempted = 0
         self.lost_gpu_s = 0.0
         self.ended, self.sum_s, self.sum_s2 = 0, 0.0, 0.0
+        self.computed_s = -math.inf
 
     def patience_s(self) -> float:
         """Return the wait after which a job is overdue."""
@@ -140,7 +146,7 @@ class Pool:
         """Run to the end; return the figures."""
         for job in self.jobs:
             heapq.heappush(self.heap, (job.at_s, 0, job.number, 0))
-        fair_s = 360.0 if self.rule.order == "fair" else 0.0
+        round_s = ROUND_S if self.rule.order == "gavel" else 0.0
         ticking = False
         while self.heap:
             self.now = self.heap[0][0]
@@ -160,10 +166,10 @@ class Pool:
                         self.wake(self.now + self.patience_s())
                 elif attempt == job.attempt:
                     self.turn(kind, job)
-            if fair_s:
+            if round_s:
                 self.fill()
                 if not ticking and (self.lines_count() or self.running):
-                    heapq.heappush(self.heap, ((self.now // fair_s + 1) * fair_s, 3, 0, 0))
+                    heapq.heappush(self.heap, ((self.now // round_s + 1) * round_s, 3, 0, 0))
                     ticking = True
             else:
                 self.schedule()
@@ -197,8 +203,8 @@ class Pool:
             return (job.run_s, job.at_s)
         if order == "srsf":
             return (job.left_s * job.gpus, job.at_s)
-        if order == "fair":
-            return (job.ran_s / max(1.0, self.now - job.at_s), job.at_s)
+        if order == "gavel":
+            return (-self.priority(job), job.at_s)
         job.level = bisect_right(self.rule.levels, job.counted_gpu_s)
         return (job.level, job.at_s)
 
@@ -388,7 +394,7 @@ class Pool:
                 self.start(job)
 
     def fill(self) -> None:
-        """Start what fits, the least part of its time first."""
+        """Start what fits, in the order of priority."""
         if self.free:
             for number in [number for _, number in heapq.merge(*self.lines.values())]:
                 if self.jobs[number].gpus <= self.free:
@@ -397,15 +403,15 @@ class Pool:
                     return
 
     def round(self) -> None:
-        """A round of max-min fairness: everybody's part of its time anew; those that are kept do not stop."""
+        """A round of Gavel's: the jobs of the highest priority run, and of these no job stops that runs already."""
         waiting = [self.jobs[number] for line in self.lines.values() for _, number in line]
         if not waiting:
             return
-        part = lambda job: (  # noqa: E731
-            (job.ran_s + (self.now - job.since_s if job.number in self.running else 0.0))
-            / max(1.0, self.now - job.at_s), job.number)  # fmt: skip
+        jobs = [*waiting, *self.running.values()]
+        if self.now - self.computed_s >= COMPUTED_S:
+            self.allot(jobs)
         free, chosen = self.gpus, set()
-        for job in sorted((*waiting, *self.running.values()), key=part):
+        for job in sorted(jobs, key=lambda job: (-self.priority(job), job.number)):
             if job.gpus <= free:
                 free -= job.gpus
                 chosen.add(job.number)
@@ -414,6 +420,22 @@ class Pool:
         for job in waiting:
             if job.number in chosen:
                 self.start(job)
+
+    def allot(self, jobs: list[Job]) -> None:
+        """Allot each job as many GPUs on average, at most what it asks for, and count what it runs from now on."""
+        self.computed_s, left, smallest = self.now, float(self.gpus), sorted(jobs, key=lambda job: job.gpus)
+        for index, job in enumerate(smallest):
+            gpus = min(job.gpus, left / (len(smallest) - index))
+            left -= gpus
+            job.allotted, job.computed_s = gpus / job.gpus, self.ran_s(job)
+
+    def priority(self, job: Job) -> float:
+        """Return what the job is allotted over what it had since then; each begins with half a round."""
+        return job.allotted / (self.ran_s(job) - job.computed_s + ROUND_S / 2)
+
+    def ran_s(self, job: Job) -> float:
+        """Return the time for which a job has held its GPUs."""
+        return job.ran_s + (self.now - job.since_s if job.number in self.running else 0.0)
 
     def figures(self) -> dict[str, float]:
         jct = np.array([job.ended_s - job.at_s for job in self.jobs])
@@ -456,7 +478,7 @@ def traced(folder: Path, jobs: int) -> Iterator[tuple[str, list[tuple[float, int
 def main() -> None:
     """Print a table for each cluster and one of ratios, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", type=Path, nargs="?")
+    parser.add_argument("traces", type=folder_of_traces, nargs="?")
     parser.add_argument("--jobs", type=int, default=1500, help="of a cluster at most")
     parser.add_argument("--only", default=",".join(RULES))
     parser.add_argument("--clusters", default="", help="those whose names hold this")

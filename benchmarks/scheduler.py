@@ -31,7 +31,7 @@ from cordee.simulate.metrics import Metrics
 from cordee.simulate.run import Submission, run
 from cordee.simulate.traces import Tally, open_trace
 from cordee.simulate.workload import Costs, submissions
-from trace_clusters import VirtualCluster, virtual_clusters
+from trace_clusters import FEWEST, VirtualCluster, folder_of_traces, virtual_clusters
 
 S = 1_000_000
 ANCHORS: dict[str, tuple[str, int, int, int]] = {  # a file, nodes, and the jobs from one second on to another
@@ -55,7 +55,7 @@ USD_MICRO = 2_990_000
 TEAMS = tuple(Queue(name=name, quota_gpus=gpus) for name, gpus in (("large", 320), ("middle", 192), ("small", 64)))
 HEADS = (
     ("mean JCT s", 11), ("p99", 11), ("p99 slow", 10), ("away max", 11), ("lost GPU-h", 11), ("lost $", 10),
-    ("+ restart", 11), ("pushes", 8), ("jobs/CPU-s", 11),
+    ("+ restart", 11), ("preempts", 9), ("jobs/CPU-s", 11),
 )  # fmt: skip
 
 RATIOS = (
@@ -140,10 +140,8 @@ def verdicts(found: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
         where = [title for title, misses in by_cluster.items() if name in misses]
         short = [title.partition(" jobs,")[0].rpartition(": ")[0] + title.partition(" jobs,")[2] for title in where]
         not_there = [each for each, title in zip(short, where, strict=True) if by_cluster[title][name]]
-        if where:
-            yield f"{name}: reached on {len(where) - len(not_there)} of {len(where)}" + "".join(
-                f"\n    not on {each}" for each in not_there
-            )
+        reached = f"reached on {len(where) - len(not_there)} of {len(where)}" if where else "applies to no cluster here"
+        yield f"{name}: {reached}" + "".join(f"\n    not on {each}" for each in not_there)
 
 
 def one(
@@ -195,7 +193,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         print(
             f"{row['policy']:<14}{row['jct_s']:>11,}{row['jct_s_p99']:>11,}{row['slowdown_p99']:>10,.1f}{row['away_s_max']:>11,}"
-            f"{row['lost_gpu_hours']:>11,}{row['lost_usd']:>10,}{row['preempted_usd']:>11,}{row['preemptions']:>8,}{row['jobs_per_cpu_s']:>11,}"
+            f"{row['lost_gpu_hours']:>11,}{row['lost_usd']:>10,}{row['preempted_usd']:>11,}{row['preemptions']:>9,}{row['jobs_per_cpu_s']:>11,}"
         )
     print(*over(rows), sep="\n", flush=True)
 
@@ -207,13 +205,14 @@ def clusters(args: argparse.Namespace) -> dict[str, Any]:
     for each in virtual_clusters(args.traces, args.most) if loads else ():
         if not any(part in each.name for part in args.clusters.split(",")):
             continue
-        for load in loads:
-            count = each.nodes(load)
+        for count in dict.fromkeys(map(each.nodes, loads)):  # once where two loads need as many nodes
             rows = on_cluster(each, count, names)
             title = f"{each.name}: {len(each.jobs):,} jobs, {count} nodes of 8, load {each.asked_gpus / count / 8:.2f}"
             found[title] = rows
             if not args.json:
                 show(title, rows)
+    if loads and not found:
+        print(f"no virtual cluster of at least {FEWEST} jobs in {args.traces}", file=sys.stderr)
     if found and not args.json:
         print("\ntargets", *verdicts(found), sep="\n")
     return found
@@ -249,7 +248,7 @@ def victims(args: argparse.Namespace) -> dict[str, Any]:
         found[base] = [one(rule.victims, rule, mixed, queues=TEAMS) for rule in rules]
         if not args.json:
             turns = "by tier and quota alone" if base == "fit" else "by tier, quota and turn"
-            title = f"three tiers, quotas 320, 192, 64; pushes {turns}; the first {len(mixed):,} jobs of B"
+            title = f"three tiers, quotas 320, 192, 64; preemption {turns}; the first {len(mixed):,} jobs of B"
             show(title, found[base])
     return found
 
@@ -274,7 +273,7 @@ def half(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Print tables, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("traces", type=Path)
+    parser.add_argument("traces", type=folder_of_traces)
     parser.add_argument("--clusters", default="", help="those whose names hold one of these; none: all")
     parser.add_argument("--loads", default="0.8,1.2", help="of each cluster; none: no clusters")
     parser.add_argument("--most", type=int, default=1_500, help="jobs of a cluster")

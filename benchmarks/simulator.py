@@ -31,11 +31,12 @@ from cordee.simulate.run import run
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally, open_trace
 from cordee.simulate.workload import Costs, submissions
-from trace_clusters import virtual_clusters
+from trace_clusters import folder_of_traces, virtual_clusters
 
 S = 1_000_000
 DAY_US = 86_400 * S
 USD_MICRO = 2_990_000
+TARGET = 1_000  # jobs a CPU second, of `cordee`
 HELIOS = {"fifo": 104.9, "sjf": 62.7}  # mean queue in seconds, of the authors' simulator on the same rows
 PEERS = (
     ("HeliosArtifact, FIFO", 681, "68,503 jobs, 11 virtual clusters, 2,816 GPUs; run by us"),
@@ -47,7 +48,7 @@ PEERS = (
 
 
 def fidelity(traces: Path) -> list[dict[str, Any]]:
-    """Philly, October and November 2017: each virtual cluster by itself, nobody is pushed, so nobody restarts."""
+    """Philly, October and November 2017: each virtual cluster by itself, none is preempted, so none restarts."""
     vcs = vc_clusters(traces / "philly_vc_nodes.csv.gz")
     from_us = 2_293_200 * S
     scenario = Scenario(
@@ -127,7 +128,7 @@ def determinism(traces: Path) -> dict[str, Any]:
             check=True,
         )
         digests.append(done.stdout.strip())
-    return {"same": digests[0] == digests[1], "digests": digests}
+    return {"same": digests[0] == digests[1], "events": int(digests[0].split()[0]), "digests": digests}
 
 
 def digest(traces: Path) -> str:
@@ -180,7 +181,7 @@ def timed(action: Callable[[], Any]) -> tuple[Any, float]:
 def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("traces", type=Path)
+    parser.add_argument("traces", type=folder_of_traces)
     parser.add_argument("--only", default="speed,determinism")
     parser.add_argument("--policy", default="cordee,2d-las,easy,fifo")
     parser.add_argument("--fewest", type=int, default=2_000, help="jobs of a cluster whose speed is measured")
@@ -218,6 +219,8 @@ def show(found: dict[str, Any]) -> None:
             f"{row['difference']:+.2%} | {row['jct_s_mean']:,.0f} s | {row['cpu_s']:.1f} | "
             f"{row['jobs_per_cpu_s']:,.0f} |"
         )
+    if "speed" in found:
+        _show_targets(found["speed"])
     for row in found.get("speed", ()):
         print(
             f"| {row['cluster']}, {row['nodes']} nodes, load {row['load']:.2f} | {row['policy']} | {row['jobs']:,} | "
@@ -225,15 +228,33 @@ def show(found: dict[str, Any]) -> None:
             f"{row['jct_s_mean']:,.0f} s | {row['away_s_max']:,.0f} s | {row['preemptions']:,} | "
             f"{row['lost_gpu_hours']:,.1f} | {row['errors']} |"
         )
+    if "peers" in found:
+        print("\n| another simulator | jobs a CPU second | of |\n|---|---|---|")
     for row in found.get("peers", ()):
         print(f"| {row['name']} | {row['jobs_per_cpu_s']:,} | {row['what']} |")
     if "determinism" in found:
-        print(f"same bytes under two hash seeds: {found['determinism']['same']}")
+        events = found["determinism"]["events"]
+        same = found["determinism"]["same"] if events else "not shown, the folder has no virtual cluster of enough jobs"
+        print(f"same bytes under two hash seeds ({events:,} events): {same}")
     if "million" in found:
         row = found["million"]
         rate, peak = row["jobs_per_cpu_s"], row["memory_bytes_peak"] / 1e9
         print(f"{row['jobs']:,} jobs on {row['gpus']:,} GPUs: {row['cpu_s']:,.0f} CPU s, {rate:,.0f} jobs a CPU second")
         print(f"{row['events']:,} events, {row['ended']:,} jobs ended, {peak:.1f} GB at most")
+
+
+def _show_targets(rows: list[dict[str, Any]]) -> None:
+    """Show the target and the clusters that miss it, and the head of the table."""
+    if not rows:
+        print("speed: the folder has no virtual cluster of at least --fewest jobs")
+        return
+    ours = [row for row in rows if row["policy"] == "cordee"]
+    slow = [row for row in ours if row["jobs_per_cpu_s"] < TARGET]
+    print(f"{TARGET:,} jobs a CPU second: reached on {len(ours) - len(slow)} of {len(ours)}")
+    for row in slow:
+        print(f"    not on {row['cluster']}, {row['jobs_per_cpu_s']:,.0f}")
+    heads = ("cluster", "policy", "jobs", "CPU s", "jobs a CPU second", "mean JCT", "longest time away", "preemptions")
+    print(f"| {' | '.join((*heads, 'GPU-hours lost', 'errors'))} |\n{'|---' * 10}|")
 
 
 if __name__ == "__main__":
