@@ -364,7 +364,7 @@ def test_find_and_send(portable, monkeypatch):
         monkeypatch.setattr(process, "PROC", None)
     child = process.spawn(["/bin/sleep", "600"], env={process.TAG: PARTS, process.NODE: "n"}, cwd="/", output=1)
     try:
-        while not Path(f"/proc/{child.pid}/environ").read_bytes():
+        while portable and not Path(f"/proc/{child.pid}/environ").read_bytes():
             assert child.poll() is None, "the program has begun, and the system shows its environment a moment later"
         assert {found.pid for found in process.find(PARTS)} == {child.pid}
         (found,) = process.find(PARTS, node="n")
@@ -381,6 +381,34 @@ def test_find_and_send(portable, monkeypatch):
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_process_that_begins_a_program_is_looked_at_again(tmp_path, monkeypatch):
+    """Within exec(2) a process shows neither arguments nor an environment; a rank was missed, and ran on."""
+    kernel_thread = 0x00200000
+
+    def there(pid, environ, cmdline=b"", state="S", flags=0):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) {state} 1 1 1 0 -1 {flags} {'0 ' * 12}{pid}00 0 0")
+        (tmp_path / str(pid) / "environ").write_bytes(environ)
+        (tmp_path / str(pid) / "cmdline").write_bytes(cmdline)
+
+    there(11, b"")
+    there(12, b"", flags=kernel_thread)
+    there(13, b"", state="Z")
+    there(14, b"", cmdline=b"env\0-i\0")
+    waits = []
+
+    def wait(pause_s):
+        waits.append(pause_s)
+        if len(waits) == 3:
+            (tmp_path / "11" / "environ").write_bytes(f"A=1\0{process.TAG}={PARTS}\0".encode())
+
+    monkeypatch.setattr(process, "PROC", tmp_path)
+    monkeypatch.setattr(process, "pause", wait)
+    assert {found.pid for found in process.find(PARTS)} == {11} and len(waits) == 3
+    (tmp_path / "11" / "environ").write_bytes(b"")
+    assert not process.find(PARTS) and 3 < len(waits) < 100, "it is not looked at for ever"
 
 
 # -- messages --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,10 @@ NODE = "CORDEE_NODE"
 PROC = Path("/proc") if Path("/proc/self/environ").exists() else None
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_KTHREAD = 0x00200000
+_EXEC_LOOKS, _EXEC_PAUSE_S = 50, 0.002
+pause = time.sleep
+"""Between two looks at a process that begins a program."""
 _SHELLS = {"sh", "dash", "bash", "zsh", "ksh", "ash", "busybox"}
 
 
@@ -251,10 +256,33 @@ def _is_tagged(pid: int, tag: str, node: str | None) -> bool:
 def _environ(pid: int) -> list[bytes]:
     if PROC is None:
         return _portable_environ(pid)
+    for look in range(_EXEC_LOOKS):
+        try:
+            found = (PROC / str(pid) / "environ").read_bytes()
+        except OSError:
+            return []
+        if found or not _begins_program(pid):
+            break
+        if look + 1 < _EXEC_LOOKS:
+            pause(_EXEC_PAUSE_S)
+    return found.split(b"\0")
+
+
+def _begins_program(pid: int) -> bool:
+    """Return whether a process is inside exec(2): for a moment it has neither arguments nor an environment to show.
+
+    A thread of the kernel and a dead process never have, and a program without an environment has arguments.
+    """
+    assert PROC is not None
     try:
-        return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+        state, *fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return (
+            state not in (b"Z", b"X")
+            and not int(fields[5]) & _PF_KTHREAD
+            and not (PROC / str(pid) / "cmdline").read_bytes()
+        )
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _psutil() -> Any:
