@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 
@@ -148,6 +150,32 @@ def test_every_public_name_has_a_user_outside_its_tests() -> None:
         if name not in used and not re.search(rf"\.{name}\b", pages)
     ]
     assert not unused, "\n".join(unused)
+
+
+def _imported(body: list[ast.stmt], modules: dict[str, Path]) -> Iterator[str]:
+    """Yield the modules that a module imports as it is loaded, or for its types."""
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = (f"{node.module}.{each.name}" for each in node.names)
+            yield from (name if name in modules else node.module for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.If | ast.Try):
+            yield from _imported(
+                [each for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)], modules
+            )
+
+
+def test_no_modules_import_each_other_not_even_for_types() -> None:
+    modules = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in SOURCES
+    }
+    graph = {
+        name: {each for each in _imported(parsed(path).body, modules) if each in modules and each != name}
+        for name, path in modules.items()
+    }
+    TopologicalSorter(graph).prepare()  # a CycleError has the modules
 
 
 def _tree(cls: type[errors.CordeeError]) -> list[type[errors.CordeeError]]:

@@ -10,8 +10,9 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 import structlog
@@ -22,9 +23,6 @@ from cordee.control.store.credential_tables import metadata
 from cordee.control.store.database import reason
 from cordee.errors import StoreError
 from cordee.units import US_PER_S
-
-if TYPE_CHECKING:
-    from cordee.control.store.sql import SqlStore
 
 audit = sa.Table(
     "audit",
@@ -181,6 +179,18 @@ class AuditFilter:
         return found
 
 
+class Transactions(Protocol):
+    """The transactions and queries of the store that holds an audit log."""
+
+    def writing(self) -> AbstractContextManager[sa.Connection]:
+        """Return a transaction that writes."""
+        ...
+
+    def read(self, query: sa.Select[Any]) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of a query."""
+        ...
+
+
 class AuditLog:
     """The audit log of a store.
 
@@ -188,7 +198,7 @@ class AuditLog:
     others as one record, so that a flood of refusals does not fill the disk.
     """
 
-    def __init__(self, store: "SqlStore") -> None:
+    def __init__(self, store: Transactions) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._minute = 0
