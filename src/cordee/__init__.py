@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from cordee.planning import serve_plan
     from cordee.storage.cache.api import Data, data
     from cordee.train.data.sampler import ElasticBatchSampler
-    from cordee.train.job import Job, job
+    from cordee.train.entry import job
+    from cordee.train.job import Job
     from cordee.train.trial import trial
 
 __all__ = ["Data", "ElasticBatchSampler", "Job", "__version__", "data", "job", "plan", "serve_plan", "trial"]
@@ -21,7 +22,7 @@ __all__ = ["Data", "ElasticBatchSampler", "Job", "__version__", "data", "job", "
 _LAZY = {
     "data": "cordee.storage.cache.api",
     "Data": "cordee.storage.cache.api",
-    "job": "cordee.train.job",
+    "job": "cordee.train.entry",
     "Job": "cordee.train.job",
     "ElasticBatchSampler": "cordee.train.data.sampler",
     "serve_plan": "cordee.planning",

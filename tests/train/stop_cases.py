@@ -33,7 +33,8 @@ from cordee.events import RankLeft
 from cordee.storage.destination import open_blobs
 from cordee.storage.log import read_entries
 from cordee.telemetry.notices import Notice, write_notice
-from cordee.train.job import Job, job
+from cordee.train.entry import job
+from cordee.train.job import Job
 from metadata_service import MetadataService
 
 STEP = 15  # where the phase begins

@@ -19,7 +19,7 @@ from cordee.telemetry.notices import Notice, read_notice, write_hint, write_noti
 from cordee.train import rank_exit
 from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.state import decode, encode, gather, names_in
-from cordee.train.job import job
+from cordee.train.entry import job
 from cordee.train.measure import PERIOD_S, Meter
 from cordee.train.mesh import layout_mesh
 from cordee.train.report import Reporter

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from cordee.train.job import job as cordee_job
+from cordee.train.entry import job as cordee_job
 
 WIDTH, HEADS, LAYERS, CONTEXT = 96, 4, 3, 96
 GLOBAL_BATCH = 16  # sequences of a step, over however many ranks

@@ -1,4 +1,4 @@
-"""Two lines in the user's own loop: `with cordee.job(state) as job: for step in job.steps(n): ...`
+"""Two lines in the user's own loop: `with cordee.job(state) as job: for step in job.steps(n): ...` (`entry.py`).
 
 A job restores before its first step, saves as it goes, and on a notice leaves with all its ranks at one agreed step.
 The loop stays the user's; nothing here runs a collective in a step. Saves are in `checkpoint/`; notices, the deadline
@@ -9,10 +9,9 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -33,7 +32,7 @@ from cordee.train.rank_exit import RankExit, beside, durable_name, goes_on_from
 from cordee.train.reading import Reading
 from cordee.train.rehearsal import Rehearsal, rehearsal
 from cordee.train.report import Reporter, set_up_logging
-from cordee.train.settings import Settings, settings
+from cordee.train.settings import Settings
 from cordee.train.software import software_changed
 from cordee.train.step_timer import StepTimer
 from cordee.train.stop.agreement import Agreement, BoundaryAction
@@ -47,62 +46,6 @@ log = logging.getLogger("cordee")
 
 _NO_LIMIT_S = 86_400.0  # An uploader limits itself; this ends the wait for one that is lost.
 _numbers = itertools.count()
-
-
-def job(  # noqa: PLR0913 - each is a setting of the job
-    state: dict[str, Any],
-    *,
-    to: str | Path | None = None,
-    every: str | int | None = None,
-    keep: str | int | None = None,
-    grace: str | None = None,
-    base: str | Path | None = None,
-    ram: str | int | None = None,
-    hang: str | None = None,
-    on_spike: str | None = None,
-    keep_best: str | None = None,
-    track: str | Sequence[str] | None = None,
-) -> "Job":
-    """Return a training job over this state, to be used as `with cordee.job(...) as job:`.
-
-    Args:
-        state: modules, optimizers, objects with state_dict() and load_state_dict(), and plain values; a load replaces
-            plain values in this dict.
-        to: where checkpoints go: a folder, s3://, gs:// or az://, or several storage levels with commas between, the
-            nearest first and the most durable last. Without one the job runs unprotected.
-        every: how often to save: a time ("10m"), a number of steps, or "auto" (the default): the interval that loses
-            the least time, computed from the cost of a save.
-        keep: number of generations to keep, at least 2; or `"3, every 10, 7d"`: also each 10th and those of a week.
-        grace: from a notice (SIGTERM, or SIGUSR1 under Slurm) to the end; 30s by default.
-        base: another destination; chunks of its pinned checkpoint are not stored again.
-        ram: how often to capture the state in memory between checkpoints, as `every`: such a capture survives its
-            process, but not its machine. "auto" (the default) does it where it saves time, "off" never; it doubles the
-            memory for captures.
-        hang: time without a step after which all ranks start again from the newest checkpoint; never by default.
-        on_spike: what to do when the logged loss leaves its usual range, or is not finite: "warn" (the default),
-            "rollback" (back to the checkpoint before, without those batches), "reorder" (with those batches later),
-            "stop" or "off".
-        keep_best: the name of a metric: whenever `log` has a lower value of it than ever before, a checkpoint is made,
-            and stays until a better one replaces it. The value must be the same on all ranks.
-        track: "wandb", "mlflow" or "tensorboard", or some of them: where else the metrics go.
-
-    Under a Cordee agent the agent's settings win over these arguments.
-    """
-    return Job(
-        state,
-        settings(
-            to=to,
-            every=every,
-            keep=keep,
-            grace=grace,
-            base=base,
-            ram=ram,
-            hang=hang,
-            on_spike=on_spike,
-            keep_best=keep_best,
-            track=track,
-        ),
-    )
 
 
 class Job:
