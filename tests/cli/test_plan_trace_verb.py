@@ -172,6 +172,24 @@ MIXTURE = {
 
 
 @pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
+@pytest.mark.parametrize(("ranks", "recompute"), [(16, "none"), pytest.param(6, "full", marks=pytest.mark.soak)])
+def test_experts_on_ranks_that_do_not_divide_them_are_planned_as_they_are_traced(
+    ranks: int, recompute: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On 16 ranks four hold an expert each, and what is gathered and reduced has one for every rank."""
+    wide = MIXTURE | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(wide))
+    words = ("plan", str(tmp_path), "--gpus", f"{ranks}xH100", "--layout", f"fsdp={ranks},ep=1", "--seq", "512")
+    assert not _run(*words, "--recompute", recompute, "--micro-batch", "1", "--batch", str(ranks), "--trace", "--json")
+    found = json.loads(capsys.readouterr().out)
+    traced, planned = found["traced"], found["planned"]
+    assert found["question"]["code"] == "hf" and found["question"]["fsdp"] == ranks
+    assert planned["allocated_bytes"] == pytest.approx(traced["allocated_bytes"], rel=0.005)
+    weights = {each["phase"]: each["parts"]["weights"] for each in traced["moments"]}["states"]
+    assert planned["parts"]["weights"] == pytest.approx(weights, rel=0.01)
+
+
+@pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
 def test_tp_that_is_asked_for_and_that_the_code_has_no_styles_for_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

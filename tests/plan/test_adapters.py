@@ -94,7 +94,7 @@ def test_a_layer_keeps_what_its_norms_attention_activation_and_adapters_read() -
     def kept(targets: str, train: str = "lora", zero: int = 0) -> float:
         layout = Layout(recompute="none", dp=1 + (zero > 0), zero=zero)
         timeline = _memory(layout, train=train, targets=targets).worst_timeline
-        return float(next(moment for moment in timeline if moment.event == "forward").activations_bytes)
+        return float(next(moment for moment in timeline if moment.event == "loss").activations_bytes)
 
     h, kv, f = 4096, 1024, 14336
     plain = 2 * 4 * h + 2 * (2 * h + 2 * kv) + 2 * 3 * f + 4 * 32
@@ -198,7 +198,7 @@ def test_an_int8_base_has_a_constant_for_each_row_and_keeps_the_inputs_of_its_pr
 
     def kept(base: str) -> float:
         timeline = _memory(Layout(recompute="none"), train="lora", targets="q", base_bits=base).worst_timeline
-        return float(next(moment for moment in timeline if moment.event == "forward").activations_bytes)
+        return float(next(moment for moment in timeline if moment.event == "loss").activations_bytes)
 
     # `q` reads the first norm's output in any case; the second norm's and down's input are kept for int8 alone.
     assert kept("int8") - kept("fp8") == 32 * 2048 * 2 * (4096 + 14336)
@@ -251,7 +251,7 @@ def test_dora_adds_lengths_and_two_outputs_and_after_dropout_a_16_bit_matrix_of_
 
     def kept(**settings: object) -> float:
         timeline = _memory(Layout(recompute="none"), **settings).worst_timeline
-        return float(next(moment for moment in timeline if moment.event == "forward").activations_bytes)
+        return float(next(moment for moment in timeline if moment.event == "loss").activations_bytes)
 
     more = 32 * 2048 * 2 * 2 * outputs
     assert kept(train="dora") - kept(train="lora") == more

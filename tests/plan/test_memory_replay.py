@@ -21,7 +21,7 @@ def _held_gib(layout: Layout, training: Training) -> float:
 @pytest.mark.parametrize(("ranks", "published_gib"), [(8, 82.4), (128, 67.0)])
 def test_torchtitans_eager_peaks_are_met(ranks: int, published_gib: float) -> None:
     layout = Layout(dp=ranks, zero=3, micro_batch=2, recompute="selective")
-    assert _held_gib(layout, Training(8192, 2 * ranks)) == pytest.approx(published_gib, rel=0.035)
+    assert _held_gib(layout, Training(8192, 2 * ranks)) == pytest.approx(published_gib, rel=0.016)
 
 
 def test_only_what_is_kept_beyond_need_changes() -> None:
@@ -55,13 +55,11 @@ def test_a_third_step_reserves_no_more_than_two(recompute: Recompute) -> None:
     step = _Step(allocator, _Sizes.of(L8, layout, training), L8.layers, recompute)
     step.run()
     states, reserved = len(step.held), allocator.reserved_bytes_peak
-    step.forward()
-    step.loss()
-    step.backward()
+    step.step()
     assert (len(step.held), allocator.reserved_bytes_peak) == (states, reserved)
     # What the allocator hands out at once is what the formulas add up to.
     allocated = rank_memory(L8, layout, training).worst.allocated_bytes
-    assert allocator.allocated_bytes_peak == pytest.approx(allocated, rel=0.03)
+    assert allocator.allocated_bytes_peak == pytest.approx(allocated, rel=0.005)
 
 
 @pytest.mark.parametrize("train", ["lora", "qlora"])

@@ -222,8 +222,9 @@ def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
         indented(out, words)
     if any(each.tight for each in fitting):
         indented(out, _tight_in_words(plan))
-    if plan.expert_balance is not None:
-        indented(out, plan.expert_balance, style="")
+    for sentence in (plan.expert_balance, plan.uneven_shares):
+        if sentence is not None:
+            indented(out, sentence, style="")
     if not plan.fits:
         title(out, "What would fit")
         for remedy in plan.remedies:

@@ -77,12 +77,13 @@ def layer_activation_bytes(
         per_token = per_token + _beside_views(shape) / tp
     moe = shape.experts
     if expert and moe is not None:
-        widths = _kept_widths(shape, training)
+        widths = kept_widths(shape, training)
         per_token = per_token + widths * moe.shared_ffn / tp
-        per_token = per_token + routed_fraction(shape, layout, training) * shape.hidden
+        copies = 1 + training.tuning.weighs_outputs
+        per_token = per_token + copies * routed_fraction(shape, layout, training) * shape.hidden
         per_token = per_token + moe.per_token / tp * training.imbalance_at(layout.ep) * widths * moe.ffn
     else:
-        per_token = per_token + _kept_widths(shape, training) * shape.ffn / tp
+        per_token = per_token + kept_widths(shape, training) * shape.ffn / tp
     total = tokens * (training.activation_bytes * per_token + 4 * shape.heads / tp)
     if training.keeps_fp32:
         # Autocast keeps hidden states, the inputs of the norms, in fp32, and each product casts its own input.
@@ -253,7 +254,7 @@ def _inner_widths(shape: ModelShape) -> int:
     return 3 if shape.gated else 2
 
 
-def _kept_widths(shape: ModelShape, training: Training) -> int:
+def kept_widths(shape: ModelShape, training: Training) -> int:
     """Return the MLP's inner tensors that are kept: eager PyTorch has silu(gate) beside gate, up and their product."""
     return _inner_widths(shape) + (shape.gated and not training.is_fused)
 
@@ -445,12 +446,18 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
             # Gradients of a written out GELU: as many as it kept, one less below a frozen matrix.
             gelu = _composite_gelu_bytes(shape, layout, training) * (1 if training.adapters is None else 2 / 3)
             here = here + tokens * gelu * shape.ffn / layout.tp
-        if layout.recompute == "full":
-            here = here + layer_activation_bytes(shape, layout, training, expert=expert, scores=not training.flash)
-        elif _halves(layout, training):
-            whole_layer = layer_activation_bytes(shape, layout, training, expert=expert)
-            here = here + whole_layer - _selected_bytes(shape, layout, training, expert=expert)
-        elif layout.recompute == "selective" and not training.flash:
-            here = here + score_bytes(shape, layout, training)
+        here = here + recomputed_bytes(shape, layout, training, expert=expert)
         moment = moment + only_where(here > moment, here - moment)
     return moment
+
+
+def recomputed_bytes(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Real:
+    """Return what a layer's backward pass makes again of what its forward pass has dropped."""
+    if layout.recompute == "full":
+        return layer_activation_bytes(shape, layout, training, expert=expert, scores=not training.flash)
+    if _halves(layout, training):
+        whole_layer = layer_activation_bytes(shape, layout, training, expert=expert)
+        return whole_layer - _selected_bytes(shape, layout, training, expert=expert)
+    if layout.recompute == "selective" and not training.flash:
+        return score_bytes(shape, layout, training)
+    return 0.0

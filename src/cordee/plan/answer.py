@@ -23,6 +23,7 @@ from cordee.plan.page import plan_page
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.request import Request
 from cordee.plan.search import best_layout, best_sure, fewest_gpus_to_hold, fewest_gpus_to_train, remedies
+from cordee.plan.shards import uneven_shares
 from cordee.plan.states import flop_per_token
 from cordee.plan.survive import LevelSave, Survival, capture_bytes_per_node, level_saves
 from cordee.plan.training import Training
@@ -54,6 +55,11 @@ class Answer:
             f"With the measured expert loads the fullest of {ep} expert ranks has "
             f"{self.training.imbalance_at(ep):.2f} times the mean load, experts placed as `cordee experts` would."
         )
+
+    @property
+    def uneven_shares(self) -> str | None:
+        """What FSDP2's whole rows cost the fullest rank of the nearest layout, as a sentence; None if little."""
+        return uneven_shares(self.request.shape, self.nearest.layout, self.training)
 
     @property
     def training(self) -> Training:

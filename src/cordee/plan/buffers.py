@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from cordee.hardware.arrays import Real, only_where
 from cordee.hardware.catalog import Gpu
 from cordee.plan.activations import keeps_fp8
 from cordee.plan.layout import Layout
+from cordee.plan.shards import adapter_padding, layer_padding, vocabulary_padding
 from cordee.plan.states import (
     Holding,
     adapter_parameters,
@@ -108,9 +111,12 @@ def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: 
 
 
 def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
-    """Return the whole weights of this layer and the next one with ZeRO-3; a torch pipeline keeps them whole anyway."""
+    """Return the whole weights of this layer and the next one with ZeRO-3; a torch pipeline keeps them whole anyway.
+
+    FSDP2 gathers as many rows of every rank as the fullest has.
+    """
     passing = (layout.zero == 3) * (not stays_whole(layout, training))
-    whole = training.activation_bytes * _largest_layer(shape, layout, held)
+    whole = training.activation_bytes * _largest_layer(shape, layout, training, held)
     if training.adapters is not None:
         own = training.optimizer.weight_bytes * adapter_parameters(shape, training.adapters)
         whole = whole + own - quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
@@ -121,32 +127,54 @@ def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
 class GatheredEnds:
     """Bytes that FSDP2 gathers beside two layers, with ZeRO-3: a group is there twice, as it came and copied out.
 
-    `first` is the embedding's group at the start of the forward pass; `tied` that of an embedding which is the head's
-    as well and stays; `ahead` the embedding's as it comes, with the first layer's backward pass; `next_layer` a third
-    layer's worth where one layer gives way to the next; `head_buffer` the head's as it came, which the model's forward
-    pass keeps to its end.
+    `first` is what is there at the start of the forward pass: the embedding's group alone, or as it came beside the
+    first layer; `tied` that of an embedding which is the head's as well and stays, and `head_slope` its gradient as a
+    head, which waits for that as an embedding; `ahead` the embedding's as it comes, with the first layer's backward
+    pass; `next_layer` a third layer's worth where one layer gives way to the next; `head_buffer` the head's as it came,
+    which the model's forward pass keeps to its end; `of_head` a head's gradient, as it comes and as it is reduced,
+    `slope` and `reduced` the embedding's.
     """
 
     first: Real = 0.0
     tied: Real = 0.0
+    head_slope: Real = 0.0
     ahead: Real = 0.0
     next_layer: Real = 0.0
     head_buffer: Real = 0.0
+    of_head: Real = 0.0
+    slope: Real = 0.0
+    reduced: Real = 0.0
 
     @classmethod
     def of(cls, shape: ModelShape, layout: Layout, training: Training, held: Holding) -> "GatheredEnds":
         """Return those of a rank of the pipeline; nothing without FSDP2, or where it keeps a stage whole."""
         if training.framework != "torch" or stays_whole(layout, training) or training.tuning.flat:
             return cls()
-        rows = gathered_head_bytes(shape, layout, training)
+        rows, layers = gathered_head_bytes(shape, layout, training), gathered_bytes(shape, layout, training, held)
         both = shape.tied and held.embeddings and held.heads
+        slope = (layout.zero == 3) * vocabulary_bytes(shape, layout, training)
+        alone = rows + layers
+        alone = alone + only_where(2 * rows > alone, 2 * rows - alone)
+        is_trained = training.adapters is None and training.tuning.frozen is None
+        # From the second micro-batch on what is reduced lies beside what it is added to.
+        reduced = 2 * rows * (1 + (layout.micro_batches(training.global_batch) > 1) / layout.shard_ranks)
         return cls(
-            first=2 * rows * bool(held.embeddings),
+            first=(2 * rows + layers if both else alone) * bool(held.embeddings),
             tied=rows * bool(both),
+            head_slope=slope * bool(both) * is_trained,
             ahead=rows * (bool(held.embeddings) and not both),
-            next_layer=gathered_bytes(shape, layout, training, held) / 2 * (held.layers > 1),
+            next_layer=layers / 2 * (held.layers > 1),
             head_buffer=rows * (not both),
+            of_head=(slope + reduced) * (not both) * is_trained,
+            slope=slope,
+            reduced=reduced,
         )
+
+    def last_bytes(self, layer: Real, boundary: Real) -> tuple[Real, Real]:
+        """Return what is there as the embedding's gradient comes, and as it is reduced; `layer`: the first one's."""
+        # One that is the head's as well is gathered still, and has the sum of both gradients beside them.
+        own = self.tied + self.head_slope + 2 * self.slope if np.any(self.tied) else self.ahead + self.slope
+        return layer + boundary + own, self.slope + self.reduced
 
 
 def gradients_appear(layout: Layout, training: Training) -> Real:
@@ -234,38 +262,46 @@ def receiving_bytes(layout: Layout, training: Training, held: Holding, *, bounda
 
 def gathered_head_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Return the head's whole weights with ZeRO-3."""
-    rows = padded_vocab(shape, layout, training)
+    rows = padded_vocab(shape, layout, training) * shape.hidden / layout.tp
     passing = (layout.zero == 3) * (not stays_whole(layout, training))
-    return passing * training.activation_bytes * rows * shape.hidden / layout.tp
+    return passing * training.activation_bytes * (rows + vocabulary_padding(shape, layout, training))
 
 
 def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """Return one layer's weight gradients before they are added to the kept ones; FSDP2 reduces them in fp32."""
     if training.framework == "megatron":
         return 0.0
+    if training.optimizer.in_backward and training.adapters is None and shape.latent is None and shape.experts is None:
+        # Each gradient is used up as soon as it is there.
+        largest = training.optimizer.gradient_bytes * max(each.inputs * each.outputs for each in layer_linears(shape))
+        return np.where(layout.zero < 3, largest, _arriving(shape, layout, training, held))
+    return _arriving(shape, layout, training, held)
+
+
+def _arriving(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
+    return weight_slopes_bytes(shape, layout, training, held) + reduced_bytes(shape, layout, training, held)
+
+
+def weight_slopes_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
+    """Return the gradients of one layer's weights as its backward pass makes them."""
+    if training.adapters is not None:
+        return training.optimizer.weight_bytes * adapter_parameters(shape, training.adapters)
+    return training.optimizer.weight_bytes * _largest_layer(shape, layout, training, held, padded=False)
+
+
+def reduced_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
+    """Return the fp32 buffer in which FSDP2 reduces one layer's gradients, until the next layer's takes its place."""
     reduced = 4 * (layout.zero == 3) * (training.framework == "torch")
     if training.adapters is not None:
-        return (training.optimizer.weight_bytes + reduced) * adapter_parameters(shape, training.adapters)
-    if training.optimizer.in_backward and layout.zero < 3 and shape.latent is None and shape.experts is None:
-        # Each gradient is used up as soon as it is there.
-        return training.optimizer.gradient_bytes * max(each.inputs * each.outputs for each in layer_linears(shape))
-    return (training.optimizer.weight_bytes + reduced) * _largest_layer(shape, layout, held)
+        padding = adapter_padding(shape, layout, training, training.adapters)
+        return reduced * (adapter_parameters(shape, training.adapters) + padding)
+    return reduced * _largest_layer(shape, layout, training, held)
 
 
-def arriving_first_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
-    """Return the weight gradients beside a layer's activations where its backward pass is fullest.
-
-    That is at the MLP's activation: of a dense layer only the down matrix has its gradient then, and FSDP2 still
-    reduces what went before it in fp32, the layer above or the head.
-    """
-    whole = arriving_bytes(shape, layout, training, held)
-    is_plain = training.adapters is None and training.tuning.frozen is None and not held.expert_layers
-    if training.framework != "torch" or stays_whole(layout, training) or not is_plain:
-        return whole
-    above, head = _largest_layer(shape, layout, held), padded_vocab(shape, layout, training) * shape.hidden / layout.tp
-    above = above + (not shape.tied) * only_where(head > above, head - above)
-    first = training.optimizer.weight_bytes * shape.hidden * shape.ffn / layout.tp + 4 * above
-    return whole + (layout.zero == 3) * (first - whole)
+def reduced_head_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
+    """Return the same of a head that has gradients and is no embedding."""
+    reduced = 4 * (layout.zero == 3) * (training.framework == "torch") * (training.adapters is None)
+    return reduced * (not shape.tied) * vocabulary_bytes(shape, layout, training) / training.activation_bytes
 
 
 def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
@@ -297,10 +333,14 @@ def step_moment_bytes(layout: Layout, training: Training, parameters: Real, shar
     return 0.0
 
 
-def _largest_layer(shape: ModelShape, layout: Layout, held: Holding) -> Real:
+def _largest_layer(
+    shape: ModelShape, layout: Layout, training: Training, held: Holding, *, padded: bool = True
+) -> Real:
+    """Return the elements of the largest layer, with the rows that FSDP2 pads it with."""
     largest: Real = 0
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
         if count:
             size = layer_parameters(shape, layout, expert).total
+            size = size + padded * layer_padding(shape, layout, training, expert=expert).total
             largest = largest + only_where(size > largest, size - largest)
     return largest

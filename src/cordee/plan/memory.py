@@ -13,7 +13,9 @@ import numpy as np
 from cordee.hardware.arrays import Real
 from cordee.plan import activations as act
 from cordee.plan import buffers as buf
+from cordee.plan.backward import layer_backward_bytes
 from cordee.plan.layout import Layout
+from cordee.plan.shards import rank_padding
 from cordee.plan.states import (
     adapter_parameters,
     frozen_bytes,
@@ -290,37 +292,106 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     # A rank in the middle keeps the gradient that it sent until it makes the next one.
     between = (rank > 0) * boundary
     gathered = buf.gathered_bytes(shape, layout, training, held)
-    arriving = buf.arriving_bytes(shape, layout, training, held)
     gathered_or_whole = gathered + act.dequantised_bytes(shape, training)
-    first_gradients = buf.arriving_first_bytes(shape, layout, training, held)
-    backward = act.backward_moment_bytes(shape, layout, training, held) + gathered_or_whole + first_gradients
+    backward = layer_backward_bytes(shape, layout, training, held) + gathered_or_whole
     appear = buf.gradients_appear(layout, training)
     first = appear * (layout.micro_batches(training.global_batch) == 1)
     always = _Standing(weights, gradients, optimizer, standing, weights_whole, gradients_whole)
     none, ends = first * gradients, buf.GatheredEnds.of(shape, layout, training, held)
+    arrival = _Arrival.of(shape, layout, training, rank, first)
     moments = [always.still("states", missing=appear)]
     forward = act.forward_moment_bytes(shape, layout, training) + gathered_or_whole
-    forward = np.maximum(forward, gathered + ends.next_layer) + ends.tied
-    moments.append(always.at("forward", kept + between, 0.0, forward + cast, none))
+    # The last layer gathers no other one.
+    for left, ahead in ((kept, 0.0), (kept * (1 - 1 / arrival.layers), ends.next_layer)):
+        passing = np.maximum(forward, gathered + ahead) + ends.tied + cast
+        moments.append(always.at("forward", left + between, 0.0, passing, none))
     moments.append(always.at("forward", boundary, 0.0, ends.first, none))
     if held.heads:
         # FSDP2 has let go of the last layer when the head runs.
         beside = cast + gathered * (1 - appear * (layout.zero == 3))
         moments += _at_loss(shape, layout, training, always, (kept + between, beside, ends.head_buffer, none))
-    # Gradients come as activations go, layer by layer: the fullest is the first of them or the last.
-    going = (kept + cast_back) * (1 - 1 / max(1, held.layers))
-    backward = backward + ends.tied
-    missing = first * np.minimum(gradients, going)
-    moments.append(always.at("backward", kept + between, 0.0, backward + cast_back, missing))
-    if held.embeddings:  # with the first layer FSDP2 gathers the embedding, and no further layer
-        last = backward - gathered / 2 + ends.ahead
-        moments.append(always.at("backward", kept / max(1, held.layers), 0.0, last))
+        if np.any(ends.of_head):
+            missing, reduced = arrival.sharded * arrival.missing(0) * gradients, gathered / 2 + ends.of_head
+            moments.append(always.at("loss", kept + between, 0.0, arrival.sharded * reduced, missing))
+    own = backward + ends.tied + ends.head_slope, gathered, ends.ahead if held.embeddings else None
+    moments += _backward(always, (kept, between), cast_back, own, arrival)
     frozen = training.tuning.frozen
     if held.embeddings and training.adapters is None and not (frozen is not None and frozen.embeddings):
+        beside = boundary + buf.arriving_bytes(shape, layout, training, held)
         rows = buf.embedding_gradient_bytes(shape, layout, training, held)
-        moments.append(always.at("embedding", np.maximum(0.0, kept - one), 0.0, rows + boundary + arriving))
+        left = np.maximum(0.0, kept - one)
+        moments.append(always.at("embedding", left, 0.0, np.where(arrival.sharded, 0.0, rows + beside)))
+        comes, is_reduced = ends.last_bytes(arrival.reduced, boundary)
+        missing = arrival.sharded * arrival.missing(arrival.layers) * gradients
+        moments.append(always.at("embedding", left, 0.0, arrival.sharded * comes, missing))
+        moments.append(always.at("embedding", left, 0.0, arrival.sharded * is_reduced))
     moments.append(always.still("step", moment))
     return tuple(moments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """How the gradients of a rank's layers come as its activations go.
+
+    `layers`: how many; `head` and `embedding`: parts of the gradients that those have, the rest is the layers'. `first`
+    is 1 where no gradient was there before. FSDP2 (`sharded` 1) reduces each layer's while the next layer's come:
+    `reduced`, and the head's beside the last layer, `reduced_head`.
+    """
+
+    layers: int
+    head: Real
+    embedding: Real
+    first: Real
+    sharded: Real
+    reduced: Real
+    reduced_head: Real
+
+    @classmethod
+    def of(cls, shape: ModelShape, layout: Layout, training: Training, rank: int, first: Real) -> "_Arrival":
+        """Return how they come on a rank of the pipeline."""
+        held = holding(shape, layout, rank)
+        reduced = buf.reduced_bytes(shape, layout, training, held)
+        frozen = training.tuning.frozen is not None or training.adapters is not None
+        rows = buf.vocabulary_bytes(shape, layout, training) / training.activation_bytes
+        whole = rank_parameters(shape, layout, training, rank), rank_padding(shape, layout, training, rank)
+        end = 0.0 if frozen else rows / sum(each.total for each in whole)
+        sharded = buf.gradients_appear(layout, training) * (layout.zero == 3)
+        head = buf.reduced_head_bytes(shape, layout, training) * bool(held.heads)
+        return cls(
+            max(1, held.layers), end * held.heads * (not shape.tied), end * held.embeddings, first, sharded,
+            reduced, reduced + sharded * (head - reduced),
+        )  # fmt: skip
+
+    def missing(self, done: int) -> Real:
+        """Return the part of the gradients that is missing when so many layers have theirs."""
+        layers = 1 - self.head - self.embedding
+        return self.first * (1 - self.head - layers * min(done, self.layers) / self.layers)
+
+
+def _backward(
+    always: _Standing, kept: tuple[Real, Real], cast: Real, buffers: tuple[Real, Real, Real | None], arrival: _Arrival
+) -> list[Moment]:
+    """Return a layer's backward pass where it may be fullest: in the last layer, that before it, the second, the first.
+
+    `kept` are activations and what lies beside them, `buffers` a layer's, what is gathered of two layers, and what is
+    in place of the second one where the first layer passes.
+    """
+    activations, between = kept
+    own, gathered, ahead = buffers
+    layers, gradients = arrival.layers, always.gradients
+    # Where nothing is sharded gradients come as large as activations go, or larger.
+    going = arrival.first * np.minimum(gradients, (activations + cast) * (1 - 1 / layers))
+    moments = []
+    for done, reduced in ((0, arrival.reduced_head), (1, arrival.reduced), (max(0, layers - 2), arrival.reduced)):
+        left = activations * (1 - min(done, layers - 1) / layers)
+        missing = np.where(arrival.sharded, arrival.missing(done) * gradients, going)
+        left = np.where(arrival.sharded, left, activations)
+        moments.append(always.at("backward", left + between, 0.0, own + reduced + cast, missing))
+    if ahead is not None:  # with the first layer FSDP2 gathers the embedding, and no further layer
+        first = arrival.sharded * arrival.missing(layers - 1) * gradients
+        last = own - gathered / 2 + ahead + arrival.reduced
+        moments.append(always.at("backward", activations / layers, 0.0, last, first))
+    return moments
 
 
 def _at_loss(
@@ -361,10 +432,12 @@ def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) ->
     own: Real = optimizer.master_bytes + (0 if optimizer.paged else optimizer.moment_bytes)
     wide = training.keeps_fp32
     own = own - wide * optimizer.master_bytes
-    for count, shards in (
-        (parameters.dense, layout.shard_ranks),
-        (parameters.experts, layout.expert_shard_ranks),
+    padding = rank_padding(shape, layout, training, rank)
+    for each_rank, more, shards in (
+        (parameters.dense, padding.dense, layout.shard_ranks),
+        (parameters.experts, padding.experts, layout.expert_shard_ranks),
     ):
+        count = each_rank + more
         each = optimizer.weight_bytes + wide * (optimizer.master_bytes - optimizer.weight_bytes)
         weights = weights + each * count / (1 + (zero >= (2 if wide else 3)) * (shards - 1))
         standing = optimizer.gradient_bytes + wide * (optimizer.master_bytes - optimizer.gradient_bytes)

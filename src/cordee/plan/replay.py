@@ -12,7 +12,7 @@ from cordee.plan.allocator import CachingAllocator
 from cordee.plan.buffers import vocabulary_bytes
 from cordee.plan.layout import Layout
 from cordee.plan.memory import RankMemory, StageMemory
-from cordee.plan.states import adapter_parameters, layer_linears
+from cordee.plan.states import adapter_parameters, layer_linears, layer_parameters
 from cordee.plan.training import JOINED, Adapters, Training
 from cordee.workload.model import ModelShape
 
@@ -43,7 +43,8 @@ def replayed(shape: ModelShape, layout: Layout, training: Training, limit_bytes:
         OutOfMemoryError: they are too few.
     """
     allocator = CachingAllocator(limit_bytes)
-    _Step(allocator, _Sizes.of(shape, layout, training), shape.layers, layout.recompute).run()
+    count = layout.micro_batches(training.global_batch)
+    _Step(allocator, _Sizes.of(shape, layout, training), shape.layers, layout.recompute, count).run()
     return allocator
 
 
@@ -78,6 +79,21 @@ class _Low:
 
 
 @dataclass(frozen=True, slots=True)
+class _Code:
+    """What the code of a step is like: a loss over divided logits, compiled, or within the forward pass; small
+    operations that are one kernel; norms and rotations of many kernels, as transformers writes them; one matrix for
+    embedding and head.
+    """
+
+    is_divided: bool
+    is_compiled: bool
+    is_fused: bool
+    is_within: bool
+    is_composite: bool
+    is_tied: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Sizes:
     """Bytes of one tensor each, on one GPU."""
 
@@ -89,11 +105,10 @@ class _Sizes:
     logits: int
     matrices: tuple[int, ...]
     vocab: int
+    norm: int
+    small: int
     shards: int
-    is_divided: bool
-    is_compiled: bool
-    is_fused: bool
-    is_within: bool
+    code: "_Code"
     low: _Low | None
 
     @classmethod
@@ -101,6 +116,7 @@ class _Sizes:
         tokens = float(act.rank_tokens(layout, training))
         each = training.activation_bytes * tokens / layout.tp
         item, adapters, linears = training.activation_bytes, training.adapters, layer_linears(replace(shape, joined=()))
+        elements = [linear.inputs * linear.outputs for linear in linears]
         packed = None if adapters is None or adapters.base.bits == 16 else adapters.base
         matrices = tuple(
             round(item * linear.inputs * linear.outputs / layout.tp)
@@ -117,11 +133,17 @@ class _Sizes:
             logits=round(float(act.output_bytes(shape, layout, training))),
             matrices=matrices,
             vocab=round(float(vocabulary_bytes(shape, layout, training))),
+            norm=item * shape.norm_parameters,
+            small=round(item * float(layer_parameters(shape, layout, False).total - sum(elements) / layout.tp)),
             shards=layout.shard_ranks if layout.zero == 3 else 1,
-            is_divided=layout.tp > 1,
-            is_compiled=training.loss_kind == "compiled",
-            is_fused=training.is_fused,
-            is_within=training.tuning.loss_within,
+            code=_Code(
+                is_divided=layout.tp > 1,
+                is_compiled=training.loss_kind == "compiled",
+                is_fused=training.is_fused,
+                is_within=training.tuning.loss_within,
+                is_composite=training.tuning.composite_norms,
+                is_tied=shape.tied,
+            ),
             low=None if adapters is None else _Low.of(shape, tokens, adapters, item),
         )
 
@@ -131,9 +153,19 @@ class _Sizes:
         return self.matrices if self.low is None else (*self.matrices, self.low.layer)
 
     @property
-    def trained(self) -> tuple[int, ...]:
-        """Bytes of a layer that have gradients."""
-        return self.matrices if self.low is None else (self.low.layer,)
+    def of_layer(self) -> int:
+        """Bytes of a layer's buffer, with its norms and biases."""
+        return sum(self.group) + self.small
+
+    @property
+    def of_embedding(self) -> int:
+        """Bytes of the buffer of the embedding, which has the last norm where it is the head."""
+        return self.vocab + self.code.is_tied * self.norm
+
+    @property
+    def of_head(self) -> int:
+        """Bytes of the buffer of the head and the last norm."""
+        return self.vocab + self.norm
 
     def of_product(self, index: int) -> tuple[int, int]:
         """Bytes of the input and the output of a layer's product."""
@@ -150,26 +182,33 @@ class _Step:
     sizes: _Sizes
     layers: int
     recompute: str
+    micro_batches: int = 1
     held: dict[str, int] = field(default_factory=dict)
     count: int = 0
 
     def run(self) -> None:
         """Allocate and free as two steps do."""
-        sizes = self.sizes
-        wholes = [sizes.vocab, *(sum(sizes.trained),) * self.layers, sizes.vocab]
-        if sizes.low is not None:
-            for index in range(self.layers + 2):
-                frozen = sum(sizes.matrices) if 0 < index <= self.layers else sizes.vocab
-                self.make(f"frozen {index}", frozen // sizes.shards)
-            wholes = wholes[1:-1]
-        for index, whole in enumerate(wholes):
+        sizes, low = self.sizes, self.sizes.low
+        ends = [(sizes.vocab,)] if sizes.code.is_tied else [(sizes.vocab,)] * 2
+        groups = [ends[0], *(sizes.matrices,) * self.layers, *ends[1:]]
+        if low is not None:
+            for index, whole in enumerate(each for group in groups for each in group):
+                self.make(f"frozen {index}", whole // sizes.shards)
+            groups = [(low.layer,)] * self.layers
+        for index, whole in enumerate(each for group in groups for each in group):
             for state in ("weights", "first", "second"):
                 self.make(f"{state} {index}", 2 * whole // sizes.shards)
         self.make("workspace", act.WORKSPACE_BYTES)
         for _ in range(2):
+            self.step()
+
+    def step(self) -> None:
+        """Pass as many micro-batches as there are kinds of: the first one, and one that adds to its gradients."""
+        for _ in range(min(2, self.micro_batches)):
             self.forward()
             self.loss()
             self.backward()
+        self.drop(*[name for name in self.held if name.startswith("gradient")])
 
     def make(self, name: str, size: int, stream: int = 0) -> None:
         """Allocate a tensor; of that name there is none."""
@@ -183,76 +222,224 @@ class _Step:
             if name in self.held:
                 self.allocator.free(self.held.pop(name))
 
-    def gather(self, name: str, matrices: tuple[int, ...]) -> None:
-        """Gather a group's weights into one buffer, and copy them out of it."""
+    def gather(self, name: str, whole: int) -> None:
+        """Gather a group's weights into one buffer; fp32 shards are made 16-bit first."""
         if self.sizes.shards == 1:
             return
-        self.make(f"{name} buffer", sum(matrices), _GATHER)
-        for index, size in enumerate(matrices):
+        if self.sizes.low is None:
+            self.make("shard", whole // self.sizes.shards, _GATHER)
+        self.make(f"{name} buffer", whole, _GATHER)
+        self.drop("shard")
+
+    def copy_out(self, name: str, matrices: tuple[int, ...]) -> None:
+        """Copy gathered weights out of their buffer."""
+        for index, size in enumerate(matrices if self.sizes.shards > 1 else ()):
             self.make(f"{name} {index}", size)
 
-    def gathered(self, name: str) -> None:
-        """Free what was gathered."""
-        self.drop(f"{name} buffer", *(f"{name} {index}" for index in range(len(self.sizes.group))))
+    def release(self, name: str) -> None:
+        """Free what was copied out."""
+        self.drop(*(f"{name} {index}" for index in range(len(self.sizes.group))))
 
-    def reduce(self, name: str, matrices: tuple[int, ...]) -> None:
-        """Reduce a group's gradients: into a buffer in fp32 that stays until the next one, and out of it a shard."""
-        whole = 2 * sum(matrices)
+    def reduce(self, name: str, whole: int, *slopes: str) -> None:
+        """Reduce a group's gradients: in an fp32 buffer that stays until the next one, and out of it a shard."""
+        whole, shards = 2 * whole, self.sizes.shards
         self.drop("reduced")
-        if self.sizes.shards > 1:
+        if shards > 1:
             self.make("reduced", whole)
-        self.make(f"gradient {name}", whole // self.sizes.shards, _REDUCE if self.sizes.shards > 1 else 0)
+            self.drop(*slopes[1:])  # the first one goes when all are reduced
+        is_first = f"gradient {name}" not in self.held
+        self.make(f"gradient {name}" if is_first else "added", whole // shards, _REDUCE if shards > 1 else 0)
+        self.drop("added", *slopes)
 
     def forward(self) -> None:
-        """The embedding and the layers."""
-        self.gather("embedding", (self.sizes.vocab,))
+        """The embedding and the layers; a layer's buffer goes when the next layer's is copied out."""
+        self.gather("embedding", self.sizes.of_embedding)
+        self.copy_out("embedding", (self.sizes.vocab,))
         self.make("input 0", self.sizes.hidden)
-        self.gathered("embedding")
+        if not self.sizes.code.is_tied:
+            self.drop("embedding 0")
         for layer in range(self.layers):
-            self.gather(f"layer {layer}", self.sizes.group)
-            self.drop(f"layer {layer - 1} buffer")
+            self.gather(f"layer {layer}", self.sizes.of_layer)
+            self.copy_out(f"layer {layer}", self.sizes.group)
+            self.drop("embedding buffer", f"layer {layer - 1} buffer")
             self.layer(layer, keep=self.recompute)
-            self.make(f"input {layer + 1}", self.sizes.hidden)
-            self.drop("down")
-            self.gathered(f"layer {layer}")
-            if self.sizes.shards > 1:
-                self.make(f"layer {layer} buffer", sum(self.sizes.group), _GATHER)
+            self.release(f"layer {layer}")
+            if self.sizes.code.is_composite and self.recompute == "none" and layer:
+                self.drop(f"input {layer}")  # its norm keeps it in fp32; the first one is the model's own
 
     def layer(self, layer: int, *, keep: str) -> None:
         """One layer forward; `keep` is the recomputation that it is for."""
-        sizes = self.sizes
-        self.make(f"norm {layer}", sizes.hidden)
-        q, k, v, o, gate, up, down = range(7)
-        self.product(q, "raw query")
-        self.product(k, "raw key")
-        self.product(v, f"value {layer}")
-        for name, size in (("query", sizes.query), ("key", sizes.key)):
-            if not sizes.is_fused:
-                self.make("wide", 2 * size)
-                self.make("turned", 2 * size)
-            self.make(f"{name} {layer}", size)
-            self.drop("wide", "turned")
-        self.drop("raw key", "raw query")
+        is_all, is_half = keep == "none", keep == "selective"
+        self.attention(layer, keep)
+        self.norm(f"second norm {layer}", kept=is_all)
+        gate, up, down = 4, 5, 6
+        self.product(gate, f"gate {layer}", layer)
+        self.activate(layer)
+        if not (is_all or is_half):
+            self.drop(f"gate {layer}")
+        self.product(up, f"up {layer}", layer)
+        self.make(f"product {layer}", self.sizes.inner)
+        if not is_all:
+            self.drop(f"active {layer}", f"up {layer}")
+        self.product(down, f"down {layer}", layer)
+        if not is_all:
+            self.drop(f"product {layer}", f"second norm {layer}")
+        self.make(f"input {layer + 1}", self.sizes.hidden)
+        self.drop(*(() if is_half else (f"down {layer}",)))
+        if self.sizes.code.is_composite:
+            self.drop(f"middle {layer}")
+        if not is_all:
+            self.drop(f"middle {layer}", *(f"low {index} {layer}" for index in range(7)))
+
+    def attention(self, layer: int, keep: str) -> None:
+        """The first norm, the attention and its residual."""
+        sizes, is_all = self.sizes, keep == "none"
+        q, k, v, o = range(4)
+        self.norm(f"norm {layer}", kept=is_all)
+        self.product(q, f"raw query {layer}", layer)
+        self.product(k, f"raw key {layer}", layer)
+        self.product(v, f"value {layer}", layer)
+        self.rotate(f"query {layer}", sizes.query)
+        self.rotate(f"key {layer}", sizes.key)
+        raw = (f"raw key {layer}",) if keep == "selective" else (f"raw key {layer}", f"raw query {layer}")
+        self.drop(*(reversed(raw) if sizes.code.is_composite else raw))
         self.make(f"attended {layer}", sizes.query)
         self.make(f"statistics {layer}", sizes.statistics)
-        self.product(o, "out")
+        if keep == "full":
+            self.drop(f"statistics {layer}")
+        self.product(o, "out", layer)
+        if not is_all:
+            self.drop(f"query {layer}", f"key {layer}")
+        if keep == "full":
+            self.drop(f"value {layer}", f"attended {layer}")
+        if not is_all:
+            self.drop(f"norm {layer}")
         self.make(f"middle {layer}", sizes.hidden)
         self.drop("out")
-        self.make(f"second norm {layer}", sizes.hidden)
-        self.product(gate, f"gate {layer}")
-        if not sizes.is_fused:
-            self.make(f"active {layer}", sizes.inner)
-        self.product(up, f"up {layer}")
-        self.make(f"product {layer}", sizes.inner)
-        self.product(down, "down")
-        kept = {
-            "none": _MADE,
-            "selective": ("query", "value", "attended", "statistics", "gate", "second norm"),
-            "full": (),
-        }[keep]
-        self.drop(*(f"{name} {layer}" for name in _MADE if name not in kept))
 
-    def product(self, index: int, name: str) -> None:
+    def again(self, layer: int) -> None:
+        """What a recomputed layer makes again, up to the last tensor that its backward pass reads."""
+        sizes, is_half = self.sizes, self.recompute == "selective"
+        q, k, v, o, gate, up, down = range(7)
+        self.norm(f"norm {layer}", kept=True)
+        if not is_half:
+            self.product(q, f"raw query {layer}", layer)
+        self.product(k, f"raw key {layer}", layer)
+        if not is_half:
+            self.product(v, f"value {layer}", layer)
+        self.rotate(f"query {layer}", sizes.query)
+        self.rotate(f"key {layer}", sizes.key)
+        self.drop(f"raw key {layer}", f"raw query {layer}")
+        if not is_half:
+            self.make(f"attended {layer}", sizes.query)
+            self.make(f"statistics {layer}", sizes.statistics)
+        self.product(o, "out", layer)
+        self.make(f"middle {layer}", sizes.hidden)
+        self.drop("out")
+        self.norm(f"second norm {layer}", kept=True)
+        if not is_half:
+            self.product(gate, f"gate {layer}", layer)
+        self.activate(layer)
+        self.product(up, f"up {layer}", layer)
+        self.make(f"product {layer}", sizes.inner)
+        if sizes.low is not None:  # its tensor of the adapter's rank is the last one
+            self.product(down, "down", layer)
+            self.drop("down")
+        if sizes.code.is_composite:
+            self.drop(f"middle {layer}")
+
+    def activate(self, layer: int) -> None:
+        """The activation of the gate, where it is a kernel of its own."""
+        if not self.sizes.code.is_fused:
+            self.make(f"active {layer}", self.sizes.inner)
+
+    def norm(self, name: str, *, kept: bool) -> None:
+        """One norm forward; transformers' keeps its input in fp32, and what it is scaled to if its weight is trained."""
+        hidden = self.sizes.hidden
+        if not self.sizes.code.is_composite:
+            self.make(name, hidden)
+            return
+        self.make(f"{name} wide", 2 * hidden)
+        self.make("square", 2 * hidden)
+        self.drop("square")
+        self.make("scaled wide", 2 * hidden)
+        if not kept:
+            self.drop(f"{name} wide")
+        self.make(f"{name} scaled", hidden)
+        self.make(name, hidden)
+        if not kept or self.sizes.low is not None:
+            self.drop(f"{name} scaled")
+        self.drop("scaled wide")
+
+    def norm_backward(self, name: str, slope: str, found: str) -> None:
+        """The gradient of a norm's input, from that of its result."""
+        hidden = self.sizes.hidden
+        if not self.sizes.code.is_composite:
+            self.make(found, hidden)
+            self.drop(slope)
+            return
+        self.make("by weight", hidden)
+        if self.sizes.low is None:
+            self.make("to weight", hidden)
+        self.drop("to weight", slope, f"{name} scaled")
+        self.make("one wide", 2 * hidden)
+        self.drop("by weight")
+        self.make("two wide", 2 * hidden)
+        self.make("three wide", 2 * hidden)
+        self.drop("two wide", "one wide")
+        for each in ("four wide", "five wide", "six wide", "seven wide"):
+            self.make(each, 2 * hidden)
+        self.drop("six wide", "five wide", "four wide", f"{name} wide")
+        self.make("eight wide", 2 * hidden)
+        self.drop("three wide", "seven wide")
+        self.make(found, hidden)
+        self.drop("eight wide")
+
+    def rotate(self, name: str, size: int) -> None:
+        """Rotate queries or keys: as complex numbers in fp32, or in halves."""
+        if self.sizes.code.is_fused:
+            self.make(name, size)
+        elif not self.sizes.code.is_composite:
+            self.make("wide", 2 * size)
+            self.make("turned", 2 * size)
+            self.make(name, size)
+            self.drop("turned", "wide")
+        else:
+            self.make("by cosine", size)
+            self.make("half", size // 2)
+            self.make("joined", size)
+            self.drop("half")
+            self.make("by sine", size)
+            self.drop("joined")
+            self.make(name, size)
+            self.drop("by cosine", "by sine")
+
+    def rotate_backward(self, name: str, size: int) -> None:
+        """Turn the gradient of rotated queries or keys back."""
+        if self.sizes.code.is_fused:
+            return
+        if not self.sizes.code.is_composite:
+            self.make("wide", 2 * size)
+            self.drop(name)
+            self.make("turned", 2 * size)
+            self.drop("wide")
+            self.make(name, size)
+            self.drop("turned")
+            return
+        self.make("by sine", size)
+        self.make("half", size // 2)
+        self.make("joined", size)
+        self.drop("half")
+        self.make("other", size)
+        self.drop("by sine")
+        self.make("turned", size)
+        self.drop("joined", "other")
+        self.make("by cosine", size)
+        self.drop(name)
+        self.make(name, size)
+        self.drop("turned", "by cosine")
+
+    def product(self, index: int, name: str, layer: int) -> None:
         """One product forward, with its adapter: the frozen one's result, the adapter's, that scaled, and the sum."""
         low, (_, output) = self.sizes.low, self.sizes.of_product(index)
         unpacked, adapted = (0, 0) if low is None else (low.unpacked[index], low.low[index])
@@ -264,14 +451,14 @@ class _Step:
             return
         self.make("frozen result", output)
         self.drop("unpacked")
-        self.make(f"low {index}", adapted)
+        self.make(f"low {index} {layer}", adapted)
         self.make("unscaled", output)
         self.make("scaled", output)
         self.drop("unscaled")
         self.make(name, output)
         self.drop("frozen result", "scaled")
 
-    def product_backward(self, index: int, name: str) -> None:
+    def product_backward(self, index: int, name: str, layer: int) -> None:
         """The gradients of one product: of its weight, or of its adapter, and of its input."""
         low, (taken, output) = self.sizes.low, self.sizes.of_product(index)
         if low is None:
@@ -281,8 +468,9 @@ class _Step:
         if low.low[index]:
             self.make("scaled", output)
             self.make("low slope", low.low[index])
+            self.drop("scaled")
             self.make("through low", taken)
-            self.drop("low slope", "scaled", f"low {index}")
+            self.drop("low slope", f"low {index} {layer}")
         if low.unpacked[index]:
             self.make("unpacked", low.unpacked[index])
         self.make("through frozen", taken)
@@ -292,101 +480,127 @@ class _Step:
 
     def loss(self) -> None:
         """The head, the loss and the head's backward pass."""
-        sizes = self.sizes
-        wide = 2 * sizes.logits
-        self.gather("head", (sizes.vocab,))
-        self.make("normed", sizes.hidden)
+        sizes, code = self.sizes, self.sizes.code
+        wide, last = 2 * sizes.logits, f"layer {self.layers - 1}"
+        head = "embedding" if code.is_tied else "head"
+        if not code.is_tied:
+            self.gather("head", sizes.of_head)
+            self.copy_out("head", (sizes.vocab,))
+            self.drop(f"{last} buffer")
+        self.norm("normed", kept=True)
+        if code.is_composite:
+            self.drop(f"input {self.layers}", *(("input 0",) if self.recompute == "none" else ()))
         self.make("logits", sizes.logits)
-        self.drop(*(() if sizes.is_within else ("head buffer",)), f"layer {self.layers - 1} buffer")
-        if sizes.is_compiled:
+        self.drop(*(() if code.is_within else ("head buffer",)), f"{last} buffer")
+        if code.is_compiled:
             self.make("slope", sizes.logits)
             self.drop("logits")
         else:
             self.make("fp32 logits", wide)
-            self.drop(*(() if sizes.is_within else ("logits",)))
             self.make("log probabilities", wide)
-            self.drop("fp32 logits", "logits", "head buffer")
+            self.drop("fp32 logits", "head buffer", "logits")
             self.make("one-hot", wide)
-            if sizes.is_divided:
+            if code.is_divided:
                 self.make("exponentials", wide)
             self.make("wide slope", wide)
             self.drop("one-hot", "exponentials", "log probabilities")
             self.make("slope", sizes.logits)
             self.drop("wide slope")
+        self.gather(last, sizes.of_layer)
         if sizes.low is None:
-            self.make("head weight slope", sizes.vocab)
+            self.make("head slope", sizes.vocab)
         self.make("hidden slope", sizes.hidden)
         self.drop("slope", "normed")
-        self.make(f"slope {self.layers}", sizes.hidden)
-        self.drop("hidden slope", f"input {self.layers}", "head 0", "head buffer")
-        if sizes.low is None:
-            self.reduce("head", (sizes.vocab,))
-        self.drop("head weight slope")
+        self.norm_backward("normed", "hidden slope", f"slope {self.layers}")
+        self.drop(f"input {self.layers}", *(() if code.is_tied else (f"{head} 0", "head buffer")))
+        if sizes.low is None and not code.is_tied:
+            self.reduce("head", sizes.of_head, "head slope")
 
     def backward(self) -> None:
-        """The layers and the embedding, and the optimizer, after which no gradient is left."""
+        """The layers and the embedding."""
         sizes = self.sizes
-        self.gather(f"layer {self.layers - 1}", sizes.group)
         for layer in reversed(range(self.layers)):
+            self.copy_out(f"layer {layer}", sizes.group)
             self.drop(f"layer {layer} buffer")
-            if sizes.shards > 1:
-                ahead = sum(sizes.group) if layer else sizes.vocab
-                self.make(f"layer {layer - 1} ahead", ahead, _GATHER)
-            if self.recompute != "none":
-                self.drop(*(f"{name} {layer}" for name in _MADE))
-                self.layer(layer, keep="none")
-                self.drop("down")
-            self.layer_backward(layer)
-            self.gathered(f"layer {layer}")
-            self.reduce(f"layer {layer}", sizes.trained)
-            self.drop(*(f"weight slope {index}" for index in range(len(sizes.matrices))), f"input {layer}")
             if layer:
-                for index, size in enumerate(sizes.group if sizes.shards > 1 else ()):
-                    self.make(f"layer {layer - 1} {index}", size)
-                self.drop(f"layer {layer - 1} ahead")
-        if sizes.shards > 1:
-            self.make("embedding 0", sizes.vocab)
-        self.drop("layer -1 ahead")
-        if sizes.low is None:
-            self.make("rows", sizes.vocab)
-            self.reduce("embedding", (sizes.vocab,))
-        self.drop("slope 0", "embedding 0")
-        self.drop("rows", "reduced", *[name for name in self.held if name.startswith("gradient")])
+                self.gather(f"layer {layer - 1}", sizes.of_layer)
+            elif not sizes.code.is_tied:
+                self.gather("embedding", sizes.of_embedding)
+            if self.recompute != "none":
+                self.again(layer)
+            self.mlp_backward(layer)
+            self.attention_backward(layer)
+            self.release(f"layer {layer}")
+            slopes = (f"weight slope {index}" for index in (6, 5, 4, 3, 2, 1, 0))
+            self.reduce(f"layer {layer}", sizes.of_layer if sizes.low is None else sizes.low.layer, "", *slopes)
+        self.embedding_backward()
+        self.drop("reduced")
 
-    def layer_backward(self, layer: int) -> None:
-        """One layer backward: its MLP, then its attention."""
+    def embedding_backward(self) -> None:
+        """The embedding, whose gradient as a head has waited where both are one matrix."""
         sizes = self.sizes
-        q, k, v, o, gate, up, down = range(7)
-        self.product_backward(down, "dproduct")
-        self.drop(f"product {layer}")
+        if not sizes.code.is_tied:
+            self.copy_out("embedding", (sizes.vocab,))
+            self.drop("embedding buffer")
+        if sizes.low is not None:
+            self.drop("slope 0", "embedding 0")
+            return
+        self.make("rows", sizes.vocab)
+        self.drop("slope 0")
+        if sizes.code.is_tied:
+            self.make("sum", sizes.vocab)
+            self.drop("head slope", "rows")
+        self.drop("embedding 0")
+        self.reduce("embedding", sizes.of_embedding, "sum" if sizes.code.is_tied else "rows")
+
+    def mlp_backward(self, layer: int) -> None:
+        """One layer's MLP, backward."""
+        sizes = self.sizes
+        gate, up, down = 4, 5, 6
+        self.product_backward(down, "dproduct", layer)
+        self.drop(f"product {layer}", f"down {layer}")
         self.make("dactive", sizes.inner)
         self.make("dup", sizes.inner)
-        self.drop("dproduct", f"up {layer}", f"active {layer}")
-        self.product_backward(up, "one")
+        self.drop(f"active {layer}", f"up {layer}", "dproduct")
+        self.product_backward(up, "one", layer)
         self.drop("dup")
         self.make("dgate", sizes.inner)
-        self.drop("dactive", f"gate {layer}")
-        self.product_backward(gate, "two")
-        self.drop("dgate", f"second norm {layer}")
+        self.drop(f"gate {layer}", "dactive")
+        self.product_backward(gate, "two", layer)
+        self.drop(f"second norm {layer}", "dgate")
         self.make("three", sizes.hidden)
-        self.drop("one", "two", f"middle {layer}", f"slope {layer + 1}")
-        self.product_backward(o, "dattended")
+        self.drop("one", "two")
+        self.norm_backward(f"second norm {layer}", "three", "four")
+        self.drop(f"middle {layer}")
+        self.make("middle slope", sizes.hidden)
+        self.drop(f"slope {layer + 1}", "four")
+
+    def attention_backward(self, layer: int) -> None:
+        """One layer's attention, backward."""
+        sizes = self.sizes
+        q, k, v, o = range(4)
+        self.product_backward(o, "dattended", layer)
         self.make("sums", 2 * sizes.query)
         self.make("expanded keys", sizes.query)
         self.make("expanded values", sizes.query)
         self.make("dquery", sizes.query)
         self.make("dkey", sizes.key)
         self.make("dvalue", sizes.key)
-        self.drop("dattended", "sums", "expanded keys", "expanded values")
-        self.drop(*(f"{name} {layer}" for name in ("query", "key", "value", "attended", "statistics")))
-        for name, matrix in (("dvalue", v), ("dkey", k), ("dquery", q)):
-            self.product_backward(matrix, f"from {name}")
-            self.drop(name)
+        self.drop("expanded values", "expanded keys", "sums")
+        self.drop(*(f"{name} {layer}" for name in ("query", "key", "value", "attended", "statistics")), "dattended")
+        self.rotate_backward("dkey", sizes.key)
+        self.rotate_backward("dquery", sizes.query)
+        self.product_backward(v, "from dvalue", layer)
+        self.drop("dvalue")
+        self.product_backward(k, "from dkey", layer)
+        self.drop("dkey")
+        self.make("both", sizes.hidden)
+        self.drop("from dvalue", "from dkey")
+        self.product_backward(q, "from dquery", layer)
+        self.drop(f"norm {layer}", "dquery")
+        self.make("all three", sizes.hidden)
+        self.drop("both", "from dquery")
+        self.norm_backward(f"norm {layer}", "all three", "through norm")
+        self.drop(f"input {layer}", f"raw query {layer}")
         self.make(f"slope {layer}", sizes.hidden)
-        self.drop("from dvalue", "from dkey", "from dquery", "three", f"norm {layer}")
-
-
-_MADE = (
-    "norm", "query", "key", "value", "attended", "statistics", "middle", "second norm", "gate", "active", "up",
-    "product",
-)  # fmt: skip
+        self.drop("middle slope", "through norm")

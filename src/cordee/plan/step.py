@@ -28,6 +28,7 @@ from cordee.plan.memory import peak_bytes
 from cordee.plan.offload import paged_bytes
 from cordee.plan.pipeline.price import bubble_s
 from cordee.plan.pipeline.schedules import find_schedule
+from cordee.plan.shards import expert_stretch
 from cordee.plan.states import flop_per_token, frozen_bytes, holding, layer_kinds, trained_parameters
 from cordee.plan.training import Training
 from cordee.units import GB
@@ -234,17 +235,19 @@ class _Weights:
 
 
 def _stage_parameters(shape: ModelShape, layout: Layout, training: Training, fraction: Real) -> _Weights:
+    # FSDP2 moves and updates as many rows of experts for every rank as the fullest has.
     if training.adapters is not None or training.tuning.frozen is not None:
         plain = Layout()
         trained = trained_parameters(shape, plain, training, 0).total
         return _Weights(trained, 0.0, frozen_bytes(shape, plain, training, 0))
     attention = shape.attention_parameters / layout.tp
     ends = shape.vocab * shape.hidden / layout.tp / np.where(layout.pp > 1, 1, 0.5 + 0.5 * np.where(shape.tied, 1, 0))
-    dense, routed = shape.layers, 0.0
-    shared_mlp = 0.0
+    dense, shared_mlp = shape.layers, 0.0
+    routed: Real = 0.0
     if shape.experts is not None:
         dense = shape.layers - shape.expert_layers
-        routed = shape.expert_layers * shape.experts.routed * shape.mlp_parameters(shape.experts.ffn)
+        whole = shape.expert_layers * shape.experts.routed * shape.mlp_parameters(shape.experts.ffn)
+        routed = whole * expert_stretch(shape, layout, training)
         shared_mlp = shape.expert_layers * shape.mlp_parameters(shape.experts.shared_ffn)
     mlp = (dense * shape.mlp_parameters(shape.ffn) + shared_mlp) / layout.tp
     body = shape.layers * attention + mlp

@@ -279,6 +279,11 @@ class Tuning:
     regathers: bool = False
     loss_within: bool = False
 
+    @property
+    def weighs_outputs(self) -> bool:
+        """Return whether experts' outputs are kept, since the router's weights multiply them: transformers' code."""
+        return self.loss_within
+
 
 @dataclass(frozen=True, slots=True)
 class Training:

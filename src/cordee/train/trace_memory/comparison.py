@@ -113,6 +113,9 @@ class Tracing:
         code = _code(self.model, self.code, adapted=self.settings.train != "full")
         if request is None:
             return self._traced(code, *_unplanned(self.wanted, self.settings, self.gpus))
+        if code == "hf" and request.settings.model_code is None and request.settings.train == "full":
+            # The plan beside a trace is of the code that is traced; adapters are planned as that anyway.
+            request = replace(request, settings=replace(request.settings, model_code=code))
         layout, training, first = _planned(request, code)
         why_not = None if first is None else _NOT_TRACED
         try:

@@ -102,8 +102,8 @@ def _titan(question: Question) -> Subject:
     def loss() -> torch.Tensor:
         return criterion(model(tokens), labels)
 
-    tail = (model.norm, model.output)
-    return Subject(model, tuple(model.layers), model.tok_embeddings, tail, loss, question.config["vocab_size"])
+    tail, embedding = _ends((model.norm, model.output), model.output, model.tok_embeddings)
+    return Subject(model, tuple(model.layers), embedding, tail, loss, question.config["vocab_size"])
 
 
 def _config(question: Question) -> Any:
@@ -159,10 +159,18 @@ def _hugging_face(question: Question) -> Subject:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     layers = _layers(model)
     tail = tuple(each for each in (_final_norm(model, layers), head) if each is not None)
-    if head is not None and embedding is not None and head.weight is embedding.weight:
-        tail, embedding = (*tail, embedding), None
+    tail, embedding = _ends(tail, head, embedding)
     wide = getattr(config.get_text_config(), "vocab_size", 0) if head is not None else config.num_labels
     return Subject(model, layers, embedding, tail, loss, wide, reads_tokens="input_ids" in inputs)
+
+
+def _ends(
+    tail: tuple[nn.Module, ...], head: nn.Module | None, embedding: nn.Module | None
+) -> tuple[tuple[nn.Module, ...], nn.Module | None]:
+    """Return what comes after the layers and before them; an embedding that is the head's as well comes after them."""
+    if head is not None and embedding is not None and head.weight is embedding.weight:
+        return (*tail, embedding), None
+    return tail, embedding
 
 
 def _auto_class(transformers: Any, config: Any) -> Any:
