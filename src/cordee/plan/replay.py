@@ -354,7 +354,7 @@ class _Step:
             self.make(f"active {layer}", self.sizes.inner)
 
     def norm(self, name: str, *, kept: bool) -> None:
-        """One norm forward; transformers' keeps its input in fp32, and what it is scaled to if its weight is trained."""
+        """One norm forward; transformers' keeps its input in fp32, and a scaled one if it is trained."""
         hidden = self.sizes.hidden
         if not self.sizes.code.is_composite:
             self.make(name, hidden)
