@@ -5,7 +5,9 @@ import pytest
 from cordee.plan.allocator import CachingAllocator
 from cordee.plan.layout import Layout, Recompute
 from cordee.plan.memory import rank_memory
-from cordee.plan.replay import _Sizes, _Step, is_replayed, replayed, with_replay
+from cordee.plan.replay import is_replayed, replayed, with_replay
+from cordee.plan.replay_sizes import TensorSizes
+from cordee.plan.replay_step import ReplayedStep
 from cordee.plan.settings import Settings
 from cordee.plan.training import Training
 from cordee.units import GiB
@@ -52,7 +54,7 @@ def test_a_third_step_reserves_no_more_than_two(recompute: Recompute) -> None:
     """Nothing of a step is left when the next begins, or segments would grow by its activations."""
     layout, training = Layout(dp=8, zero=3, recompute=recompute), Training(2048, 8)
     allocator = CachingAllocator()
-    step = _Step(allocator, _Sizes.of(L8, layout, training), L8.layers, recompute)
+    step = ReplayedStep(allocator, TensorSizes.of(L8, layout, training), L8.layers, recompute)
     step.run()
     states, reserved = len(step.held), allocator.reserved_bytes_peak
     step.step()

@@ -7,7 +7,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes, rank_memory
 from cordee.plan.settings import Settings
-from cordee.plan.shards import expert_stretch, layer_padding, rank_padding, uneven_shares
+from cordee.plan.shards import expert_stretch, layer_padding, rank_padding, uneven_rows
 from cordee.plan.step import step_time
 from cordee.plan.training import Framework, Training
 from cordee.workload.load import load_shape
@@ -62,11 +62,11 @@ def test_many_layouts_at_once_are_those_one_by_one() -> None:
 
 
 def test_a_plan_says_what_whole_rows_cost() -> None:
-    assert uneven_shares(MIXTRAL, Layout(dp=8, zero=3), TRAINING) is None
-    assert uneven_shares(L8, Layout(dp=64, zero=3), TRAINING) is None
-    said = uneven_shares(MIXTRAL, Layout(dp=32, zero=3), TRAINING)
+    assert uneven_rows(MIXTRAL, Layout(dp=8, zero=3), TRAINING) is None
+    assert uneven_rows(L8, Layout(dp=64, zero=3), TRAINING) is None
+    said = uneven_rows(MIXTRAL, Layout(dp=32, zero=3), TRAINING)
     assert said is not None and "8 experts are 8 rows on 32 ranks: the fullest rank holds 3.9 times" in said
-    few = uneven_shares(L8, Layout(dp=8192, zero=3), TRAINING)
+    few = uneven_rows(L8, Layout(dp=8192, zero=3), TRAINING)
     assert few is not None and "fewer than 8192" in few and "experts" not in few
 
 

@@ -222,7 +222,7 @@ def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
         indented(out, words)
     if any(each.tight for each in fitting):
         indented(out, _tight_in_words(plan))
-    for sentence in (plan.expert_balance, plan.uneven_shares):
+    for sentence in (plan.expert_balance, plan.uneven_rows):
         if sentence is not None:
             indented(out, sentence, style="")
     if not plan.fits:

@@ -23,7 +23,7 @@ from cordee.plan.page import plan_page
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.request import Request
 from cordee.plan.search import best_layout, best_sure, fewest_gpus_to_hold, fewest_gpus_to_train, remedies
-from cordee.plan.shards import uneven_shares
+from cordee.plan.shards import uneven_rows
 from cordee.plan.states import flop_per_token
 from cordee.plan.survive import LevelSave, Survival, capture_bytes_per_node, level_saves
 from cordee.plan.training import Training
@@ -57,9 +57,9 @@ class Answer:
         )
 
     @property
-    def uneven_shares(self) -> str | None:
-        """What FSDP2's whole rows cost the fullest rank of the nearest layout, as a sentence; None if little."""
-        return uneven_shares(self.request.shape, self.nearest.layout, self.training)
+    def uneven_rows(self) -> str | None:
+        """The cost of FSDP2's whole rows for the nearest layout's fullest rank, as a sentence; None if it is little."""
+        return uneven_rows(self.request.shape, self.nearest.layout, self.training)
 
     @property
     def training(self) -> Training:

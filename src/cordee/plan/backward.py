@@ -1,4 +1,4 @@
-"""What one layer's backward pass needs beside what was kept, where it is fullest: its own tensors and weight gradients.
+"""Bytes of one layer's backward pass beside what was kept, where it is fullest: its tensors and weight gradients.
 
 Activations go as gradients of weights come, so that the fullest moment is at the MLP's activation, after the MLP, or
 when the whole layer has its gradients: whichever is largest. That is of torch's FSDP2, where weight gradients are

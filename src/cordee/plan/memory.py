@@ -331,7 +331,7 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """How the gradients of a rank's layers come as its activations go.
+    """The order in which the gradients of a rank's layers come as its activations go.
 
     `layers`: how many; `head` and `embedding`: parts of the gradients that those have, the rest is the layers'. `first`
     is 1 where no gradient was there before. FSDP2 (`sharded` 1) reduces each layer's while the next layer's come:

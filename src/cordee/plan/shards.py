@@ -92,7 +92,7 @@ def adapter_padding(shape: ModelShape, layout: Layout, training: Training, adapt
     return _cuts_rows(layout, training) * padding
 
 
-def uneven_shares(shape: ModelShape, layout: Layout, training: Training) -> str | None:
+def uneven_rows(shape: ModelShape, layout: Layout, training: Training) -> str | None:
     """Return a sentence about the fullest rank where it has more than an even share of the states; None elsewhere."""
     padding, whole = rank_padding(shape, layout, training, 0), rank_parameters(shape, layout, training, 0)
     more = float(padding.total) / float(whole.total)
