@@ -16,6 +16,7 @@ from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.plan.layout import Layout, Offload, Recompute
 from cordee.plan.training import OPTIMIZERS, Attention, Framework, Loss, Optimizer, Precision, Training, Tuning
 from cordee.units import GB
+from cordee.workload.load import load_shape
 from cordee.workload.model import Experts, LatentAttention, ModelShape
 
 # GPT-2's vocabulary padded to 128, for rows of GPT models that do not say theirs.
@@ -172,6 +173,8 @@ def read_shape(row: Mapping[str, str]) -> ModelShape:
         layers = stages * round((float(row["params_b"]) * 1e9 - vocab * hidden) / (12 * hidden**2) / stages)
     heads = _whole(row["heads"]) or hidden // 128
     head_dim = _whole(row["head_dim"]) or hidden // heads
+    if "on alternate layers" in note:
+        return load_shape(row["model"].lower())  # its layers differ, which only its config.json tells
     # A model without a word on it is a GPT if its feed-forward width is four times its hidden one.
     silent = not note and _whole(row["ffn"]) in (0, 4 * hidden)
     gpt = silent or bool(re.search(r"\bgelu|^gpt", note))

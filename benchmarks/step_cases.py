@@ -176,8 +176,10 @@ def _words(case: Case) -> Any:
     how = (training.precision, training.flash, training.framework, training.overlap, training.attention, training.fused)
     # A schedule has one number of stages and chunks; uneven stages are counted one by one as well.
     stages = (layout.split, layout.pp, layout.vpp)
-    special = shape.experts or shape.latent or layout.split
+    special = shape.experts or shape.latent or shape.mixed or layout.split
     chip = case.gpu.name, case.gpu.memory_bytes_per_s
+    if shape.mixed is not None:
+        words = (*words, training.seq_tokens)
     return chip, same_shape, shape if special else None, stages, words, how
 
 
@@ -195,9 +197,10 @@ def _stacked(cases: Sequence[Case]) -> tuple[ModelShape, Gpu, Layout, Training]:
     sizes["shard"] = column(c.layout.shard_ranks for c in cases)
     layout = replace(first.layout, **sizes)
     optimizer = Optimizer("mixed", *(column(getattr(c.training.optimizer, key) for c in cases) for key in _OPTIMIZER))
+    tokens = first.training.seq_tokens if shape.mixed is not None else column(c.training.seq_tokens for c in cases)
     training = replace(
         first.training,
-        seq_tokens=column(c.training.seq_tokens for c in cases),
+        seq_tokens=tokens,
         global_batch=column(c.training.global_batch for c in cases),
         optimizer=optimizer,
     )

@@ -1,5 +1,6 @@
 """Seconds of kernels, pipelines and whole steps, against numbers worked out by hand and against what must hold."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -319,6 +320,24 @@ def test_composed_norms_stream_nine_times_what_fused_ones_do() -> None:
     more = 2 * 4096 * (32 * 8192 + heads + 2 * 28_672) / (2039e9 * 0.82) / PLAIN.efficiency.portable_fraction
     assert float(eager.forward_s - fused.forward_s) == pytest.approx(more)
     assert float(eager.backward_s - fused.backward_s) == pytest.approx(2 * more)
+
+
+def test_biases_and_clamps_of_experts_are_moved_by_themselves() -> None:
+    """A bias has 6 words forward and 8 backward for each output, a clamp 8 and 15; fused operations of 8 bits none."""
+    biased = load_shape("gpt-oss-120b")
+    layout, training = Layout(dp=8, ep=8, micro_batch=1), Training(4096, 8, framework="megatron")
+    with_, without = (
+        layer_passes(one, H100, layout, training, expert=True) for one in (biased, replace(biased, mlp_bias=False))
+    )
+    rows = 16 * math.ceil(4096 * 4 / 16 / 128) * 128  # so many experts, each with whole tiles
+    assert float(with_.forward_s - without.forward_s) == pytest.approx(float(stream_s(H100, 2 * rows * 2880 * (6 + 8))))
+    assert float(with_.backward_s - without.backward_s) == pytest.approx(
+        float(stream_s(H100, 2 * rows * 2880 * (8 + 15)))
+    )
+    eight = replace(training, precision="fp8")
+    assert layer_passes(biased, H100, layout, eight, expert=True) == layer_passes(
+        replace(biased, mlp_bias=False), H100, layout, eight, expert=True
+    )
 
 
 def test_eight_bits_cost_more_casts_in_torch_than_in_transformer_engine() -> None:

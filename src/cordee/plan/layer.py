@@ -20,7 +20,7 @@ from cordee.plan.measured import (
 )
 from cordee.plan.states import Linear, layer_linears
 from cordee.plan.training import Adapters, Training
-from cordee.workload.model import LatentAttention, ModelShape
+from cordee.workload.model import Experts, LatentAttention, ModelShape
 
 # 16-bit words that a layer's small kernels move for each token, counted along the layer: two norms (4h), two
 # dropouts with residuals and masks (7h) forward; the backward pass moves twice as much.
@@ -36,6 +36,11 @@ EAGER_NORM_WORDS = 2 * (18 - 2)
 EAGER_GATE_WORDS = 2
 # A router's permutation reads and writes each token's copies on their way out and back.
 PERMUTE_WORDS = 4
+# Experts with biases (gpt-oss's): the second product's is added expert by expert and the pieces are joined, and both
+# halves of a gated activation are clamped and joined before its fused kernel (Megatron-LM, `TEGroupedMLP._apply_bias`
+# and `weighted_bias_quick_geglu_impl`): words of each output, forward and backward. In 8 bits Transformer Engine's
+# fused operations do both within the products (Megatron-Bridge's recipes, `use_transformer_engine_op_fuser`).
+BIAS_WORDS, CLAMP_WORDS = (6, 8), (8, 15)
 # 8-bit products cast their inputs: two bytes read, a byte and its transpose written. Transformer Engine finds the scale
 # in the kernel before; torchao reads everything once more for it, and casts the weights in each pass of a micro-batch.
 CAST_BYTES, TORCH_CAST_BYTES = 4, 6
@@ -106,6 +111,8 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         total += _products(gpu, training, rows, sizes, fraction=gpu.efficiency.grouped_fraction, groups=local)
         if moe.shared_ffn:
             total += _products(gpu, training, tokens, _mlp_sizes(shape, moe.shared_ffn, tp))
+        if shape.mlp_bias and training.precision != "fp8":
+            total += _biased_passes(shape, gpu, moe, training, rows=local * rows)
         inner = moe.ffn * moe.per_token + moe.shared_ffn
         words = words + PERMUTE_WORDS * moe.per_token * shape.hidden / tp
     if training.adapters is not None:
@@ -119,6 +126,15 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         more = _eager_words(shape, inner) / tp + (EAGER_NORM_WORDS if shape.norm == "rms" else 0) * hidden
         moved = moved + stream_s(gpu, training.activation_bytes * more * tokens)
     return (total + Passes(moved, 2 * moved, 0.0, 0.0, moved)).times(_software(gpu, training))
+
+
+def _biased_passes(shape: ModelShape, gpu: Gpu, moe: Experts, training: Training, *, rows: Real) -> Passes:
+    """Return the passes of biases and clamps over so many rows of experts."""
+    forward, backward = (
+        stream_s(gpu, training.activation_bytes * rows * (bias * shape.hidden + clamp * shape.gated * moe.ffn))
+        for bias, clamp in zip(BIAS_WORDS, CLAMP_WORDS, strict=True)
+    )
+    return Passes(forward, backward, 0.0, 0.0, forward)
 
 
 def _software(gpu: Gpu, training: Training) -> float:
