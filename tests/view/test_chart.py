@@ -1,7 +1,7 @@
 """Charts: every point is where its numbers say, names stay apart, and nothing comes from outside."""
 
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -62,6 +62,23 @@ def test_a_mark_is_named_and_a_single_point_is_no_error() -> None:
     svg = chart_svg([ChartLine("a", [(4, 4)])], LOG, LOG, [Mark(4, 4, "knee: 4 GPUs")])
     assert "knee: 4 GPUs" in svg
     ElementTree.fromstring(svg)
+
+
+def test_names_of_near_marks_cover_neither_each_other_nor_the_axis() -> None:
+    """Three patiences within a few pixels were one blot, and a point at the top stood in the name of the axis."""
+    points = [(1.0, 100.0), (9.0, 50.0), (9.1, 49.0), (9.2, 51.0), (100.0, 1.0)]
+    marks = [Mark(*point, name) for point, name in zip(points, ("easy", "0.1", "0.25", "0.5", "srsf"), strict=True)]
+    svg = chart_svg([ChartLine("a", points)], LOG, Axis("mean JCT", str, log=True), marks)
+    boxes = {}
+    for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"):
+        if each.get("class") == "mark-name" or each.text == "mean JCT":
+            width, x, y = 7 * len(each.text or ""), float(each.get("x") or 0), float(each.get("y") or 0)
+            left = x - width if each.get("text-anchor") == "end" else x
+            boxes[each.text] = (left, y - 13, left + width, y)
+    assert len(boxes) == 6
+    for (one, a), (other, b) in combinations(boxes.items(), 2):
+        apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+        assert apart, f"{one} covers {other}"
 
 
 def test_a_table_escapes_its_cells() -> None:

@@ -5,7 +5,7 @@ narrow page, where there is no room beside them, the names stand below.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cordee.view.frame import Frame, framed
@@ -70,7 +70,7 @@ def chart_svg(
     drawn = _grid(across, up, x, y)
     drawn += [_line(line, index, across, up) for index, line in enumerate(lines)]
     drawn += [_names(lines, up, frame.width - frame.right) if frame.right else _legend(lines, frame)]
-    drawn += [_mark(mark, across, up) for mark in marks]
+    drawn += _marks(marks, across, up, y)
     height = frame.height + (0 if frame.right else NAME * sum(bool(line.name) for line in lines))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {height}" class="chart {frame.name}" '
@@ -180,16 +180,43 @@ def _legend(lines: Sequence[ChartLine], frame: Frame) -> str:
     )
 
 
-def _mark(mark: Mark, across: _Scale, up: _Scale) -> str:
-    at_x, at_y = across.at(mark.x), up.at(mark.y)
-    left = at_x > (across.start + across.end) / 2
-    anchor, shift = ("end", -12) if left else ("start", 12)
-    return (
-        f'<path class="drop" d="M{num(at_x)} {num(at_y)}V{num(up.start)}"/>'
-        f'<circle class="mark" cx="{num(at_x)}" cy="{num(at_y)}" r="7"/>'
-        f'<text class="mark-name" x="{num(at_x + shift)}" y="{num(at_y - 12)}" text-anchor="{anchor}">'
-        f"{text(mark.name)}</text>"
-    )
+_LETTER, _LINE = 7.5, 15.0
+"""Width and height of a letter of a mark's name, at most."""
+
+
+def _marks(marks: Sequence[Mark], across: _Scale, up: _Scale, y: Axis) -> list[str]:
+    """Draw marks; each name stands where it covers no other name, no mark and not the name of the axis."""
+    points = [(across.at(mark.x), up.at(mark.y)) for mark in marks]
+    taken = [(across.start, 0.0, across.start + _LETTER * len(y.name), float(TOP) - 6)]
+    taken += [(at_x - 7, at_y - 7, at_x + 7, at_y + 7) for at_x, at_y in points]
+    drawn = []
+    for mark, (at_x, at_y) in zip(marks, points, strict=True):
+        boxes = list(_boxes(at_x, at_y, _LETTER * len(mark.name), prefers_left=at_x > (across.start + across.end) / 2))
+        box = next((each for each in boxes if not any(_cover(each, other) for other in taken)), boxes[0])
+        taken.append(box)
+        left, _, right, base = box
+        anchor, text_x = ("start", left) if left >= at_x else ("end", right)
+        drawn.append(
+            f'<path class="drop" d="M{num(at_x)} {num(at_y)}V{num(up.start)}"/>'
+            f'<circle class="mark" cx="{num(at_x)}" cy="{num(at_y)}" r="7"/>'
+            f'<text class="mark-name" x="{num(text_x)}" y="{num(base)}" text-anchor="{anchor}">{text(mark.name)}</text>'
+        )
+    return drawn
+
+
+_Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def _boxes(at_x: float, at_y: float, width: float, *, prefers_left: bool) -> Iterator[_Box]:
+    """Yield places of a name: above, below and further off, on the side with more room and then on the other one."""
+    for base in (at_y - 12, at_y + 22, at_y - 28, at_y + 38):
+        for is_left in (prefers_left, not prefers_left):
+            left = at_x - 12 - width if is_left else at_x + 12
+            yield left, base - _LINE, left + width, base
+
+
+def _cover(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 _CSS = (
