@@ -1,6 +1,7 @@
-"""A faster way to create frozen dataclasses, of which every event makes several.
+"""Faster ways to create frozen dataclasses and to copy named tuples, of which every event makes several.
 
 A frozen dataclass sets each field through `object.__setattr__`, which takes three times as long as a plain assignment.
+A named tuple's `_replace` looks each field up by its name, also those that stay.
 """
 
 from dataclasses import MISSING, fields
@@ -49,4 +50,28 @@ def quick_init(cls: type[T]) -> type[T]:
     made: Any = names["__init__"]
     made.__annotations__, made.__qualname__ = known.__init__.__annotations__, known.__init__.__qualname__
     known.__init__ = made
+    return cls
+
+
+def quick_replace(cls: type[T]) -> type[T]:
+    """Let a named tuple be copied with some changes by a look at those alone.
+
+    >>> from typing import NamedTuple
+    >>> @quick_replace
+    ... class Point(NamedTuple):
+    ...     x: int
+    ...     y: int = 0
+    >>> Point(1)._replace(y=2)
+    Point(x=1, y=2)
+    """
+    known: Any = cls
+    numbers, new = {name: number for number, name in enumerate(known._fields)}, tuple.__new__
+
+    def _replace(self: Any, /, **changes: object) -> Any:
+        values = list(self)
+        for name, value in changes.items():
+            values[numbers[name]] = value
+        return new(cls, values)  # type: ignore[type-var]  # A named tuple is a tuple.
+
+    known._replace = _replace
     return cls

@@ -173,11 +173,11 @@ class JobCurves:
 
 
 class Curves:
-    """The curves of all jobs that have not been retired; `kinds` are of events that may change something."""
+    """The curves of all jobs that are not retired; `handlers` are by the kinds of events that may change something."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, JobCurves] = {}
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+        self.handlers: dict[type[Any], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
             Restored: self._restored,
             RolledBack: self._rolled_back,
@@ -185,7 +185,6 @@ class Curves:
             Measured: self._measured,
             GpusSampled: self._sampled,
         }
-        self.kinds = frozenset(self._handlers)
 
     def saved(self) -> dict[JobId, SavedJobCurves]:
         """Return the saved form."""
@@ -209,7 +208,7 @@ class Curves:
 
     def apply(self, event: Event) -> None:
         """Take note of one event; what concerns no known job changes nothing."""
-        handler = self._handlers.get(type(event))
+        handler = self.handlers.get(type(event))
         if handler is not None:
             handler(event)
 

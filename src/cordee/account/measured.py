@@ -215,7 +215,7 @@ class Measurements:
     """A fold over the log: the estimate and the measured values of every attempt.
 
     Attributes:
-        kinds: of events that may change something.
+        handlers: by the kinds of events that may change something.
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class Measurements:
         self._attempts: dict[JobId, list[Measurement]] = {}
         self._missed: dict[JobId, dict[Quantity, str]] = {}
         self._due: dict[tuple[JobId, Quantity], EstimateMissed] = {}
-        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+        self.handlers: dict[type[Event], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
             AttemptPlaced: self._placed,
             Restored: self._restored,
@@ -232,7 +232,6 @@ class Measurements:
             Measured: self._measured,
             EstimateMissed: self._estimate_missed,
         }
-        self.kinds = frozenset(self._handlers)
 
     def saved(self) -> SavedMeasurements:
         """Return the saved form; it shares this object's values, so encode it before the next change."""
@@ -252,7 +251,7 @@ class Measurements:
 
     def apply(self, event: Event) -> None:
         """Take note of one event; what concerns no known attempt changes nothing."""
-        handler = self._handlers.get(type(event))
+        handler = self.handlers.get(type(event))
         if handler is not None:
             handler(event)
 

@@ -68,7 +68,7 @@ class Split:
     @staticmethod
     def of(amounts: Mapping[Class, int]) -> "Split":
         """Return the amounts by class; a class that is missing has none."""
-        return Split(*[amounts.get(cls, 0) for cls in _CLASSES]) if amounts else _NONE
+        return Split(**amounts) if amounts else _NONE  # type: ignore[arg-type]  # A class is a string.
 
 
 _NONE = Split()

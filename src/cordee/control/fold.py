@@ -107,6 +107,7 @@ class Fold:
         """Apply events of the log; a rank's report that cannot be applied is skipped and returned."""
         state, ledger = self.state, self.ledger.apply
         failed: Failed = []
+        directory = self.directory
         for number, event in numbered:
             kind = type(event)
             try:
@@ -114,7 +115,10 @@ class Fold:
                 if kind is ServerUp and isinstance(event, ServerUp):
                     state.use(policy_of(event, self.policy))
                 ledger(event)
-                self._pass_on(kind, number, event)
+                if kind in directory.kinds:
+                    directory.apply(number, event)
+                for fold in self._of(kind):
+                    fold(event)
             except Exception as error:
                 # A rank's report, now or in an old log, must not keep the server from running.
                 if not is_rank_report(event):
@@ -127,23 +131,26 @@ class Fold:
 
     def follow(self, events: Sequence[Event]) -> None:
         """Count committed decisions, which the state holds already, in the ledger and the measurements."""
+        ledger, directory = self.ledger.apply, self.directory
         for number, event in enumerate(events, start=self.number + 1):
-            self.ledger.apply(event)
-            self._pass_on(type(event), number, event)
+            kind = type(event)
+            ledger(event)
+            if kind in directory.kinds:
+                directory.apply(number, event)
+            for fold in self._of(kind):
+                fold(event)
         self.state.quotas.forget()
         self.number += len(events)
         self.last_us = events[-1].at_us
 
-    def _pass_on(self, kind: type[Event], number: int, event: Event) -> None:
-        """Apply an event to the values beside the state and the ledger that its kind changes, which are few."""
+    def _of(self, kind: type[Event]) -> tuple[Callable[[Event], None], ...]:
+        """Return the folds of events of a kind beside the state, the ledger and the directory, which are few."""
         folds = self._folds.get(kind)
         if folds is None:
-            parts = (self.measurements, self.sweeps, self.curves, self.rehearsals, self.artifacts)
-            folds = self._folds[kind] = tuple(part.apply for part in parts if kind in part.kinds)
-        if kind in self.directory.kinds:
-            self.directory.apply(number, event)
-        for fold in folds:
-            fold(event)
+            handlers = [part.handlers[kind] for part in (self.measurements, self.curves) if kind in part.handlers]
+            parts = (self.sweeps, self.rehearsals, self.artifacts)
+            folds = self._folds[kind] = (*handlers, *(part.apply for part in parts if kind in part.kinds))
+        return folds
 
     def ended_jobs(self) -> list[JobId]:
         """Return the jobs that have ended and that nothing refers to any more."""

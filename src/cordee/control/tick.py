@@ -316,10 +316,11 @@ class Control:
 
     def _fresh(self, reports: Sequence[Report]) -> _Fresh:
         """Return the reports above their stream's mark. A report of a job unknown to the log only moves the mark."""
+        if not reports:
+            return _Fresh([], {}, {})
         kept: list[Report] = []
         marks: dict[str, int] = {}
-        sources = list(dict.fromkeys(report.source for report in reports))
-        seen = dict(self._store.marks(sources)) if sources else {}
+        seen = dict(self._store.marks(list(dict.fromkeys([report.source for report in reports]))))
         now_us, jobs = self._clock.now_us(), self.state.jobs
         for report in reports:
             source, event = report.source, report.event
@@ -394,11 +395,9 @@ class Control:
         now_us, last_us = self._clock.now_us(), self.fold.last_us
         stamped: list[Event] = []
         for event in events:
-            at_us = event.at_us
+            at_us = min(event.at_us, now_us)
             if type(event) not in RANK_REPORTS:
-                at_us = last_us = max(last_us, min(at_us, now_us))
-            elif at_us > now_us:
-                at_us = now_us
+                at_us = last_us = max(last_us, at_us)
             stamped.append(event if event.at_us == at_us else replace(event, at_us=at_us))
         try:
             self._store.commit(stamped, seen=marks.items())

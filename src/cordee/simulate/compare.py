@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from cordee.events import Event, Node, Queue
 from cordee.simulate.cluster import OutageRate, SpotSeries, merged, random_outages
-from cordee.simulate.gantt import Gantt
+from cordee.simulate.gantt import DRAWN, Gantt
 from cordee.simulate.metrics import Metrics, Summary
 from cordee.simulate.policies import NamedPolicy
 from cordee.simulate.run import run
@@ -195,7 +195,8 @@ class _Fold:
     def apply(self, event: Event) -> None:
         """Fold one event."""
         self._apply(event)
-        self._draw(event)
+        if type(event) in DRAWN:
+            self._draw(event)
         self.events += 1
         if self._progress is not None and self.events % 4096 == 0:
             self._progress(self._before + len(self._jct))

@@ -9,7 +9,8 @@ from cordee.ids import JobId
 NODES = 32
 _HELD_MAX = 200_000  # a longer run is drawn from its beginning
 
-_DRAWN = (AttemptPlaced, RanksEnded)
+DRAWN = frozenset((AttemptPlaced, RanksEnded))
+"""The kinds of events that are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,6 @@ class Gantt:
 
     def apply(self, event: Event) -> None:
         """Fold one event."""
-        if type(event) not in _DRAWN:
-            return
         if isinstance(event, AttemptPlaced):
             for lease in event.leases:
                 if lease.node in self._shown:

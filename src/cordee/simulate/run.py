@@ -130,7 +130,7 @@ def _in_order(submissions: Iterable[Submission]) -> Iterable[Submission]:
 
 
 def _earliest(*times_us: int | None) -> int | None:
-    return min((each for each in times_us if each is not None), default=None)
+    return min([each for each in times_us if each is not None], default=None)
 
 
 def may_defer_reports(job: Job, policy: Policy) -> bool:

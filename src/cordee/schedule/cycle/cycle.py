@@ -18,7 +18,15 @@ from cordee.schedule.cycle.claims import earmark
 from cordee.schedule.cycle.draft import Draft, Step, find_overdue, guarded, new_draft
 from cordee.schedule.cycle.grow import grow
 from cordee.schedule.cycle.heads import Head, Turn, head_of, order
-from cordee.schedule.cycle.nominate import make_room, nominate, refusal_of, restart, start_or_assume, start_smaller
+from cordee.schedule.cycle.nominate import (
+    make_room,
+    nominate,
+    passes_over,
+    refusal_of,
+    restart,
+    start_or_assume,
+    start_smaller,
+)
 from cordee.schedule.cycle.settle import settle, wake
 from cordee.schedule.cycle.turns import next_turn
 from cordee.schedule.state.state import State
@@ -62,7 +70,11 @@ def _try_in_order(state: State, draft: Draft) -> None:
         if version != draft.turns.version:  # Another job may be the head now, or its turn may come later.
             current = _head_of_line(state, draft, line)
         if current == turn:
-            try_next = _schedule_one(state, draft, turn.job_id, _try_job)
+            if passes_over(state, draft, turn.job_id, line) and turn.job_id not in draft.turns.shrunk_for:
+                draft.turns.considered.add(turn.job_id)
+                try_next = True
+            else:
+                try_next = _schedule_one(state, draft, turn.job_id, _try_job)
             current = _head_of_line(state, draft, line) if try_next else None
         if current is not None:
             heapq.heapreplace(heads, Head(current, line, draft.turns.version))

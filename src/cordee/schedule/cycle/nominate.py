@@ -28,13 +28,23 @@ class Nominee(NamedTuple):
     queued_recently: bool  # too recently to preempt jobs of its own tier, or to move any (`preempt_after_us`)
 
 
+def passes_over(state: State, draft: Draft, job_id: JobId, line: LineKey) -> bool:
+    """Return whether a cycle passes a job over: another job of its line, queued recently as well, found nothing."""
+    if line not in draft.tried.lines or job_id in draft.earmarked or job_id in state.agenda.restarting:
+        return False
+    return _queued_recently(state, draft, state.jobs[job_id])
+
+
+def _queued_recently(state: State, draft: Draft, record: JobRecord) -> bool:
+    return draft.now_us < record.waits_since_us + state.policy.preempt_after_us
+
+
 def nominate(state: State, draft: Draft, job_id: JobId) -> Nominee | None:
-    """Return a waiting job with the pools open to it; None if another recently queued job of its line found nothing."""
+    """Return a waiting job with the pools open to it; None if it is passed over."""
     record, line = state.jobs[job_id], state.waiting.key(job_id)
     draft.turns.considered.add(job_id)
-    recently = draft.now_us < record.waits_since_us + state.policy.preempt_after_us
-    has_place = job_id in draft.earmarked or job_id in state.agenda.restarting
-    if recently and line in draft.tried.lines and not has_place:
+    recently = _queued_recently(state, draft, record)
+    if recently and passes_over(state, draft, job_id, line):
         return None
     candidates = pools(record.job, draft.kinds)
     if draft.closed:  # No job passes the first one that waits, on any of the pools that are open to that one.

@@ -86,10 +86,13 @@ def wake(state: State, draft: Draft) -> None:
     for job_id in state.agenda.unsettled:
         if job_id in state.attempts and job_id not in failed:
             draft.wake_by(_wake_us(state, state.attempts[job_id]))
-    seen = state.agenda.unsettled.keys() | failed
-    draft.wake_by(next((at_us for at_us, job_id in state.agenda.limits if job_id not in seen), None))
-    draft.wake_by(next((at_us for at_us, job_id in state.agenda.times if job_id not in failed), None))
-    draft.wake_by(next((until_us for until_us, _ in state.nodes.quarantines), None))
+    if state.agenda.limits:
+        seen = state.agenda.unsettled.keys() | failed
+        draft.wake_by(next((at_us for at_us, job_id in state.agenda.limits if job_id not in seen), None))
+    if state.agenda.times:
+        draft.wake_by(next((at_us for at_us, job_id in state.agenda.times if job_id not in failed), None))
+    if state.nodes.quarantines:
+        draft.wake_by(state.nodes.quarantines[0][0])
     if state.quotas.counts_time:
         draft.wake_by(state.quotas.wake_us(draft.now_us))
 
@@ -105,11 +108,9 @@ def _keep_nodes(state: State, draft: Draft) -> None:
 def _due(state: State, now_us: int) -> set[JobId]:
     """Return the jobs to look at."""
     due = set(state.attempts) if state.shutting_down else set()
-    over = bisect_right(state.agenda.limits, now_us, key=itemgetter(0))
-    due.update(job_id for _, job_id in state.agenda.limits[:over])
-    due.update(
-        job_id for _, job_id in state.agenda.times[: bisect_right(state.agenda.times, now_us, key=itemgetter(0))]
-    )
+    for times in (state.agenda.limits, state.agenda.times):
+        if times and times[0][0] <= now_us:
+            due.update(job_id for _, job_id in times[: bisect_right(times, now_us, key=itemgetter(0))])
     if state.quotas.counts_time:
         jobs = {_counted_as(each.job): each.job for each in state.attempts.values()}
         used_up = {key for key, job in jobs.items() if state.quotas.spent(job, now_us)}

@@ -8,8 +8,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from cordee.ids import JobId
 from cordee.schedule.state.failed_searches import Scope
 from cordee.schedule.state.order import LEVEL_BITS, compared_standing, counts_service
@@ -115,10 +113,12 @@ def _preempts_us(state: State, now_us: int, levels: list[int], free_gpus: int) -
     """Return when the next job has waited long enough that may preempt an attempt then, or for which one may move."""
     waiting, policy, running = state.waiting, state.policy, state.running
     after_us, first = policy.preempt_after_us, (now_us - policy.preempt_after_us + 1,)
+    preempts_all, preempts = not levels or _OVERDUE in levels, dict[int, bool]()  # by standing
     for since_us, job_id in waiting.since[bisect_left(waiting.since, first) :]:
         standing = compared_standing(policy, waiting.standing(job_id))
-        preempts = not levels or _OVERDUE in levels or running.has_lost(standing, now_us)
-        if preempts or _movable_gpus(state, job_id, free_gpus):
+        if not preempts_all and standing not in preempts:
+            preempts[standing] = running.has_lost(standing, now_us)
+        if preempts_all or preempts[standing] or _movable_gpus(state, job_id, free_gpus):
             return since_us + after_us
     return NEVER
 
@@ -139,7 +139,7 @@ def _movable_gpus(state: State, job_id: JobId, free_gpus: int) -> int:
 
 
 def _wait_ends_us(state: State, now_us: int) -> int:
-    if not np.count_nonzero(state.running.rows.flags["awaited"]):
+    if not state.running.awaited:
         return NEVER
     kept_us = state.running.kept_until_us(now_us, state.policy)
     return int(kept_us.min(where=kept_us > now_us, initial=NEVER))

@@ -22,6 +22,7 @@ class DomainTree:
         self._children: list[list[int]] = []  # rows directly inside
         self._height: list[int] = []  # above the racks
         self._row: dict[Domain, int] = {}
+        self._known: dict[tuple[Domain, int], tuple[int, ...]] = {}  # answers of `rows`
         self._levels: dict[int, Ints] = {}
         self._inside: dict[int, Ints] = {}
         self.rows((), 0)
@@ -31,6 +32,12 @@ class DomainTree:
 
     def rows(self, domain: Domain, height: int) -> tuple[int, ...]:
         """Return the rows of a domain of this height and of all domains above it, the root first."""
+        found = self._known.get((domain, height))
+        if found is None:
+            found = self._known[domain, height] = self._found(domain, height)
+        return found
+
+    def _found(self, domain: Domain, height: int) -> tuple[int, ...]:
         rows: list[int] = []
         for depth in range(len(domain) + 1):
             prefix = domain[:depth]

@@ -52,7 +52,7 @@ class FreeIndex:
         if old is entry or old == entry:
             return old
         self._now.put(name, entry)
-        same = old is not None and entry is not None and old.node is entry.node and old.reserved == entry.reserved
+        same = old is not None and entry is not None and old.node is entry.node and old.kind == entry.kind
         if old is not None and entry is not None and same and old.shared == entry.shared and old.mig == entry.mig:
             tally = self.kinds[entry.kind]
             tally.free += entry.free.bit_count() - old.free.bit_count()

@@ -160,7 +160,7 @@ class Candidates:
                 found = running.lost_us(standing) <= now_us
             else:
                 found = np.zeros(running.rows.size, np.bool_)
-            if standing >= 0 and np.count_nonzero(running.rows.flags["awaited"]):
+            if standing >= 0 and running.awaited:
                 found &= running.kept_until_us(now_us, policy) <= now_us
             found &= running.rows.flags["live"]
             self._lost[standing] = found

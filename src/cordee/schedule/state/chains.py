@@ -213,10 +213,13 @@ def enter(state: State, record: JobRecord, at_us: int) -> None:
 
 
 def leave_lines(state: State, record: JobRecord) -> JobRecord:
-    """Take a job that ends or starts out of its line, and return its record without a time to look at it again."""
+    """Take a job that ends or starts out of its line, and return its record without a time to look at it again.
+
+    `record` is the one that is stored.
+    """
     if record.phase is Phase.QUEUED:
         state.waiting.remove(record)
-    return _put(state, record, None)
+    return record if record.gate.look_us is None else _put(state, record, None)
 
 
 def _put(state: State, record: JobRecord, look_us: int | None) -> JobRecord:

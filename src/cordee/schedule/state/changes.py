@@ -27,8 +27,7 @@ class Changes:
         self.gains += gain
 
     def name(self, event: Event) -> None:
-        """Note the event that made the last change."""
-        self._journal.note(self.set, self.total, self.gains, self.newest)
+        """Note the event that made the last change; what `count` noted of it takes this back as well."""
         self.newest = event
 
     def set(self, total: int, gains: int, newest: Event | None) -> None:

@@ -1,5 +1,6 @@
 """Columns: the numbers that searches read, as arrays over nodes, over running attempts and over their leases."""
 
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -9,6 +10,7 @@ from cordee.hardware.arrays import Floats, Ints, Mask
 from cordee.schedule.placement.entry import Kind
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.state.journal import Journal
+from cordee.schedule.state.records import NEVER
 
 Column = Ints | Floats | Mask
 Cell = int | float | bool
@@ -40,7 +42,9 @@ class Columns:
         changes: grows with every change.
     """
 
-    __slots__ = ("_blocks", "_free", "_journal", "_names", "arrays", "changes", "flags", "floats", "ints", "size")
+    __slots__ = (
+        "_blocks", "_free", "_journal", "_names", "_number", "arrays", "changes", "flags", "floats", "ints", "size",
+    )  # fmt: skip
 
     def __init__(
         self, journal: Journal, *, ints: tuple[str, ...], flags: tuple[str, ...] = (), floats: tuple[str, ...] = ()
@@ -51,6 +55,7 @@ class Columns:
         self._names = (ints, flags, floats)
         kinds = (np.int64, np.bool_, np.float64)
         self._blocks: list[Column] = [np.zeros((len(n), 64), k) for n, k in zip(self._names, kinds, strict=True)]
+        self._number = {name: number for number, name in enumerate(ints)}
         self.arrays: dict[str, Column] = {}
         self._name_rows()
         self.size = self.changes = 0
@@ -86,6 +91,11 @@ class Columns:
         """Change one cell."""
         self._journal.note(self._set, name, row, self.arrays[name][row])
         self._set(name, row, value)
+
+    def first_after(self, names: Iterable[str], least: int) -> int:
+        """Return the least number in columns of whole numbers that is larger; NEVER if there is none."""
+        numbers = self._blocks[0][[self._number[name] for name in names], : self.size]
+        return int(np.minimum.reduce(numbers, axis=None, where=numbers > least, initial=NEVER))
 
     def _set(self, name: str, row: int, value: Cell) -> None:
         self.arrays[name][row] = value

@@ -20,6 +20,7 @@ from cordee.events import (
     ReservationMade,
     StopRequested,
 )
+from cordee.frozen import quick_replace
 from cordee.schedule.quota.day import Pair
 from cordee.schedule.quota.held import Held, held_by
 from cordee.schedule.state.retries import ANY, Counts
@@ -87,6 +88,7 @@ class Gate(NamedTuple):
     look_us: int | None = None
 
 
+@quick_replace
 class JobRecord(NamedTuple):
     """A job and its life so far."""
 
@@ -130,6 +132,7 @@ class JobRecord(NamedTuple):
         return self.submitted_us + self.used_us + self.paused_us
 
 
+@quick_replace
 class Attempt(NamedTuple):
     """The live attempt of a job: from AttemptPlaced until AttemptEnded."""
 

@@ -58,19 +58,20 @@ class Running:
         jobs: the jobs of rows.
         row_of: the rows of jobs.
         overdue_milli: thousandths of GPUs of jobs that were overdue when they were placed.
+        awaited: the number of rows that cannot save in time.
         of_tiers: the number of rows of each tier.
     """
 
     def __init__(self, journal: Journal, nodes: NodeColumns, bounds: tuple[int, ...], levels: tuple[int, ...]) -> None:
         """Start empty; `bounds` are all that levels may ever have."""
-        self._journal, self._nodes, self._bounds, self.levels = journal, nodes, bounds, levels
-        lost = tuple(_lost(bound) for bound in bounds)
-        self.rows = Columns(journal, ints=(*_INTS, *lost), flags=_FLAGS, floats=_FLOATS)
+        self._journal, self._nodes, self.levels = journal, nodes, levels
+        self._lost = tuple((bound, _lost(bound)) for bound in bounds)
+        self.rows = Columns(journal, ints=(*_INTS, *(name for _, name in self._lost)), flags=_FLAGS, floats=_FLOATS)
         self.leases = Columns(journal, ints=("row", "node", "gpus"))
         self.queues: dict[str, int] = {}
         self.jobs: dict[int, JobId] = {}
         self.row_of: dict[JobId, int] = {}
-        self.overdue_milli = 0
+        self.overdue_milli = self.awaited = 0
         self.of_tiers = [0] * len(TIERS)
         self._lease_rows: dict[JobId, tuple[int, ...]] = {}
 
@@ -81,6 +82,8 @@ class Running:
         self._count_tier(int(values["tier"]), +1)
         if values["overdue"]:
             self._count_overdue(int(values["gpu_milli"]))
+        if values["awaited"]:
+            self._count_awaited(+1)
         self._journal.put(self.jobs, row, job_id)
         self._journal.put(self.row_of, job_id, row)
         # A part of a GPU frees no GPU when it ends, so it counts for nothing here.
@@ -97,9 +100,12 @@ class Running:
             return
         for lease_row in self._lease_rows[job_id]:
             self.leases.drop(lease_row)
-        if self.rows.arrays["overdue"][row]:
-            self._count_overdue(-int(self.rows.arrays["gpu_milli"][row]))
-        self._count_tier(int(self.rows.arrays["tier"][row]), -1)
+        arrays = self.rows.arrays
+        if arrays["overdue"][row]:
+            self._count_overdue(-int(arrays["gpu_milli"][row]))
+        if self.awaited and arrays["awaited"][row]:
+            self._count_awaited(-1)
+        self._count_tier(int(arrays["tier"][row]), -1)
         self.rows.drop(row)
         self._journal.drop(self.jobs, row)
         self._journal.drop(self.row_of, job_id)
@@ -109,17 +115,23 @@ class Running:
         """Return the times of `lost_us` for an attempt with these values."""
         value, pace, placed_us = int(values["value"]), values["pace"], int(values["placed_us"])
         slice_ends_us, lost = values["slice_ends_us"], dict[str, Cell]()
-        for bound in self._bounds:
+        for bound, name in self._lost:
             if value >= bound:
-                lost[_lost(bound)] = slice_ends_us
+                lost[name] = slice_ends_us
+            elif pace:
+                left_us = placed_us - int((value - bound) // pace)
+                lost[name] = left_us if left_us > slice_ends_us else slice_ends_us
             else:
-                lost[_lost(bound)] = max(slice_ends_us, placed_us - int((value - bound) // pace)) if pace else NEVER
+                lost[name] = NEVER
         return lost
 
     @property
     def lowest_tier(self) -> int:
         """Return the lowest tier of the rows, as the number of its level; 0 without rows."""
-        return max((tier for tier, count in enumerate(self.of_tiers) if count), default=0)
+        lowest = len(self.of_tiers) - 1
+        while lowest and not self.of_tiers[lowest]:
+            lowest -= 1
+        return lowest
 
     def _count_tier(self, tier: int, sign: int) -> None:
         self._journal.note(self.of_tiers.__setitem__, tier, self.of_tiers[tier])
@@ -128,6 +140,10 @@ class Running:
     def _count_overdue(self, gpu_milli: int) -> None:
         self._journal.note(setattr, self, "overdue_milli", self.overdue_milli)
         self.overdue_milli += gpu_milli
+
+    def _count_awaited(self, sign: int) -> None:
+        self._journal.note(setattr, self, "awaited", self.awaited)
+        self.awaited += sign
 
     def set(self, job_id: JobId, **values: Cell) -> None:
         """Change values of an attempt, but for its GPUs and for whether its job was overdue."""
@@ -151,12 +167,15 @@ class Running:
 
         Its time slice is over then, and it is on a worse level. The level of an overdue job is -1.
         """
-        return self.rows.ints["slice_ends_us" if level < 0 else _lost(self.levels[level])]
+        return self.rows.ints[self._lost_name(level)]
+
+    def _lost_name(self, level: int) -> str:
+        return "slice_ends_us" if level < 0 else _lost(self.levels[level])
 
     def next_lost_us(self, now_us: int, levels: Iterable[int]) -> int:
         """Return when an attempt loses its turn next to jobs of one of these levels; NEVER if none does."""
-        columns = (self.lost_us(level) for level in levels if level < len(self.levels))
-        return min((int(times.min(where=times > now_us, initial=NEVER)) for times in columns), default=NEVER)
+        names = [self._lost_name(level) for level in levels if level < len(self.levels)]
+        return self.rows.first_after(names, now_us) if names else NEVER
 
     def has_lost(self, level: int, now_us: int) -> bool:
         """Return whether an attempt has lost its turn to jobs of a level."""
@@ -193,7 +212,7 @@ class Running:
         the end of its turn. The wait ends when that checkpoint is due, so a further level makes no job wait longer.
         """
         rows, awaited = self.rows.ints, self.rows.flags["awaited"]
-        if not (policy.awaits_checkpoint and counts_service(policy) and np.count_nonzero(awaited)):
+        if not (policy.awaits_checkpoint and counts_service(policy) and self.awaited):
             return np.zeros(self.rows.size, np.int64)
         since_us = now_us - rows["work_from_us"]
         left_us = rows["every_us"] + rows["restart_us"] + rows["save_us"] - since_us

@@ -4,14 +4,14 @@ A line is a tier, a priority, a queue and a shape, so that ten thousand waiting 
 jobs are ordered by their standing (`order.standing`), then by the time of submission, then by id.
 """
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cordee.events import Job
 from cordee.ids import JobId
 from cordee.schedule.quota.bounds import milli
-from cordee.schedule.state.journal import Journal
+from cordee.schedule.state.journal import Journal, remove_from
 from cordee.schedule.state.order import TIERS, level
 from cordee.schedule.state.records import JobRecord
 
@@ -85,6 +85,7 @@ class _Entry(NamedTuple):
     standing: int
     age: int
     length_us: int
+    since_us: int
 
 
 class Waiting:
@@ -161,44 +162,49 @@ class Waiting:
             owner: its owner if the GPUs of one user are limited there, else empty.
             reserved: for whom nodes are reserved, of those reservations that are for the job.
         """
-        job, journal = record.job, self._journal
+        job = record.job
         shape = shape_of(job)
         key = (level(job.tier), -record.priority, queue, owner, (*shape, reserved) if reserved else shape)
         line = self.lines.get(key)
         if line is None:
             line = Line(level(job.tier), record.priority, queue, owner, key[-1], milli(job))
-            journal.put(self.lines, key, line)
-        age = record.waits_from_us
-        place = place_of(record, standing)
-        journal.insert(line.places, place)
-        journal.insert(line.ages, (age, job.job_id))
-        journal.insert(line.lengths, (length_us, job.job_id))
-        journal.insert(self.since, (record.waits_since_us, job.job_id))
-        journal.insert(self.standings, (standing, job.job_id))
-        journal.put(self._entries, job.job_id, _Entry(key, place, standing, age, length_us))
-        self._count(line, +1)
+        place, age, since_us = place_of(record, standing), record.waits_from_us, record.waits_since_us
+        entry = _Entry(key, place, standing, age, length_us, since_us)
+        self._put_in(job.job_id, entry, line)
+        self._journal.note(self._take_out, job.job_id, entry, line)
 
     def remove(self, record: JobRecord) -> None:
         """Take out a job that was placed, or has ended."""
-        job_id, journal = record.job.job_id, self._journal
+        job_id = record.job.job_id
         entry = self._entries[job_id]
         line = self.lines[entry.key]
-        journal.remove(line.places, entry.place)
-        journal.remove(line.ages, (entry.age, job_id))
-        journal.remove(line.lengths, (entry.length_us, job_id))
-        journal.remove(self.since, (record.waits_since_us, job_id))
-        journal.remove(self.standings, (entry.standing, job_id))
-        journal.drop(self._entries, job_id)
-        if not line.places:
-            journal.drop(self.lines, entry.key)
-        self._count(line, -1)
+        self._take_out(job_id, entry, line)
+        self._journal.note(self._put_in, job_id, entry, line)
 
     def value(self) -> object:
         """Return a deep copy, to compare."""
         return {key: (tuple(line.places), tuple(line.ages)) for key, line in self.lines.items()}
 
-    def _count(self, line: Line, change: int) -> None:
-        self._journal.note(setattr, self, "count", self.count)
-        self._journal.note(self._asked_milli.__setitem__, line.tier, self._asked_milli[line.tier])
-        self.count += change
-        self._asked_milli[line.tier] += change * line.gpu_milli
+    def _put_in(self, job_id: JobId, entry: _Entry, line: Line) -> None:
+        if not line.places:
+            self.lines[entry.key] = line
+        insort(line.places, entry.place)
+        insort(line.ages, (entry.age, job_id))
+        insort(line.lengths, (entry.length_us, job_id))
+        insort(self.since, (entry.since_us, job_id))
+        insort(self.standings, (entry.standing, job_id))
+        self._entries[job_id] = entry
+        self.count += 1
+        self._asked_milli[line.tier] += line.gpu_milli
+
+    def _take_out(self, job_id: JobId, entry: _Entry, line: Line) -> None:
+        remove_from(line.places, entry.place)
+        remove_from(line.ages, (entry.age, job_id))
+        remove_from(line.lengths, (entry.length_us, job_id))
+        remove_from(self.since, (entry.since_us, job_id))
+        remove_from(self.standings, (entry.standing, job_id))
+        if not line.places:
+            del self.lines[entry.key]
+        del self._entries[job_id]
+        self.count -= 1
+        self._asked_milli[line.tier] -= line.gpu_milli
