@@ -8,6 +8,7 @@ reserved; those that are wholly free go back only when the driver has no more.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cordee.units import MiB
@@ -18,6 +19,10 @@ SMALL_SEGMENT_BYTES = 2 * MiB
 LARGE_SEGMENT_BYTES = 20 * MiB
 MIN_OWN_SEGMENT_BYTES = 10 * MiB
 ROUND_SEGMENT_BYTES = 2 * MiB
+
+
+# The fewest segments with which a sequence goes through are found within this.
+NEEDED_WITHIN_BYTES = 64 * MiB
 
 
 class OutOfMemoryError(Exception):
@@ -134,3 +139,22 @@ class CachingAllocator:
         del self._blocks[block.address]
         free = self._free[block.pool]
         del free[bisect_left(free, (block.size_bytes, block.address))]
+
+
+def needed_bytes(run: Callable[[int | None], CachingAllocator]) -> tuple[CachingAllocator, int]:
+    """Return the allocator of a run without a limit, and the fewest bytes with which the run goes through.
+
+    Where the driver has less, free segments go back to it before an allocation fails: the fewest are found by halving
+    the difference to what is allocated.
+    """
+    free = run(None)
+    low, high = free.allocated_bytes_peak, free.reserved_bytes_peak
+    while high - low > NEEDED_WITHIN_BYTES:
+        middle = (low + high) // 2
+        try:
+            run(middle)
+        except OutOfMemoryError:
+            low = middle
+        else:
+            high = middle
+    return free, high

@@ -1,12 +1,11 @@
 """Segments that torch reserves for a step of FSDP2 or of one GPU: its allocations in order, by the allocator's rules.
 
-Dense layers with grouped-query attention alone; adapters where layers are recomputed, so that they keep nothing of
-their own.
+Dense layers with grouped-query attention alone.
 """
 
 from dataclasses import replace
 
-from cordee.plan.allocator import CachingAllocator
+from cordee.plan.allocator import CachingAllocator, needed_bytes
 from cordee.plan.layout import Layout
 from cordee.plan.memory import RankMemory, StageMemory
 from cordee.plan.replay_sizes import TensorSizes
@@ -16,7 +15,10 @@ from cordee.workload.model import ModelShape
 
 
 def with_replay(memory: RankMemory, shape: ModelShape, layout: Layout, training: Training) -> RankMemory:
-    """Return the memory of a rank with the segments that a replay keeps where there is room; as it was elsewhere."""
+    """Return the memory of a rank with the segments that a replay needs, and keeps where there is room.
+
+    It is as it was where the order of allocations is not known.
+    """
     if not is_replayed(shape, layout, training):
         return memory
     return replace(memory, stages=tuple(_with_segments(stage, shape, layout, training) for stage in memory.stages))
@@ -25,11 +27,12 @@ def with_replay(memory: RankMemory, shape: ModelShape, layout: Layout, training:
 def is_replayed(shape: ModelShape, layout: Layout, training: Training) -> bool:
     """Return whether the order of a step's allocations is known."""
     adapters = training.adapters
-    known = adapters is None or (layout.recompute == "full" and not adapters.magnitudes and not adapters.joined)
+    known = adapters is None or not (adapters.magnitudes or adapters.joined or adapters.dropout)
     plain = training.framework == "torch" and layout.pp == 1 and known and training.flash and not training.tuning.flat
     if not plain or shape.latent or shape.experts or not shape.gated or training.tuning.frozen:
         return False
-    return training.loss_kind in ("eager", "compiled") and (layout.zero == 3 or layout.gpus == 1)
+    is_sharded = layout.zero == 3 or (layout.zero == 2 and training.keeps_fp32)
+    return training.loss_kind in ("eager", "compiled") and (is_sharded or layout.gpus == 1)
 
 
 def replayed(shape: ModelShape, layout: Layout, training: Training, limit_bytes: int | None = None) -> CachingAllocator:
@@ -45,6 +48,9 @@ def replayed(shape: ModelShape, layout: Layout, training: Training, limit_bytes:
 
 
 def _with_segments(stage: StageMemory, shape: ModelShape, layout: Layout, training: Training) -> StageMemory:
-    allocator = replayed(shape, layout, training)
-    beyond = allocator.reserved_bytes_peak - allocator.allocated_bytes_peak
-    return replace(stage, cached_bytes=max(0, beyond - stage.fragmentation_bytes))
+    free, needed = needed_bytes(lambda limit_bytes: replayed(shape, layout, training, limit_bytes))
+    return replace(
+        stage,
+        fragmentation_bytes=needed - free.allocated_bytes_peak,
+        cached_bytes=free.reserved_bytes_peak - needed,
+    )

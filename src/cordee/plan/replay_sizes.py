@@ -39,7 +39,8 @@ class StepCode:
     """Properties of the code of a step.
 
     They are a loss over divided logits, compiled, or within the forward pass; small operations that are one kernel;
-    norms and rotations of many kernels, as transformers writes them; one matrix for embedding and head.
+    norms and rotations of many kernels, as transformers writes them; one matrix for embedding and head; FSDP2 that
+    shards again after the backward pass only (ZeRO-2).
     """
 
     is_divided: bool
@@ -48,6 +49,7 @@ class StepCode:
     is_within: bool
     is_composite: bool
     is_tied: bool
+    stays_gathered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +94,15 @@ class TensorSizes:
             vocab=round(float(vocabulary_bytes(shape, layout, training))),
             norm=item * shape.norm_parameters,
             small=round(item * float(layer_parameters(shape, layout, False).total - sum(elements) / layout.tp)),
-            shards=layout.shard_ranks if layout.zero == 3 else 1,
+            shards=layout.shard_ranks if layout.zero >= 2 else 1,
             code=StepCode(
                 is_divided=layout.tp > 1,
                 is_compiled=training.loss_kind == "compiled",
                 is_fused=training.is_fused,
                 is_within=training.tuning.loss_within,
-                is_composite=training.tuning.composite_norms,
+                is_composite=training.tuning.composite_norms or (adapters is not None and not training.is_fused),
                 is_tied=shape.tied,
+                stays_gathered=layout.zero == 2,
             ),
             low=None if adapters is None else LowRank.of(shape, tokens, adapters, item),
         )

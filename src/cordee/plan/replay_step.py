@@ -95,14 +95,15 @@ class ReplayedStep:
         self.gather("embedding", self.sizes.of_embedding)
         self.copy_out("embedding", (self.sizes.vocab,))
         self.make("input 0", self.sizes.hidden)
-        if not self.sizes.code.is_tied:
+        if not (self.sizes.code.is_tied or self.sizes.code.stays_gathered):
             self.drop("embedding 0")
         for layer in range(self.layers):
             self.gather(f"layer {layer}", self.sizes.of_layer)
             self.copy_out(f"layer {layer}", self.sizes.group)
             self.drop("embedding buffer", f"layer {layer - 1} buffer")
             self.layer(layer, keep=self.recompute)
-            self.release(f"layer {layer}")
+            if not self.sizes.code.stays_gathered:
+                self.release(f"layer {layer}")
             if self.sizes.code.is_composite and self.recompute == "none" and layer:
                 self.drop(f"input {layer}")  # its norm keeps it in fp32; the first one is the model's own
 
@@ -345,7 +346,8 @@ class ReplayedStep:
             self.drop("one-hot", "exponentials", "log probabilities")
             self.make("slope", sizes.logits)
             self.drop("wide slope")
-        self.gather(last, sizes.of_layer)
+        if not code.stays_gathered:
+            self.gather(last, sizes.of_layer)
         if sizes.low is None:
             self.make("head slope", sizes.vocab)
         self.make("hidden slope", sizes.hidden)
@@ -359,12 +361,8 @@ class ReplayedStep:
         """The layers and the embedding."""
         sizes = self.sizes
         for layer in reversed(range(self.layers)):
-            self.copy_out(f"layer {layer}", sizes.group)
-            self.drop(f"layer {layer} buffer")
-            if layer:
-                self.gather(f"layer {layer - 1}", sizes.of_layer)
-            elif not sizes.code.is_tied:
-                self.gather("embedding", sizes.of_embedding)
+            if not sizes.code.stays_gathered:
+                self.gathered_ahead(layer)
             if self.recompute != "none":
                 self.again(layer)
             self.mlp_backward(layer)
@@ -375,10 +373,19 @@ class ReplayedStep:
         self.embedding_backward()
         self.drop("reduced")
 
+    def gathered_ahead(self, layer: int) -> None:
+        """Copy a layer out that was gathered ahead, and gather what comes next."""
+        self.copy_out(f"layer {layer}", self.sizes.group)
+        self.drop(f"layer {layer} buffer")
+        if layer:
+            self.gather(f"layer {layer - 1}", self.sizes.of_layer)
+        elif not self.sizes.code.is_tied:
+            self.gather("embedding", self.sizes.of_embedding)
+
     def embedding_backward(self) -> None:
         """The embedding, whose gradient as a head has waited where both are one matrix."""
         sizes = self.sizes
-        if not sizes.code.is_tied:
+        if not (sizes.code.is_tied or sizes.code.stays_gathered):
             self.copy_out("embedding", (sizes.vocab,))
             self.drop("embedding buffer")
         if sizes.low is not None:

@@ -6,12 +6,10 @@ No torch: what comes in are numbers.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cordee.plan.allocator import ROUND_BYTES, CachingAllocator, OutOfMemoryError
+from cordee.plan.allocator import ROUND_BYTES, CachingAllocator, needed_bytes
 from cordee.train.trace_memory.events import PHASES, Birth, Event, Phase
-from cordee.units import MiB
 
 CLASSES = ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "temporaries")
-NEEDED_WITHIN_BYTES = 64 * MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +112,9 @@ class Reserve:
 
 
 def reserve(events: Iterable[Event], standing_bytes: int = 0) -> Reserve:
-    """Return what torch's allocator reserves for steps like this one, beside a buffer that stands.
-
-    Where the driver has less, free segments go back to it before an allocation fails: the least with which a step goes
-    through is found by halving the difference to what is allocated.
-    """
-    replay = _Replay(list(events), standing_bytes)
-    free = replay.run(None)
-    low, high = free.allocated_bytes_peak, free.reserved_bytes_peak
-    while high - low > NEEDED_WITHIN_BYTES:
-        middle = (low + high) // 2
-        try:
-            replay.run(middle)
-        except OutOfMemoryError:
-            low = middle
-        else:
-            high = middle
-    return Reserve(free.reserved_bytes_peak, high)
+    """Return what torch's allocator reserves for steps like this one, beside a buffer that stands."""
+    free, needed = needed_bytes(_Replay(list(events), standing_bytes).run)
+    return Reserve(free.reserved_bytes_peak, needed)
 
 
 class _Replay:
