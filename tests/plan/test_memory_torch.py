@@ -98,3 +98,12 @@ def test_blocks_of_gradients_stay_beside_those_of_a_peak_without_them() -> None:
         layout = Layout(dp=8, zero=3, recompute=recompute)  # type: ignore[arg-type]
         worst = rank_memory(mixtral, layout, Settings(seq_tokens=4096, global_batch=8).training(mixtral, 8)).worst
         assert worst.cached_bytes == pytest.approx(of_gradients * gradients, abs=0.1 * gradients)
+
+
+def test_a_compiled_checkpoint_keeps_no_result_that_nothing_reads() -> None:
+    layout = Layout(dp=8, zero=3, recompute="selective")
+    kept = {
+        compiled: _moments(layout, seq_tokens=8192, global_batch=8, compiled=compiled)["loss"].activations_bytes
+        for compiled in (False, True)
+    }
+    assert kept[False] - kept[True] == 32 * 2 * 8192 * 4096

@@ -323,7 +323,8 @@ def _halves(layout: Layout, training: Training) -> bool:
 def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Real:
     """Return what torchtitan's selective checkpoint keeps of a layer: input, attention, every second product.
 
-    Of q, k, v, o, gate, up, down these are q, v, gate and down (`activation_checkpoint.selective_ac_option = "op"`).
+    Of q, k, v, o, gate, up, down these are q, v, gate and, where it is not compiled, down
+    (`activation_checkpoint.selective_ac_option = "op"`).
     """
     tokens, tp, heads = rank_tokens(layout, training), layout.tp, shape.heads
     if shape.latent is not None:
@@ -338,6 +339,8 @@ def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, ex
         outer = routed_fraction(shape, layout, training) * shape.hidden
     else:
         inner, outer = shape.ffn / tp, shape.hidden
+    # No backward pass reads the result of down: an eager checkpoint keeps it all the same, a compiled one does not.
+    outer = outer * (not training.is_fused)
     states = (1 + training.keeps_fp32 * (layout.zero < 2)) * shape.hidden / sequence_split(layout)
     per_token = states + (query + value + attended) / tp + inner + outer
     return tokens * (training.activation_bytes * per_token + 4 * heads / tp)

@@ -125,7 +125,7 @@ class ReplayedStep:
         if not is_all:
             self.drop(f"product {layer}", f"second norm {layer}")
         self.make(f"input {layer + 1}", self.sizes.hidden)
-        self.drop(*(() if is_half else (f"down {layer}",)))
+        self.drop(*(() if is_half and not self.sizes.code.is_fused else (f"down {layer}",)))
         if self.sizes.code.is_composite:
             self.drop(f"middle {layer}")
         if not is_all:
