@@ -94,6 +94,16 @@ def test_a_gang_that_is_larger_than_any_one_kind_of_gpu_is_left_out(
     assert "3 jobs on 3 nodes, 16 GPUs" in told and "left out: 2 rows, larger than the cluster's 8 GPUs of one" in told
 
 
+def test_a_gpu_that_none_of_several_kinds_is_runs_on_any_and_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("job_id,submit_s,gpus,duration_s,gpu_spec\na,0,1,60,A\nb,0,1,60,C\nc,0,1,60,A|C\n")
+    words = ("simulate", str(path), "--price-as", "none", "--policy", "fifo", "--cluster")
+    changed = "changed: 1 row, asks for a GPU that the cluster does not have: runs on any (first: line 3)"
+    assert changed in said(capsys, *words, "1x8xA+1x8xB") and "changed" not in said(capsys, *words, "1x8xA")
+
+
 def test_json_follows_its_schema_and_the_schema_is_held(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     """Who reads our JSON relies on it: a change is made on purpose, with `REWRITE=1`, and told in the changelog."""
     now = {name: TypeAdapter(shape).json_schema(mode="serialization") for name, shape in ANSWERS.items()}

@@ -81,6 +81,8 @@ def fitting(
         if each.gpus > most[name]:
             tally.bad(f"larger than the cluster's {most[name]} GPUs{of}", each.line)
             continue
+        if each.gpu_name is not None and name is None and of:
+            tally.changed("asks for a GPU that the cluster does not have: runs on any", each.line)
         taken += 1
         yield each, name
 
