@@ -88,6 +88,36 @@ def test_zero_shards_adapters_and_the_base_as_its_stage_says() -> None:
     assert three.gradients_bytes * 4 == whole.gradients_bytes
 
 
+def test_fsdp2_that_stays_gathered_holds_a_shard_of_the_base_and_all_of_it_gathered() -> None:
+    """ZeRO-2 of torch shards frozen weights and adapters as well: on two ranks it needs half of them more."""
+    for train in ("lora", "qlora"):
+        base = _memory(train=train).worst.weights_bytes
+        two = _memory(Layout(dp=2, zero=2), train=train)
+        assert two.worst.weights_bytes == pytest.approx(base / 2, abs=1)
+        at_loss, step = (next(m for m in two.worst_timeline if m.event == event) for event in ("loss", "step"))
+        before = next(m for m in _memory(Layout(dp=2, zero=0), train=train).worst_timeline if m.event == "loss")
+        assert at_loss.buffers_bytes - before.buffers_bytes == pytest.approx(base, rel=0.05)
+        assert step.buffers_bytes < 0.1 * base
+
+
+def test_norms_of_queries_and_keys_keep_their_inputs() -> None:
+    """Qwen3 8B: 40 heads of 128 in fp32, and a statistic of each; a norm that is trained keeps a scaled copy too."""
+    shape = load_shape("qwen3-8b")
+    bare = replace(shape, qk_norm=False)
+    for settings, each in (
+        ({"train": "lora"}, 4),
+        ({"model_code": "hf"}, 6),
+        ({"model_code": "torchtitan"}, 2),
+        ({"framework": "megatron"}, 2),
+    ):
+        training = Settings(seq_tokens=2048, global_batch=8, **settings).training(shape, 8)  # type: ignore[arg-type]
+        for layout in (Layout(dp=8, zero=3), Layout(dp=4, tp=2)):
+            if layout.tp > 1 and training.adapters is not None:
+                continue
+            with_norms, without = (layer_activation_bytes(found, layout, training) for found in (shape, bare))
+            assert with_norms - without == pytest.approx(2048 * 40 * (128 * each + 4) / layout.tp)
+
+
 def test_a_layer_keeps_what_its_norms_attention_activation_and_adapters_read() -> None:
     """Tokens x (two fp32 norm inputs; q, k, v and output; gate, silu, up; fp32 log-sums; adapters' inputs; ranks)."""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -411,8 +412,9 @@ def _survival(out: Console, plan: Answer) -> None:
     of = "trained " if plan.training.adapters else ""
     title(out, "Checkpoints and interruptions")
     size, time = format_bytes(one.checkpoint_bytes), format_duration(one.checkpoint_s)
-    weight = Text.assemble("  a checkpoint is ", (size, "bold"), f" ({each:g} bytes a {of}parameter): ", (time, "bold"))
-    out.print(weight.append(f" at {format_bytes(plan.request.assumed.storage_bytes_per_s)}/s a node"))
+    weight = Text.assemble("a checkpoint is ", (size, "bold"), f" ({each:g} bytes a {of}parameter): ", (time, "bold"))
+    weight.append(f" at {format_bytes(plan.request.assumed.storage_bytes_per_s)}/s a node")
+    out.print(Padding(weight, (0, 0, 0, 2)))
     times = ", ".join(
         f"{save.level} {format_duration(save.seconds)} (survives {save.survives})" for save in plan.level_saves
     )

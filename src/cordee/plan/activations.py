@@ -71,6 +71,7 @@ def layer_activation_bytes(
     if layout.cp_kind == "ulysses":
         heads_wide = heads_wide + (layout.cp > 1) * attention_out
     per_token: Real = (4 * shape.hidden + compressed) / split + heads_wide / tp
+    normed = _head_norm_bytes(shape, training) / tp
     if training.framework == "torch" and not training.tuning.regathers:
         # DTensor keeps what it gathers for the products, the results of the two norms; Megatron-LM gathers them anew.
         per_token = per_token + 2 * shape.hidden * (1 - 1 / split)
@@ -84,7 +85,7 @@ def layer_activation_bytes(
         per_token = per_token + moe.per_token / tp * training.imbalance_at(layout.ep) * widths * moe.ffn
     else:
         per_token = per_token + kept_widths(shape, training) * shape.ffn / tp
-    total = tokens * (training.activation_bytes * per_token + 4 * shape.heads / tp)
+    total = tokens * (training.activation_bytes * per_token + 4 * shape.heads / tp + normed)
     if training.keeps_fp32:
         # Autocast keeps hidden states, the inputs of the norms, in fp32, and each product casts its own input.
         products = (1 if "qkv" in shape.joined else 3) + (2 if shape.gated and "gate_up" not in shape.joined else 1)
@@ -124,7 +125,8 @@ def _adapted_layer_bytes(
     norm: Real = 4 if eager and shape.norm == "rms" else item + (4 - item) * _under_autocast(layout, training)
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     inner = (3 if eager else 2) if shape.gated else 1
-    per_token: Real = 2 * norm * shape.hidden + item * attention + (item + wide) * inner * shape.ffn + 4 * shape.heads
+    per_token: Real = _head_norm_bytes(shape, training)
+    per_token += 2 * norm * shape.hidden + item * attention + (item + wide) * inner * shape.ffn + 4 * shape.heads
     # Values that are made 16-bit for the attention are no view of a joined product.
     per_token += item * _beside_views(shape) * (1 - widens(layout, training))
     targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
@@ -159,6 +161,19 @@ def _adapted_layer_bytes(
     return total + score_bytes(shape, layout, training) if scores else total
 
 
+def _head_norm_bytes(shape: ModelShape, training: Training) -> Real:
+    """Return what norms of queries and keys (Qwen3) keep of a token: their input, and a statistic of each head in fp32.
+
+    Written out, the input is fp32, and a norm that is trained keeps what it scales as well.
+    """
+    if not shape.qk_norm:
+        return 0
+    item, trained = training.activation_bytes, training.adapters is None
+    written_out = training.tuning.composite_norms if trained else not training.is_fused
+    each = 4 + item * trained if written_out else item
+    return (shape.heads + shape.kv_heads) * (shape.head_dim * each + 4)
+
+
 def _composite_gelu_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Return what a GELU that is written out keeps of each inner element, beyond its input and its result.
 
@@ -175,7 +190,7 @@ def _under_autocast(layout: Layout, training: Training) -> Real:
     """Return 1 where torch.autocast casts around operations: fp32 weights below FSDP2, or fp32 adapters or ends."""
     if training.adapters is None:
         return training.keeps_fp32 * (layout.zero < 2)
-    unlike = (training.optimizer.weight_bytes > training.activation_bytes) * (layout.zero != 3)
+    unlike = (training.optimizer.weight_bytes > training.activation_bytes) * (layout.zero < 2)
     return np.maximum(unlike, widens(layout, training))
 
 
@@ -196,7 +211,7 @@ def _casts_inputs(layout: Layout, training: Training, adapters: Adapters) -> Rea
     adapters in 16 bits.
     """
     casts = adapters.base_bits == 16 and not adapters.joined
-    unlike = (casts and training.optimizer.weight_bytes > training.activation_bytes) * (layout.zero != 3)
+    unlike = (casts and training.optimizer.weight_bytes > training.activation_bytes) * (layout.zero < 2)
     return np.maximum(unlike, widens(layout, training))
 
 

@@ -278,7 +278,10 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     parameters = rank_parameters(shape, layout, training, rank).total
     weights_whole, gradients_whole = buf.unsharded_bytes(layout, training, parameters)
     gradients_whole = gradients_whole + buf.accumulated_bytes(layout, training, gradients)
-    cast = buf.cast_bytes(shape, layout, training, held, trained_parameters(shape, layout, training, rank).total)
+    trained = trained_parameters(shape, layout, training, rank).total
+    cast = buf.cast_bytes(shape, layout, training, held, trained)
+    narrow = (not training.keeps_fp32) * training.activation_bytes * trained
+    cast = cast + _stays_gathered(layout, training) * (narrow + frozen_bytes(shape, layout, training, rank))
     # What recomputation drops of a layer are its casts as well; ZeRO-2 has gathered them.
     cast_back = cast * ((layout.zero == 2) | (layout.recompute == "none"))
     flying = act.in_flight(layout, training, rank)
@@ -420,11 +423,17 @@ def _at_loss(
     return moments
 
 
+def _stays_gathered(layout: Layout, training: Training) -> Real:
+    """Return 1 where torch's FSDP2 shards all weights and keeps them gathered until the backward pass."""
+    return (training.framework == "torch") * (layout.zero == 2) * (layout.data_ranks > 1)
+
+
 def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Real, Real, Real, Real]:
     """Return weights, gradients, what the optimizer keeps, and what its step needs for a moment."""
     parameters, optimizer, zero = trained_parameters(shape, layout, training, rank), training.optimizer, layout.zero
     frozen = frozen_bytes(shape, layout, training, rank) + reference_bytes(shape, layout, training, rank)
-    weights: Real = frozen / (1 + (zero >= 3) * (layout.shard_ranks - 1))
+    sharded = np.maximum(zero >= 3, _stays_gathered(layout, training))
+    weights: Real = frozen / (1 + sharded * (layout.shard_ranks - 1))
     gradients: Real = 0.0
     kept: Real = 0.0
     moment: Real = 0.0
@@ -439,7 +448,7 @@ def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) ->
     ):
         count = each_rank + more
         each = optimizer.weight_bytes + wide * (optimizer.master_bytes - optimizer.weight_bytes)
-        weights = weights + each * count / (1 + (zero >= (2 if wide else 3)) * (shards - 1))
+        weights = weights + each * count / (1 + np.maximum(sharded, wide * (zero >= 2)) * (shards - 1))
         standing = optimizer.gradient_bytes + wide * (optimizer.master_bytes - optimizer.gradient_bytes)
         standing = (not optimizer.in_backward) * standing
         gradients = gradients + standing * count / (1 + (zero >= 2) * (shards - 1))

@@ -236,7 +236,7 @@ def frozen_bytes(shape: ModelShape, layout: Layout, training: Training, rank: in
 def widens(layout: Layout, training: Training) -> Real:
     """Return 1 where embeddings, head, norms and hidden states are fp32 over a quantised base, else 0."""
     adapters = training.adapters
-    return (adapters is not None and adapters.widened) * (layout.zero < 3)
+    return (adapters is not None and adapters.widened) * (layout.zero < 2)
 
 
 def reference_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
