@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from cordee.cli.main import main
+from cordee.train.trace_memory.comparison import ask_process
+from cordee.train.trace_memory.question import Question
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -331,9 +333,45 @@ def test_flags_that_would_be_dropped_are_refused(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("gpus", [(), ("--gpus", "1..8xH100")])
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [((), "a trace needs --gpus"), (("--gpus", "1..8xH100"), "a trace needs one number of GPUs, not 1..8xH100")],
+)
 def test_a_trace_is_of_one_number_of_gpus(
-    gpus: tuple[str, ...], model: str, capsys: pytest.CaptureFixture[str]
+    gpus: tuple[str, ...], says: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run("plan", model, *gpus, "--trace") == 10
-    assert "a trace needs one number of GPUs" in capsys.readouterr().err
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
+def test_adapters_of_a_mixture_have_no_formulas_and_are_traced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    words = ("plan", str(tmp_path), "--gpus", "2xH100", "--train", "lora", "--seq", "128")
+    assert _run(*words) == 15
+    assert "--trace finds their memory" in capsys.readouterr().err
+    assert not _run(*words, "--trace", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["planned"] is None and found["traced"]["trained_parameters"] == 16 * 2 * (2 * 128 + 2 * 96)
+
+
+def test_a_function_is_traced_by_its_file_and_said_to_have_no_formulas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "import torch\ndef net():\n    model = torch.nn.Linear(8, 4)\n"
+    (tmp_path / "own_net.py").write_text(code + "    return model, lambda: model(torch.zeros(2, 8)).sum()\n")
+    name = f"{tmp_path / 'own_net.py'}:net"
+    assert _run("plan", name, "--gpus", "1xH100") == 14
+    assert f"cordee plan {name} --gpus 8xH100 --trace" in " ".join(capsys.readouterr().err.split())
+    assert not _run("plan", name, "--gpus", "1xH100", "--trace", "--json")
+    assert json.loads(capsys.readouterr().out)["traced"]["parameters"] == 36
+    assert _run("plan", name + "s", "--gpus", "1xH100", "--trace") == 16
+    assert "folder/file.py:function" in capsys.readouterr().err
+
+
+def test_who_waits_longer_than_a_minute_hears_what_helps(model: str) -> None:
+    said: list[str] = []
+    answer = ask_process(Question(config=CONFIG, code="torchtitan", seq_tokens=64), lambda: said.append("slow"), 1e-3)
+    assert said == ["slow"] and answer.parameters > 0

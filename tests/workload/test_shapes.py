@@ -7,7 +7,7 @@ import pytest
 
 from cordee.errors import CatalogueError, ShapeError
 from cordee.workload.families import FAMILIES, shape_from_config
-from cordee.workload.load import load_shape, model_names
+from cordee.workload.load import load_config, load_shape, model_names
 
 LLAMA = {
     "model_type": "llama",
@@ -203,6 +203,15 @@ def test_more_experts_for_a_token_than_there_are_is_refused() -> None:
     config = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}
     with pytest.raises(ShapeError, match="a token passes 3 of 2 experts"):
         shape_from_config(config, name="m")
+
+
+def test_a_folder_without_a_config_and_an_unknown_family_say_what_can_be_done(tmp_path: Path) -> None:
+    for load in (load_shape, load_config):
+        with pytest.raises(ShapeError, match="has no config"):
+            load(str(tmp_path))
+    with pytest.raises(ShapeError) as caught:
+        shape_from_config({"model_type": "mamba"}, name="x")
+    assert str(caught.value.hint).startswith("`cordee plan MODEL --gpus 8xH100 --trace`")
 
 
 def test_every_family_is_in_the_catalogue_or_tested_here() -> None:

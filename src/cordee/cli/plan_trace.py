@@ -1,6 +1,7 @@
 """`cordee plan --trace`: the memory of the model's own code on fake ranks, beside the plan of the same layout."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import typer
 
@@ -12,6 +13,7 @@ from cordee.plan.ask import Request
 from cordee.train.trace_memory.comparison import Tracing
 
 PLANNED_CODES = ("hf", "torchtitan")
+_SLOW = "still tracing: code that loops over its tokens takes minutes; a shorter --seq is traced sooner"
 
 
 def compare(tracing: Tracing, request: Request | None, *, as_json: bool) -> None:
@@ -21,8 +23,8 @@ def compare(tracing: Tracing, request: Request | None, *, as_json: bool) -> None
         CordeeError: the model, the layout or the settings cannot be traced.
         typer.Exit: it does not fit; with 21.
     """
-    with terminal.waiting("tracing the model's code"):
-        found = tracing.compare(request)
+    with terminal.waiting("tracing the model's code") as text:
+        found = replace(tracing, on_slow=lambda: text.now(_SLOW)).compare(request)
     if as_json:
         terminal.print_json(found.document())
     else:
@@ -31,7 +33,7 @@ def compare(tracing: Tracing, request: Request | None, *, as_json: bool) -> None
         raise typer.Exit(DoesNotFitError.exit_code)
 
 
-def refuse_beside(given: Sequence[str], *, is_range: bool) -> None:
+def refuse_beside(given: Sequence[str], gpus: str | None, *, is_range: bool) -> None:
     """Refuse the flags of a plan that a trace would drop, and a question that is not one of memory on some GPUs.
 
     Raises:
@@ -39,8 +41,9 @@ def refuse_beside(given: Sequence[str], *, is_range: bool) -> None:
     """
     if given:
         raise InputError(f"{given[0]} does not work with --trace", hint="leave out one of the two")
-    if is_range:
-        raise InputError("a trace needs one number of GPUs, not a range", hint="write --gpus 8xH100")
+    if gpus is None or is_range:
+        asked = "a trace needs --gpus" if gpus is None else f"a trace needs one number of GPUs, not {gpus}"
+        raise InputError(asked, hint="write --gpus 8xH100")
 
 
 def refuse_untraced(code: str | None, *, autocast: bool) -> None:

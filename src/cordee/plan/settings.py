@@ -151,7 +151,8 @@ class Settings(Tuned):
         base = self._base()
         if shape is not None and (shape.experts is not None or shape.latent is not None):
             what = "a mixture of experts" if shape.experts is not None else "latent attention"
-            raise LayoutError(f"adapters of {shape.name} are not planned: it has {what}", hint="use a dense model")
+            hint = "--trace finds their memory; dense models are planned"
+            raise LayoutError(f"adapters of {shape.name} are not planned: it has {what}", hint=hint)
         if (self.framework or "torch") != "torch" or self.precision not in ("bf16", "fp16"):
             raise LayoutError(
                 f"adapters are planned with torch in bf16 or fp16, not with {self.framework or 'torch'} in "

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cordee.errors import ShapeError
-from cordee.near import did_you_mean
 from cordee.workload.checkpoint_format import native_format
 from cordee.workload.families_mixed import MIXED_FAMILIES, every, kinds_of
 from cordee.workload.fields import Config, Fields, decoder, encoder_parameters, per_head
@@ -24,8 +23,9 @@ def shape_from_config(config: Config, *, name: str) -> ModelShape:
             f"{name}: no model_type, so that its family is unknown", hint="give a Hugging Face config.json"
         )
     if family not in FAMILIES:
-        hint = did_you_mean(str(family), FAMILIES, listed="known families are ")
-        raise ShapeError(f"{name}: model_type {family!r} is not a family that Cordee knows", hint=hint)
+        traced = "`cordee plan MODEL --gpus 8xH100 --trace` finds the memory of training any model of transformers; "
+        hint = traced + f"planned are {', '.join(FAMILIES)}"
+        raise ShapeError(f"{name}: model_type {family!r} is not a family with formulas", hint=hint)
     shape = replace(FAMILIES[family](Fields(config, name)), native_format=native_format(config))
     _check(shape)
     return shape

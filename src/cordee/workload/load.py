@@ -25,17 +25,11 @@ def load_shape(model: str) -> ModelShape:
     entry = _catalogue().get(model.lower())
     if entry is not None:
         return shape_from_config(entry, name=model.lower())
-    path = Path(model)
-    if model and path.is_dir():
-        path = path / "config.json"
-        if not path.is_file():
-            raise ShapeError(f"{model} has no config.json", hint="give the folder of a Hugging Face model")
-    if path.is_file():
-        config, quantised = _read_json(path), path.with_name("hf_quant_config.json")
-        if "quantization_config" not in config and quantised.is_file():  # ModelOpt writes a file of its own
-            config = {**config, "quantization_config": _read_json(quantised)}
-        return shape_from_config(config, name=path.parent.name or path.stem)
-    raise _unknown(model)
+    path = _config_path(model)
+    config, quantised = _read_json(path), path.with_name("hf_quant_config.json")
+    if "quantization_config" not in config and quantised.is_file():  # ModelOpt writes a file of its own
+        config = {**config, "quantization_config": _read_json(quantised)}
+    return shape_from_config(config, name=path.parent.name or path.stem)
 
 
 def load_config(model: str) -> dict[str, Any]:
@@ -48,13 +42,32 @@ def load_config(model: str) -> dict[str, Any]:
     entry = _catalogue().get(model.lower())
     if entry is not None:
         return {key: value for key, value in entry.items() if key not in ("source", "as_of")}
-    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+    return _read_json(_config_path(model))
+
+
+def _config_path(model: str) -> Path:
+    """Return the config.json that a path names, or that its folder holds.
+
+    Raises:
+        CatalogueError: nothing is there.
+        ShapeError: a folder without one.
+    """
+    path = Path(model)
+    if model and path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise ShapeError(f"{model} has no config.json", hint="give the folder of a Hugging Face model")
     if not path.is_file():
         raise _unknown(model)
-    return _read_json(path)
+    return path
 
 
 def _unknown(model: str) -> CatalogueError:
+    if ":" in model:
+        return CatalogueError(
+            f"{model!r} is no model with formulas",
+            hint=f"`cordee plan {model} --gpus 8xH100 --trace` traces the model that a function builds",
+        )
     first, *others = close(model.lower(), _catalogue(), NEAR) or [""]
     near = f"did you mean {first}? " if first else ""
     near += f"also near: {', '.join(others)}; " if others else ""

@@ -6,6 +6,7 @@ torch is imported in the process that answers, and not here.
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from cordee.workload.model import ModelShape
 _TITAN = ("llama", "mistral", "qwen2", "qwen3")
 _NOT_TRACED = "only data and tensor parallel ranks of FSDP2 and DDP are traced"
 UNPLANNED_SEQ_TOKENS = 2048
+PATIENCE_S = 60.0
 _ZERO: dict[int, Literal[0, 1, 2, 3]] = {0: 0, 1: 1, 2: 2, 3: 3}
 _ERRORS = {each.exit_code: each for each in (InputError, ShapeError, LayoutError, ScriptError, MissingExtraError)}
 
@@ -94,7 +96,10 @@ class TraceComparison:
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """The question of a user; `code` None takes torchtitan's for families that are written out so, without adapters."""
+    """The question of a user; `code` None takes torchtitan's for families that are written out so, without adapters.
+
+    `on_slow` is called where a trace takes more than a minute.
+    """
 
     model: str
     gpu: Gpu
@@ -103,6 +108,7 @@ class Tracing:
     autocast: bool
     wanted: LayoutWanted
     settings: Settings
+    on_slow: Callable[[], None] = lambda: None
 
     def compare(self, request: Request | None) -> TraceComparison:
         """Trace a layout beside its plan; None: the planner does not know the model.
@@ -135,8 +141,9 @@ class Tracing:
         """Trace a layout, with and without the compiler where it is asked for."""
         compiled = self.settings.compiled
         question = _question(self.model, code, layout, training, autocast=self.autocast, compiled=compiled)
-        eager = _ask(replace(question, compiled=False)) if question.compiled else None
-        return TraceComparison(self.model, self.gpu, self.gpus, layout, question, _ask(question), None, eager)
+        eager = ask_process(replace(question, compiled=False), self.on_slow) if question.compiled else None
+        traced = ask_process(question, self.on_slow)
+        return TraceComparison(self.model, self.gpu, self.gpus, layout, question, traced, None, eager)
 
 
 def _planned_memory(shape: ModelShape, layout: Layout, training: Training, gpu: Gpu) -> RankMemory:
@@ -144,16 +151,19 @@ def _planned_memory(shape: ModelShape, layout: Layout, training: Training, gpu: 
     return with_replay(rank_memory(shape, layout, training, cuda_bytes_of(gpu)), shape, layout, training)
 
 
-def is_planned(model: str) -> bool:
-    """Return whether the planner has formulas for training a model; one without them may still have code."""
+def is_planned(model: str, *, adapted: bool = False) -> bool:
+    """Return whether the planner has formulas for training a model; one without them may still have code.
+
+    With adapters it has none for mixtures and latent attention.
+    """
     if ":" in model:
         return False
     try:
-        refuse_serving_only(load_shape(model))
+        refuse_serving_only(shape := load_shape(model))
     except ShapeError:
         load_config(model)
         return False
-    return True
+    return not adapted or (shape.experts is None and shape.latent is None)
 
 
 def _code(model: str, code: str | None, *, adapted: bool) -> ModelCode:
@@ -278,19 +288,36 @@ def _weights(training: Training, layout: Layout, *, autocast: bool) -> Weights:
     return "autocast" if autocast or layout.zero < 2 else "mixed"
 
 
-def _ask(question: Question) -> Traced:
+def ask_process(question: Question, on_slow: Callable[[], None], patience_s: float = PATIENCE_S) -> Traced:
     """Return the answer of a process of its own: torch is not imported here.
 
     Raises:
         CordeeError: as the process says.
     """
     argv = [sys.executable, "-m", "cordee.train.trace_memory"]
-    done = subprocess.run(argv, input=json.dumps(question.document()), capture_output=True, text=True, check=False)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            answer, errors = _answer(process, question, on_slow, patience_s)
+        except BaseException:
+            process.kill()
+            raise
     try:
-        found = json.loads(done.stdout)
+        found = json.loads(answer)
     except ValueError:
-        last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
-        raise InputError(f"the model's code failed: {last}", hint=f"exit code {done.returncode}") from None
+        last = (errors.strip().splitlines() or ["without a word"])[-1]
+        raise InputError(f"the model's code failed: {last}", hint=f"exit code {process.returncode}") from None
     if "error" in found:
         raise _ERRORS.get(found["exit_code"], CatalogueError)(found["error"], hint=found["hint"])
     return Traced.read(found)
+
+
+def _answer(
+    process: subprocess.Popen[str], question: Question, on_slow: Callable[[], None], patience_s: float
+) -> tuple[str, str]:
+    """Return what the process of a trace writes, and its errors."""
+    try:
+        return process.communicate(json.dumps(question.document()), timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        on_slow()
+        return process.communicate()

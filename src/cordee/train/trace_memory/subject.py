@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -224,11 +225,12 @@ def _final_norm(model: nn.Module, layers: tuple[nn.Module, ...]) -> nn.Module | 
 def _given(question: Question, name: str) -> Subject:
     """Return what a function of the user makes: a model, and a function that returns a micro-batch's loss."""
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")
+    path = Path(module)
+    sys.path.insert(0, str(path.parent) if path.suffix == ".py" else "")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(path.stem if path.suffix == ".py" else module), attribute)
     except (ImportError, AttributeError) as error:
-        hint = "name a function that can be imported from here: module:function"
+        hint = "name a function that can be imported from here: module:function, or folder/file.py:function"
         raise ScriptError(f"{name} cannot be loaded: {error}", hint=hint) from None
     offered = {"seq_tokens": question.seq_tokens, "micro_batch": question.micro_batch}
     known = inspect.signature(function).parameters
