@@ -23,6 +23,7 @@ from cordee.plan.settings import Settings
 from cordee.planning import SettingsGiven
 from cordee.units import format_duration
 from cordee.workload.load import load_shape
+from cordee.workload.spec import parse_spec
 from cordee.workload.tuning import Tuned
 
 pytestmark = pytest.mark.usefixtures("empty_home")
@@ -369,6 +370,19 @@ def test_the_page_holds_everything_itself(capsys: pytest.CaptureFixture[str], tm
     assert "does not fit" in page.read_text() and "--gpus 16xH100" in page.read_text()
     code, _, err = run(capsys, "plan", "gpt2", "--gpus", "1xA10", "--html", str(tmp_path / "no" / "plan.html"))
     assert code == 53 and "cannot be written" in err
+
+
+def test_a_job_of_a_model_that_was_read_from_a_folder_names_the_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shape = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 1024}
+    more = {"intermediate_size": 1024, "max_position_embeddings": 1024, "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(shape | more))
+    code, out, _ = run(capsys, "plan", str(tmp_path), "--gpus", "1xH100", "--launch", "cordee")
+    job = parse_spec(out)
+    assert code == 0 and job.model is not None
+    assert (job.model.config, job.model.name) == (str(tmp_path), None)
+    assert load_shape(str(job.model.config)).hidden == 512
 
 
 @pytest.mark.parametrize("launcher", ["megatron", "torchtitan", "deepspeed", "cordee"])

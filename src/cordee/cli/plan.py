@@ -402,7 +402,7 @@ def _print(answer: Answer, html: Path | None, *, model_path: str | None, show_al
     if as_json:
         terminal.print_json(plan_document(answer, model_path))
     elif answer.launch is not None:
-        print_launch(answer.launch, answer)
+        print_launch(answer.launch, answer, model_path)
     else:
         print_plan_and_more(answer, show_all=show_all)
     if not answer.fits:

@@ -72,9 +72,13 @@ def _rollouts(out: Console, made: RolloutPlan, price: Price | None) -> None:
     indented(out, cache + idle)
 
 
-def print_launch(launch: Launch, plan: Answer) -> None:
-    """Print the settings, to be put into a file, and on standard error what has to be said of them."""
-    print(launch.text)
+def print_launch(launch: Launch, plan: Answer, model_path: str | None) -> None:
+    """Print the settings, to be put into a file, and on standard error what has to be said of them.
+
+    `model_path` is where the model was read, None for one of the catalogue: a job's YAML names it so.
+    """
+    name = f"  name: {plan.request.shape.name}\n"
+    print(launch.text if model_path is None else launch.text.replace(name, f"  config: {model_path}\n", 1))
     best = plan.best
     assert best is not None, "what does not fit is not launched"
     notes = [f"layout {launch.layout}"]

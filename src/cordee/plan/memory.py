@@ -17,6 +17,7 @@ from cordee.plan.backward import layer_backward_bytes
 from cordee.plan.layout import Layout
 from cordee.plan.shards import rank_padding
 from cordee.plan.states import (
+    Holding,
     adapter_parameters,
     frozen_bytes,
     holding,
@@ -278,10 +279,7 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     parameters = rank_parameters(shape, layout, training, rank).total
     weights_whole, gradients_whole = buf.unsharded_bytes(layout, training, parameters)
     gradients_whole = gradients_whole + buf.accumulated_bytes(layout, training, gradients)
-    trained = trained_parameters(shape, layout, training, rank).total
-    cast = buf.cast_bytes(shape, layout, training, held, trained)
-    narrow = (not training.keeps_fp32) * training.activation_bytes * trained
-    cast = cast + _stays_gathered(layout, training) * (narrow + frozen_bytes(shape, layout, training, rank))
+    cast = _cast_or_gathered_bytes(shape, layout, training, rank, held)
     # What recomputation drops of a layer are its casts as well; ZeRO-2 has gathered them.
     cast_back = cast * ((layout.zero == 2) | (layout.recompute == "none"))
     flying = act.in_flight(layout, training, rank)
@@ -421,6 +419,14 @@ def _at_loss(
         both = logits if training.loss_kind == "chunked" else 2 * output
         moments.append(always.at("reference", kept, both, buffers, missing))
     return moments
+
+
+def _cast_or_gathered_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int, held: Holding) -> Real:
+    """Return 16-bit copies that live through a forward pass: casts, and what FSDP2 keeps gathered."""
+    trained = trained_parameters(shape, layout, training, rank).total
+    narrow = (not training.keeps_fp32) * training.activation_bytes * trained
+    gathered = narrow + frozen_bytes(shape, layout, training, rank)
+    return buf.cast_bytes(shape, layout, training, held, trained) + _stays_gathered(layout, training) * gathered
 
 
 def _stays_gathered(layout: Layout, training: Training) -> Real:
