@@ -216,6 +216,10 @@ def test_patiences_that_give_the_same_are_told_so_and_the_axes_of_near_points_ha
     """One line in place of the same one for each policy; once an axis from 7 to 16 hours had no number."""
     page = tmp_path / "page.html"
     printed = said(capsys, "--frontier", "--policy", "cordee,cordee:4,cordee:8,easy", "--html", str(page))
+    best = re.findall(r"shortest mean JCT: ([^<]+)<", page.read_text())
+    said(capsys, "--policy", "srsf,fifo", "--html", str(tmp_path / "other.html"))
+    best += re.findall(r"shortest mean JCT: ([^<]+)<", (tmp_path / "other.html").read_text())
+    assert best == ["cordee", "srsf, which knows the run times"]
     assert SAME in printed and printed.count("lost by time-slice") == 1
     assert "cordee, cordee:4, cordee:8 lost by time-slice" in printed
     drawn = page.read_text().partition("The frontier</h2>")[2].partition("</svg>")[0]

@@ -39,6 +39,8 @@ def comparison_page(
     """Return the page, self-contained; with a recommendation, where there is one."""
     means_s = [(jct.mean, each.policy) for each in answer.policies if (jct := each.summary.jct_s) is not None]
     best_s, best = min(means_s, key=lambda each: each[0], default=(None, "no job ended"))
+    if any(each.policy == best and each.knows_run_times for each in answer.policies):
+        best += ", which knows the run times"
     facts = [
         (f"{answer.jobs:,}", f"jobs of {answer.trace}"),
         (f"{answer.gpus:,}", f"GPUs on {answer.nodes:,} nodes"),
