@@ -118,7 +118,7 @@ def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
     passing = (layout.zero == 3) * (not stays_whole(layout, training))
     whole = training.activation_bytes * _largest_layer(shape, layout, training, held)
     if training.adapters is not None:
-        own = training.optimizer.weight_bytes * adapter_parameters(shape, training.adapters)
+        own = _adapter_bytes(layout, training) * adapter_parameters(shape, training.adapters)
         whole = whole + own - quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
     return passing * 2 * whole
 
@@ -202,8 +202,11 @@ def cast_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
     """Return 16-bit copies of this rank's trained parameters that live through a forward pass, in torch below ZeRO-3.
 
     Autocast keeps a copy of each matrix until the pass is done, of all but the embedding (a look-up is no product).
-    ZeRO-2 is FSDP2 that shards again after the backward pass only, embedding included.
+    ZeRO-2 is FSDP2 that shards again after the backward pass only, embedding included. Of fp32 adapters it is all.
     """
+    if training.adapters is not None:
+        unlike = training.optimizer.weight_bytes > training.activation_bytes
+        return unlike * (layout.zero != 3) * training.activation_bytes * parameters
     rows = padded_vocab(shape, layout, training) * shape.hidden / layout.tp
     frozen = training.tuning.frozen
     looked_up = held.embeddings * (not (shape.tied and held.heads)) * (frozen is None or not frozen.embeddings)
@@ -285,8 +288,14 @@ def _arriving(shape: ModelShape, layout: Layout, training: Training, held: Holdi
 def weight_slopes_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """Return the gradients of one layer's weights as its backward pass makes them."""
     if training.adapters is not None:
-        return training.optimizer.weight_bytes * adapter_parameters(shape, training.adapters)
+        return _adapter_bytes(layout, training) * adapter_parameters(shape, training.adapters)
     return training.optimizer.weight_bytes * _largest_layer(shape, layout, training, held, padded=False)
+
+
+def _adapter_bytes(layout: Layout, training: Training) -> Real:
+    """Return the bytes of an adapter's weight, or of its gradient, as a pass has it: FSDP gathers it in 16 bits."""
+    kept = training.optimizer.weight_bytes
+    return kept - (layout.zero == 3) * max(0.0, kept - training.activation_bytes)
 
 
 def reduced_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:

@@ -44,6 +44,8 @@ def adapt(subject: Subject, question: Question) -> Subject:
         return subject
     subject.module.requires_grad_(False)
     sharded = question.zero >= 3 and question.fsdp > 1  # where all of a layer must have one type
+    # peft's `autocast_adapter_dtype` makes them fp32, but where all is trained in 16 bits.
+    kept = torch.bfloat16 if question.weights == "bf16" else torch.float32
     chosen = {part for target in adapters.targets for part in JOINED.get(target, (target,))}
     put = 0
     for layer in subject.layers:
@@ -55,7 +57,7 @@ def adapt(subject: Subject, question: Question) -> Subject:
                 parts = _PARTS.get(f"{path.rpartition('.')[2]}.{name}") or _PARTS.get(name, ())
                 is_chosen = not chosen.isdisjoint(parts)
                 put += is_chosen
-                parent.register_module(name, _Adapted(child, base, adapters) if is_chosen else base)
+                parent.register_module(name, _Adapted(child, base, adapters, kept) if is_chosen else base)
     if not put:
         names = (name for name, parts in _PARTS.items() if not chosen.isdisjoint(parts))
         hint = "adapters go on matrices of the names " + ", ".join(sorted(names))
@@ -101,16 +103,16 @@ def _widths(product: nn.Module) -> tuple[int, int]:
 
 
 class _Adapted(nn.Module):
-    """A frozen product, and beside it one of low rank in fp32 that is trained; with DoRA lengths of rows as well."""
+    """A frozen product, and beside it a trained one of low rank, in its own type; with DoRA lengths of rows too."""
 
-    def __init__(self, product: nn.Module, base: nn.Module, adapters: Adapters) -> None:
+    def __init__(self, product: nn.Module, base: nn.Module, adapters: Adapters, kept: torch.dtype) -> None:
         super().__init__()
         inputs, outputs = _widths(product)
         self.base = base
         self.dropout = nn.Dropout(adapters.dropout) if adapters.dropout else nn.Identity()
-        self.down = nn.Linear(inputs, adapters.rank, bias=False, dtype=torch.float32)
-        self.up = nn.Linear(adapters.rank, outputs, bias=False, dtype=torch.float32)
-        lengths = nn.Parameter(torch.empty(outputs, dtype=torch.float32)) if adapters.magnitudes else None
+        self.down = nn.Linear(inputs, adapters.rank, bias=False, dtype=kept)
+        self.up = nn.Linear(adapters.rank, outputs, bias=False, dtype=kept)
+        lengths = nn.Parameter(torch.empty(outputs, dtype=kept)) if adapters.magnitudes else None
         self.register_parameter("lengths", lengths)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
