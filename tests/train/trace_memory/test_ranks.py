@@ -68,6 +68,14 @@ def test_zero_2_keeps_what_it_has_gathered_until_the_backward_pass() -> None:
     assert kept.allocated_bytes - again.allocated_bytes == 2 * (VOCAB + 2 * (LAYER + 2 * 256))
 
 
+def test_weights_have_the_type_that_is_trained_in_whatever_the_checkpoint_is_stored_in() -> None:
+    """Models' own config.json say bfloat16, and a multimodal one says it of each part."""
+    stored = CONFIG | {"torch_dtype": "bfloat16", "vision": {"dtype": "float16"}, "quantization_config": {"bits": 4}}
+    plain, given = (_trace(config=config, code="hf", fsdp=4) for config in (CONFIG, stored))
+    assert _at(given, "states") == _at(plain, "states")
+    assert _at(given, "states")["weights"] >= 4 * (2 * VOCAB + 2 * LAYER) / 4
+
+
 @pytest.mark.parametrize("base", [pytest.param("bf16", marks=pytest.mark.soak), "nf4"])
 def test_adapters_are_all_that_has_gradients_and_moments(base: str) -> None:
     found = _trace(code="hf", adapters=Adapters(8, ("q", "down"), BASES[base]))

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,7 @@ def _config(question: Question) -> Any:
         hint = "pip install 'cordee[huggingface]', or --model-code torchtitan"
         raise MissingExtraError("transformers is not installed", hint=hint) from None
     transformers.logging.set_verbosity_error()
-    given = {key: value for key, value in question.config.items() if key not in ("source", "as_of", "model_type")}
+    given = _without(question.config, {"source", "as_of", "model_type"})
     family, known = question.config.get("model_type"), transformers.CONFIG_MAPPING
     if family not in known:
         near = "" if family is None else meant(str(family), known)
@@ -130,6 +131,15 @@ def _config(question: Question) -> Any:
         return transformers.AutoConfig.for_model(family, **given)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ShapeError(f"transformers knows no model of {family!r}: {error}", hint="see its config.json") from None
+
+
+def _without(config: Mapping[str, Any], names: AbstractSet[str]) -> dict[str, Any]:
+    """Return a config without keys of these names, and at every depth without the type that a checkpoint is stored in.
+
+    Weights have the type that is trained in.
+    """
+    kept = {key: value for key, value in config.items() if key not in names | {"dtype", "torch_dtype"}}
+    return {key: _without(value, set()) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def _hugging_face(question: Question) -> Subject:
