@@ -27,6 +27,7 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, decide, explain
 from cordee.schedule.state.overdue import due_in
+from cordee.schedule.state.records import NEVER
 from world import S, World, brief, job, node, ranks_ended
 
 HOUR_S = 3600
@@ -213,9 +214,8 @@ def test_the_allowance_of_overdue_jobs_falls_with_the_demand_of_their_tier_and_a
     world.later(job("p", 8, "production", at_us=20 * S), job("s", 8, at_us=20 * S)).play(until_s=30)
     allowances = world.state.allowances()
     assert [allowances.gpus(tier) for tier in range(3)] == [0.5 * 8 * 8 / 16, 0.5 * 8 * 8 / 24, 0.5 * 8 * 8 / 24]
-    assert allowances.extra_us(production, 2) == 0  # as many GPUs as the allowance: after the patience itself
-    assert allowances.extra_us(production, 8) == 3 * 1000 * S  # four times the allowance: after four times the patience
-    assert allowances.extra_us(preemptible, 0) == 0
+    assert allowances.wait_us(production, 8) == 4 * 1000 * S  # four times the allowance: after four times the patience
+    assert allowances.wait_us(preemptible, 8) == 6 * 1000 * S
 
 
 def test_parts_of_gpus_count_as_parts_in_demand_in_holdings_and_in_what_a_job_has_received():
@@ -293,15 +293,19 @@ def test_gpus_reserved_for_a_gang_that_is_overdue_no_more_go_to_others_at_the_sa
 
 
 def test_patience_follows_the_run_time_of_the_long_jobs_that_ended_and_a_cycle_sees_it_at_once():
-    world = World(node("n1"), job("long", 8), work={"long": 10**6})
-    world.play(until_s=10)
-    assert world.state.patience_us == 75_000 * S  # half of 150,000 s, as if a few such jobs had ended
-    names = [f"j{each:03}" for each in range(200)]
-    world = World(node("n1"), *(job(name, 8) for name in names), work=dict.fromkeys(names, 2000))
-    world.play(until_s=450_000)
+    names = [f"j{each:03}" for each in range(20)]
+    world = World(node("n1"), job("first", 8), work=dict.fromkeys(names, 2000) | {"first": 100})
+    world.play(until_s=1000)
+    assert world.state.jobs[JobId("first")].ended
+    assert world.state.patience_us == NEVER  # one job does not tell how long others run
+    world.later(*(job(name, 8, at_us=1000 * S) for name in names)).play(until_s=100_000)
     assert all(world.state.jobs[JobId(name)].ended for name in names)
-    long_s = (7 * 150_000**2 + 200 * 2000**2) / (7 * 150_000 + 200 * 2000)
-    assert world.state.patience_us == pytest.approx(long_s * S / 2, rel=0.05)
+    assert world.state.patience_us == 2 * Policy().time_slice_us  # half of 2,000 s is less
+    world.work["long"] = 200_000
+    world.later(job("long", 8, at_us=world.now_us)).play(until_s=400_000)
+    ran_s = [world.state.jobs[JobId(name)].used_us // S for name in (*names, "first", "long")]
+    long_s = sum(each**2 for each in ran_s) / sum(ran_s)
+    assert world.state.patience_us == pytest.approx(long_s * S / 2, abs=S)
     again = [job(name, 8, at_us=world.now_us) for name in ("runs", "waits")]
     world.later(*again).play(until_s=world.now_us // S + 10)
     patience_us, due = world.state.patience_us, world.state.allowances()

@@ -21,12 +21,12 @@ def test_every_moment_of_a_log_is_decided_again_as_it_was(seed: int, policy: str
 
 
 def test_a_log_is_decided_again_with_the_patience_that_it_says() -> None:
-    hasty = replace(Policy(), patience=0.001)
-    log = list(crowded(1, policy=hasty).log)
+    rules = replace(Policy(), time_slice_us=0)  # two time slices are the least patience
+    log = list(crowded(1, policy=replace(rules, patience=0.001)).log)
     assert isinstance(log[0], ServerUp) and log[0].patience is None
-    assert audit(log, Policy()).differences, "without it the decisions are others"
+    assert audit(log, rules).differences, "without it the decisions are others"
     log[0] = replace(log[0], patience=0.001)
-    assert audit(log, Policy()).differences == ()
+    assert audit(log, rules).differences == ()
 
 
 def test_a_decision_that_these_rules_would_not_make_is_found() -> None:

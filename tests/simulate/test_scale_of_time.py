@@ -60,7 +60,7 @@ def decisions(load: float, times: int, patience: float | None) -> list[tuple[str
 
 @pytest.mark.parametrize("load", [0.7, 1.5])
 def test_times_that_are_four_times_as_long_give_the_same_order_once_the_history_has_learnt(load: float) -> None:
-    """Not before: a history begins with jobs of 150,000 s, whatever the cluster."""
+    """The patience and the levels follow from the jobs that ended."""
     order = decisions(load, 1, 0.5)
     assert order == decisions(load, 4, 0.5)
     assert order != decisions(load, 1, None), "jobs have waited so long that patience counted"

@@ -60,8 +60,9 @@ class Policy:
         time_slice_us: the time that an attempt runs, unless it is the job's first, before its own tier may preempt it
             or it may be moved.
         patience: a job that has waited for longer than this many times the run time of the cluster's long jobs
-            (`History.long_run_us`) is overdue: it goes first in its tier, may preempt any level of that tier, and is
-            not preempted by it any more; the order `service` only. None: no job is ever overdue.
+            (`History.long_run_us`), and two time slices at least, is overdue: it goes first in its tier, may preempt
+            any level of that tier, and is not preempted by it any more, or not while its turn lasts (`state.overdue`);
+            the order `service` only. None: no job is ever overdue.
         patience_us: the same as a fixed time, instead of `patience`.
         patience_fraction: the fraction of all GPUs that overdue jobs may hold where no job waits. The more GPUs are
             asked for, the fewer they may hold (`state.overdue`).

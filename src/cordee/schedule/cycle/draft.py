@@ -35,6 +35,7 @@ class Turns:
 
     Attributes:
         overdue: jobs that have waited too long; they go first in their tier.
+        overdue_of: the same by their lines; those that have waited longest first.
         considered: jobs that were tried.
         fair_shares: of queues, computed when they are first needed.
         shrunk_for: for a job, the jobs that were shrunk for it; they restart right after it was tried.
@@ -42,6 +43,7 @@ class Turns:
     """
 
     overdue: frozenset[JobId] = frozenset()
+    overdue_of: dict[LineKey, list[JobId]] = field(default_factory=dict)
     considered: set[JobId] = field(default_factory=set)
     fair_shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
     shrunk_for: dict[JobId, list[JobId]] = field(default_factory=dict)
@@ -117,7 +119,8 @@ def new_draft(state: State, now_us: int) -> Draft:
 def find_overdue(state: State, draft: Draft) -> None:
     """Find the overdue jobs: after all jobs are settled, since each that ends changes the patience."""
     if state.policy.guards:
-        draft.turns.overdue = overdue(state.waiting, state.allowances(), draft.now_us)
+        found = draft.turns.overdue_of = overdue(state.waiting, state.allowances(), draft.now_us)
+        draft.turns.overdue = frozenset(job_id for of_line in found.values() for job_id in of_line)
         draft.preemption.overdue = draft.turns.overdue
 
 

@@ -82,12 +82,10 @@ def order(state: State, draft: Draft) -> list[Head]:
 
 def head_of(state: State, draft: Draft, line: Line) -> Turn | None:
     """Return the turn of the first job of a line that was not considered: overdue jobs first, then the others."""
-    overdue, considered = draft.turns.overdue, draft.turns.considered
+    overdue, considered = draft.turns.overdue_of, draft.turns.considered
     if overdue:
-        for _, job_id in line.ages:
-            if job_id not in overdue:  # Those of a line are the ones that have waited longest.
-                break
-            if job_id not in considered:
+        for job_id in overdue.get(line.key, ()):
+            if job_id not in considered and state.jobs[job_id].phase is Phase.QUEUED:
                 return _turn_in_line(state, draft, job_id, line)
     for place in line.places:
         if place.job_id not in considered:

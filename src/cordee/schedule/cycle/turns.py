@@ -52,13 +52,13 @@ def next_turn(state: State, now_us: int) -> NextTurn:
     times: list[int] = []
     levels = list(_levels(waiting)) if counts_service(policy) else []
     if policy.guards:
-        allowances, overdue = state.allowances(), 0
+        allowances, overdue = state.allowances(), False
         for line in lines:
             # A job that becomes overdue gains nothing where the allowance of its tier is used up.
             if allowances.held_gpus < allowances.gpus(line.tier):
                 due = due_in(line, allowances, now_us)
                 times.append(due.next_us)
-                overdue += due.jobs
+                overdue = overdue or bool(due.ages)
         levels += [_OVERDUE] if overdue else []
     min_run_us = _min_run_ends_us(state, now_us)
     times += [] if min_run_us is None else [min_run_us]

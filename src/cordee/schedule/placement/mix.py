@@ -39,20 +39,21 @@ class _Before:
 
 
 class Mix:
-    """The counts of submitted jobs by shape.
+    """The counts of submitted jobs by shape, and by the GPUs that they ask for.
 
     `learnt` is renewed when the total has grown by half. It then holds the jobs submitted before the present moment, so
     that the order of reports within a moment does not matter.
     """
 
     counts: dict[Ask, int]
+    gangs: dict[int, int]
     total: int
     learnt: Learnt
     _at_us: int
     _again: int
 
     def __init__(self) -> None:
-        self.counts = {}
+        self.counts, self.gangs = {}, {}
         self.total = 0
         self.learnt = ()
         self._at_us = 0
@@ -75,6 +76,7 @@ class Mix:
                 self.learnt = ranked(self.counts.items())
             self._at_us = at_us
         self.counts[ask] = self.counts.get(ask, 0) + 1
+        self.gangs[job.gpus] = self.gangs.get(job.gpus, 0) + 1
         self.total += 1
         return before
 
@@ -83,12 +85,20 @@ class Mix:
         self.counts[before.ask] -= 1
         if not self.counts[before.ask]:
             del self.counts[before.ask]
+        gpus = before.ask[2]
+        self.gangs[gpus] -= 1
+        if not self.gangs[gpus]:
+            del self.gangs[gpus]
         self.total, self._at_us = before.total, before.at_us
         self.learnt, self._again = before.learnt, before.again
 
+    def largest(self, gpus: float) -> int:
+        """Return the GPUs of the largest gang that so many GPUs could hold; 0 if none was submitted."""
+        return max((each for each in self.gangs if each <= gpus), default=0)
+
     def value(self) -> object:
         """Return a copy, to compare."""
-        return dict(self.counts), self.total, self._at_us, self.learnt, self._again
+        return dict(self.counts), dict(self.gangs), self.total, self._at_us, self.learnt, self._again
 
 
 def ranked(counts: Iterable[tuple[Ask, int]]) -> Learnt:

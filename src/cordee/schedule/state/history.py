@@ -32,9 +32,6 @@ LADDER = tuple(US_PER_HOUR * 16**level for level in range(6))
 _WIDTHS = tuple(upper - lower for lower, upper in pairwise((0, *LADDER)))
 """The GPU time that a job receives on each level of `LADDER` but the last."""
 
-_FIRST_S, _FIRST_JOBS = 150_000, 7
-"""A history begins as if this many jobs of this length had ended: the first few that end are the shortest ones."""
-
 _FIRST_ENDS = 1.0
 """As many jobs are taken to have ended on each level, after as much GPU time as its upper bound: rates that fall."""
 
@@ -84,7 +81,7 @@ class History:
         self._newest, self._sorted = {}, {}
         none = (0.0,) * (len(LADDER) + 1)
         self._ended, self._learns_at, self.levels_gpu_us = Ended(0, none, none), 1, LADDER
-        self._sum_s, self._sum_s2 = _FIRST_JOBS * _FIRST_S, _FIRST_JOBS * _FIRST_S**2
+        self._sum_s = self._sum_s2 = 0
 
     def add(self, job: Job, ran_us: int, served_gpu_us: int = 0) -> Added:
         """Add a job that ended: its run time, and the GPU time that it received."""
@@ -130,17 +127,23 @@ class History:
 
     @property
     def long_run_us(self) -> int:
-        """Return how long the jobs run that hold the cluster: the mean run time, weighted by run time.
+        """Return how long the jobs run that hold the cluster: the mean run time, weighted by run time; 0: not known.
 
         A random moment of work lies in a job of this length on average, so it is what waiting jobs wait for.
 
         >>> from cordee.ids import JobId
         >>> job, history = Job(job_id=JobId("a"), name="a", owner="me", gpus=8), History()
-        >>> for _ in range(99_000): _ = history.add(job, 1000 * US_PER_S)
-        >>> history.long_run_us // US_PER_S  # (7 x 150,000^2 + 99,000 x 1,000^2) / (7 x 150,000 + 99,000 x 1,000)
-        2563
+        >>> for _ in range(9_000): _ = history.add(job, 1000 * US_PER_S)
+        >>> for _ in range(1_000): _ = history.add(job, 10_000 * US_PER_S)
+        >>> history.long_run_us // US_PER_S  # (9,000 x 1,000^2 + 1,000 x 10,000^2) / (9,000 x 1,000 + 1,000 x 10,000)
+        5736
         """
-        return self._sum_s2 * US_PER_S // self._sum_s
+        return self._sum_s2 * US_PER_S // self._sum_s if self._sum_s else 0
+
+    @property
+    def ended(self) -> int:
+        """Return the number of jobs that ended."""
+        return self._ended.jobs
 
     @property
     def learns(self) -> bool:

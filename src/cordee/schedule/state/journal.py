@@ -8,7 +8,10 @@ _Undo = tuple[Callable[..., object], tuple[object, ...]]
 
 K = TypeVar("K")
 V = TypeVar("V")
-Item = TypeVar("Item", bound=int | tuple[int, object] | tuple[int, int, object] | tuple[int, int, int, object])
+Item = TypeVar(
+    "Item",
+    bound=int | tuple[int, object] | tuple[int, object, int] | tuple[int, int, object] | tuple[int, int, int, object],
+)
 
 
 class Journal:

@@ -264,9 +264,16 @@ def _lost(bound_gpu_us: int) -> str:
 
 
 def row_values(
-    policy: Policy, record: JobRecord, attempt: Attempt, left_us: int | None, *, overdue: bool
+    policy: Policy, record: JobRecord, attempt: Attempt, left_us: int | None, overdue_until_us: int | None
 ) -> dict[str, Cell]:
-    """Return the row of an attempt without its queue; an overdue job's own tier no longer preempts it."""
+    """Return the row of an attempt without its queue.
+
+    Args:
+        policy: the rules of the order.
+        record, attempt: the job, and its attempt.
+        left_us: the run time that it has left; None: not known.
+        overdue_until_us: its own tier does not preempt it until then; None: it is not overdue.
+    """
     job, placed_us, gpu_milli = attempt.job, attempt.placed_us, attempt.gpu_milli
     value, rate = pace(policy, gpu_milli, record.served_gpu_us, left_us)
     exempt = is_exempt(record)
@@ -280,8 +287,8 @@ def row_values(
         "pace": rate,
         "placed_us": placed_us,
         "min_run_ends_us": NEVER if exempt else min_run_ends_us(attempt),
-        "slice_ends_us": NEVER if exempt or overdue else slice_ends_us,
-        "overdue": overdue,
+        "slice_ends_us": NEVER if exempt else max(slice_ends_us, overdue_until_us or 0),
+        "overdue": overdue_until_us is not None,
         "ends_us": _ends_us(attempt, left_us),
         "rate": attempt.micro_usd_per_hour,
         "work_from_us": NEVER if attempt.started_us is None else max(attempt.started_us, attempt.captured_us or 0),

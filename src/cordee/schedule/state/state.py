@@ -19,13 +19,20 @@ from cordee.schedule.state.history import LADDER, History
 from cordee.schedule.state.journal import Journal
 from cordee.schedule.state.nodes import Nodes
 from cordee.schedule.state.order import counts_service, relevelled, standing
-from cordee.schedule.state.overdue import Allowances, is_overdue
+from cordee.schedule.state.overdue import Allowances, overdue_until_us
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
 from cordee.schedule.state.running import Running, row_values
 from cordee.schedule.state.waiting import Waiting
+from cordee.units import US_PER_S
 
 SAFE_PERCENT = 90
 """The percentile of the run times of the most similar jobs that a backfilled job is expected to need at most."""
+
+_ENDED_MIN = 2
+"""The least number of ended jobs from which it is known how long long jobs run; nobody is overdue before."""
+
+_SLICES_MIN = 2
+"""The least patience in time slices: that of the attempt for which a job waits, and its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,8 @@ class State:
 
     def allowances(self) -> Allowances:
         """Return the allowances of overdue jobs now."""
-        return Allowances(self.policy, self.patience_us, self.running, self.waiting, self.quotas)
+        mix = self.nodes.free.mix
+        return Allowances(self.policy, self.patience_us, self.running, self.waiting, self.quotas, mix)
 
     def heeds_min_runs(self, tier: int) -> bool:
         """Return whether a job may wait for attempts of a tier to have run long enough: a higher tier, or a queue's."""
@@ -169,7 +177,10 @@ class State:
             return NEVER
         if policy.patience_us is not None or policy.patience is None:
             return NEVER if policy.patience_us is None else policy.patience_us
-        return int(policy.patience * self.history.long_run_us)
+        if self.history.ended < _ENDED_MIN:
+            return NEVER
+        patience_us = int(policy.patience * self.history.long_run_us) // US_PER_S * US_PER_S
+        return max(_SLICES_MIN * policy.time_slice_us, patience_us)
 
     def left_us(self, record: JobRecord, percent: int = 50) -> int | None:
         """Return the run time that a job has left: by its estimate, or else by the jobs that ended before it."""
@@ -208,8 +219,8 @@ class State:
         if attempt.leaving or attempt.ended:
             return
         late = attempt.placed_us - record.waits_from_us >= self.patience_us
-        overdue = late and is_overdue(record, attempt, self.allowances())
-        values = row_values(self.policy, record, attempt, self.left_us(record), overdue=overdue)
+        until_us = overdue_until_us(record, attempt, self.allowances()) if late else None
+        values = row_values(self.policy, record, attempt, self.left_us(record), until_us)
         self.running.add(attempt.job.job_id, attempt.leases, attempt.job.queue, values)
 
     def _resized(self, before: Held, after: Held, at_us: int) -> None:

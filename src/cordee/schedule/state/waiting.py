@@ -35,6 +35,14 @@ def place_of(record: JobRecord, standing: int) -> Place:
     return Place(order.rank, standing, submitted_us, record.job.job_id)
 
 
+class Age(NamedTuple):
+    """How long a waiting job has waited in all; ages compare field by field, and the smallest has waited longest."""
+
+    since_us: int  # the time since which it would have waited if it had waited without a break
+    job_id: JobId
+    used_us: int  # the run time of its attempts
+
+
 Shape = tuple[object, ...]
 """All properties of a job on which its possible places depend."""
 
@@ -57,7 +65,7 @@ class Line:
     Attributes:
         gpu_milli: thousandths of GPUs that each of its jobs asks for.
         places: those of all its jobs, ascending.
-        ages: (time since which it would have waited if it had waited without a break, job), ascending.
+        ages: those of all its jobs, ascending.
         lengths: (longest run time as far as it is known, job), ascending.
     """
 
@@ -68,8 +76,13 @@ class Line:
     shape: Shape
     gpu_milli: int
     places: list[Place] = field(default_factory=list)
-    ages: list[tuple[int, JobId]] = field(default_factory=list)
+    ages: list[Age] = field(default_factory=list)
     lengths: list[tuple[int, JobId]] = field(default_factory=list)
+
+    @property
+    def key(self) -> LineKey:
+        """Return its key in `Waiting.lines`."""
+        return self.tier, -self.priority, self.queue, self.owner, self.shape
 
     def behind(self, place: Place) -> Place | None:
         """Return the place after this one."""
@@ -83,7 +96,7 @@ class _Entry(NamedTuple):
     key: LineKey
     place: Place
     standing: int
-    age: int
+    age: Age
     length_us: int
     since_us: int
 
@@ -136,7 +149,7 @@ class Waiting:
 
     def age(self, job_id: JobId) -> int:
         """Return the time since which a job would have waited if it had waited without a break."""
-        return self._entries[job_id].age
+        return self._entries[job_id].age.since_us
 
     def asked_milli(self, tier: int) -> int:
         """Return the thousandths of GPUs that the waiting jobs of a tier and of those above it ask for."""
@@ -168,7 +181,8 @@ class Waiting:
         line = self.lines.get(key)
         if line is None:
             line = Line(level(job.tier), record.priority, queue, owner, key[-1], milli(job))
-        place, age, since_us = place_of(record, standing), record.waits_from_us, record.waits_since_us
+        place, since_us = place_of(record, standing), record.waits_since_us
+        age = Age(record.waits_from_us, job.job_id, record.used_us)
         entry = _Entry(key, place, standing, age, length_us, since_us)
         self._put_in(job.job_id, entry, line)
         self._journal.note(self._take_out, job.job_id, entry, line)
@@ -189,7 +203,7 @@ class Waiting:
         if not line.places:
             self.lines[entry.key] = line
         insort(line.places, entry.place)
-        insort(line.ages, (entry.age, job_id))
+        insort(line.ages, entry.age)
         insort(line.lengths, (entry.length_us, job_id))
         insort(self.since, (entry.since_us, job_id))
         insort(self.standings, (entry.standing, job_id))
@@ -199,7 +213,7 @@ class Waiting:
 
     def _take_out(self, job_id: JobId, entry: _Entry, line: Line) -> None:
         remove_from(line.places, entry.place)
-        remove_from(line.ages, (entry.age, job_id))
+        remove_from(line.ages, entry.age)
         remove_from(line.lengths, (entry.length_us, job_id))
         remove_from(self.since, (entry.since_us, job_id))
         remove_from(self.standings, (entry.standing, job_id))
