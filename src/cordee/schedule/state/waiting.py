@@ -36,7 +36,7 @@ def place_of(record: JobRecord, standing: int) -> Place:
 
 
 class Age(NamedTuple):
-    """How long a waiting job has waited in all; ages compare field by field, and the smallest has waited longest."""
+    """The total wait of a waiting job; ages compare field by field, and the smallest has waited longest."""
 
     since_us: int  # the time since which it would have waited if it had waited without a break
     job_id: JobId
