@@ -43,10 +43,11 @@ def adapt(subject: Subject, question: Question) -> Subject:
     if adapters is None:
         return subject
     subject.module.requires_grad_(False)
-    sharded = question.zero >= 3 and question.fsdp > 1  # where all of a layer must have one type
+    sharded = question.zero >= 2 and question.fsdp > 1  # where all of a layer must have one type
     # peft's `autocast_adapter_dtype` makes them fp32, but where all is trained in 16 bits.
     kept = torch.bfloat16 if question.weights == "bf16" else torch.float32
     chosen = {part for target in adapters.targets for part in JOINED.get(target, (target,))}
+    every = chosen.issuperset(part for parts in _PARTS.values() for part in parts)  # whatever its name is, as in peft
     put = 0
     for layer in subject.layers:
         for path, parent in list(layer.named_modules()):
@@ -55,7 +56,7 @@ def adapt(subject: Subject, question: Question) -> Subject:
                     continue
                 base = child if adapters.base.bits == 16 else _Packed(child, adapters)
                 parts = _PARTS.get(f"{path.rpartition('.')[2]}.{name}") or _PARTS.get(name, ())
-                is_chosen = not chosen.isdisjoint(parts)
+                is_chosen = every or not chosen.isdisjoint(parts)
                 put += is_chosen
                 parent.register_module(name, _Adapted(child, base, adapters, kept) if is_chosen else base)
     if not put:
@@ -123,6 +124,18 @@ class _Adapted(nn.Module):
         dropped = self.dropout(x if stays else x.to(self.down.weight.dtype))
         added = self.up(self.down(dropped)) * 2.0 if self.lengths is None else self._scaled(dropped, frozen)
         found: torch.Tensor = (frozen + added).to(frozen.dtype)
+        return found
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Return the frozen weight, as peft's layers do: T5 asks for its type."""
+        found: torch.Tensor = self.base.weight
+        return found
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Return the frozen bias."""
+        found: torch.Tensor | None = self.base.bias
         return found
 
     def _scaled(self, x: torch.Tensor, frozen: torch.Tensor) -> torch.Tensor:
