@@ -115,7 +115,7 @@ def test_one_matrix_of_several_has_one_adapter(
 def test_adapters_on_all_matrices_find_them_by_any_name() -> None:
     """T5 has its own names, and casts what its MLP's second matrix reads to the type of that matrix."""
     sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 512}
-    adapters = Adapters(rank=8, targets=("q", "k", "v", "o", "gate", "up", "down"), base=BASES["bf16"])
+    adapters = Adapters(rank=8, targets=("q", "k", "v", "o", "gate", "up", "down"), base=BASES["nf4"])
     t5 = sizes | {"model_type": "t5", "decoder_start_token_id": 0}
     found = _trace(config=t5, code="hf", seq_tokens=64, adapters=adapters)
     # Four matrices of six attentions, and two of four MLPs.

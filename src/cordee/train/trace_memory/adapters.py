@@ -48,13 +48,15 @@ def adapt(subject: Subject, question: Question) -> Subject:
     kept = torch.bfloat16 if question.weights == "bf16" else torch.float32
     chosen = {part for target in adapters.targets for part in JOINED.get(target, (target,))}
     every = chosen.issuperset(part for parts in _PARTS.values() for part in parts)  # whatever its name is, as in peft
+    # transformers quantises no module that its code asks to keep in fp32: T5 casts to the type of one.
+    whole = set(getattr(subject.module, "_keep_in_fp32_modules", None) or ())
     put = 0
     for layer in subject.layers:
         for path, parent in list(layer.named_modules()):
             for name, child in list(parent.named_children()):
                 if not _is_product(child):
                     continue
-                base = child if adapters.base.bits == 16 else _Packed(child, adapters)
+                base = child if adapters.base.bits == 16 or name in whole else _Packed(child, adapters)
                 parts = _PARTS.get(f"{path.rpartition('.')[2]}.{name}") or _PARTS.get(name, ())
                 is_chosen = every or not chosen.isdisjoint(parts)
                 put += is_chosen
