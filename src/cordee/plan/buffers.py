@@ -206,7 +206,7 @@ def cast_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
     """
     if training.adapters is not None:
         unlike = training.optimizer.weight_bytes > training.activation_bytes
-        return unlike * (layout.zero != 3) * training.activation_bytes * parameters
+        return unlike * (layout.zero < 2) * training.activation_bytes * parameters
     rows = padded_vocab(shape, layout, training) * shape.hidden / layout.tp
     frozen = training.tuning.frozen
     looked_up = held.embeddings * (not (shape.tied and held.heads)) * (frozen is None or not frozen.embeddings)
