@@ -5,6 +5,7 @@ Inside the code every quantity is in base units, with the unit in its name.
 
 import math
 import re
+from functools import lru_cache
 
 from cordee.errors import UnitError
 
@@ -293,7 +294,8 @@ def month_start_us(at_us: int) -> int:
     >>> month_start_us(1_709_251_199_000_000) == 1_706_745_600_000_000  # the last second of 29 February 2024
     True
     """
-    return (at_us // US_PER_DAY - _date(at_us)[2]) * US_PER_DAY
+    day = at_us // US_PER_DAY
+    return (day - _date(day)[2]) * US_PER_DAY
 
 
 def format_month(at_us: int) -> str:
@@ -302,13 +304,14 @@ def format_month(at_us: int) -> str:
     >>> format_month(1_709_251_199_000_000), format_month(0)
     ('2024-02', '1970-01')
     """
-    year, month, _ = _date(at_us)
+    year, month, _ = _date(at_us // US_PER_DAY)
     return f"{year:04}-{month:02}"
 
 
-def _date(at_us: int) -> tuple[int, int, int]:
-    """Return the year, the month, and the days since its start."""
-    eras, of_era = divmod(at_us // US_PER_DAY + 719_468, 146_097)  # since a 1 March of a year divisible by 400
+@lru_cache(maxsize=64)
+def _date(day: int) -> tuple[int, int, int]:
+    """Return the year and the month of a day since 1970, and the days since the month's start."""
+    eras, of_era = divmod(day + 719_468, 146_097)  # since a 1 March of a year divisible by 400
     year = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
     of_year = of_era - (365 * year + year // 4 - year // 100)
     from_march = (5 * of_year + 2) // 153

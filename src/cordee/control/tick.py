@@ -395,9 +395,11 @@ class Control:
         now_us, last_us = self._clock.now_us(), self.fold.last_us
         stamped: list[Event] = []
         for event in events:
-            at_us = min(event.at_us, now_us)
-            if type(event) not in RANK_REPORTS:
-                at_us = last_us = max(last_us, at_us)
+            at_us, is_ranks = event.at_us, type(event) in RANK_REPORTS
+            if at_us > now_us or (at_us < last_us and not is_ranks):
+                at_us = min(at_us, now_us) if is_ranks else max(last_us, min(at_us, now_us))
+            if not is_ranks:
+                last_us = at_us
             stamped.append(event if event.at_us == at_us else replace(event, at_us=at_us))
         try:
             self._store.commit(stamped, seen=marks.items())

@@ -30,12 +30,8 @@ def find_place(
     """
     policy = state.policy
     spares = 0 if job.job_id in state.agenda.restarting else policy.spares
-
-    def search() -> Leases | None:
-        avoid = state.nodes.went_down
-        return place(index, job, candidates, gpus=gpus, avoid=avoid, spares=spares, packing=policy.packing)
-
-    found = search()
+    avoid, packing = state.nodes.went_down, policy.packing
+    found = place(index, job, candidates, gpus=gpus, avoid=avoid, spares=spares, packing=packing)
     if found is None or not job.data:
         return found
     load_s = load_seconds(job, [record.node for record in state.nodes.records.values()])
@@ -46,7 +42,7 @@ def find_place(
         if sum(count for name, count in free.items() if load_s[name] <= most_s) < wanted:
             continue
         with index.as_if({name: None for name in free if load_s[name] > most_s}):
-            near = search()
+            near = place(index, job, candidates, gpus=gpus, avoid=avoid, spares=spares, packing=packing)
         if near is not None and _spread(state, near) <= _spread(state, found):
             return near
     return found

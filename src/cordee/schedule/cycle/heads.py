@@ -19,6 +19,7 @@ from cordee.schedule.state.waiting import Line, LineKey
 
 _TAKES_BACK = -1
 _OVERDUE, _RESTARTS, _OTHER = range(3)
+_new = tuple.__new__
 
 
 class Turn(NamedTuple):
@@ -130,14 +131,13 @@ def _turn_in_line(state: State, draft: Draft, job_id: JobId, line: Line) -> Turn
     waiting = state.waiting
     if job_id in draft.turns.overdue:
         return Turn(line.tier, _OVERDUE, waiting.age(job_id), (), 0, 0, 0, job_id)
-    fair_share, place = _fair_share(state, draft, line.queue), waiting.place(job_id)
-    return Turn(line.tier, _OTHER, -line.priority, fair_share, *place)
+    fair_share = _fair_share(state, draft, line.queue) if state.quotas.queues else ()
+    place = waiting.place(job_id)
+    return _new(Turn, (line.tier, _OTHER, -line.priority, fair_share, *place))  # without the call of `Turn` itself
 
 
 def _fair_share(state: State, draft: Draft, queue: str) -> tuple[int, ...]:
     """Return the key of a queue's fair share: the queue with the smallest goes first."""
-    if not state.quotas.queues:
-        return ()
     fair_shares = draft.turns.fair_shares
     if queue not in fair_shares:
         fair_shares[queue] = state.quotas.share(queue, draft.now_us)

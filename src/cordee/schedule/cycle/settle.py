@@ -174,6 +174,8 @@ def _wake_us(state: State, attempt: Attempt) -> int | None:
 
 def _worst_end(attempt: Attempt) -> RanksEnded:
     """Return the end of ranks that decides the outcome of an attempt: the first one of the worst outcome."""
+    if len(attempt.ended) == 1:
+        return attempt.ended[0]
     return min(attempt.ended, key=lambda ended: _WORST_FIRST.index(_judged(attempt, ended)))
 
 

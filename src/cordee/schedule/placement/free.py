@@ -52,22 +52,23 @@ class FreeIndex:
         if old is entry or old == entry:
             return old
         self._now.put(name, entry)
-        same = old is not None and entry is not None and old.node is entry.node and old.kind == entry.kind
-        if old is not None and entry is not None and same and old.shared == entry.shared and old.mig == entry.mig:
-            tally = self.kinds[entry.kind]
-            tally.free += entry.free.bit_count() - old.free.bit_count()
-            self.entries[name] = entry
-            if old.usable == entry.usable:
-                return old
-            tally.usable += entry.usable - old.usable
-        else:
-            if old is not None:
-                del self.entries[name]
-                self._count(name, old, -1)
-            if entry is not None:
+        if old is not None and entry is not None:
+            node, free, usable, kind, shared, _, _, mig = old
+            now_node, now_free, now_usable, now_kind, now_shared, _, _, now_mig = entry
+            is_as_large = usable == now_usable and node is now_node and kind == now_kind
+            if is_as_large and shared == now_shared and mig == now_mig:
+                self.kinds[kind].free += now_free.bit_count() - free.bit_count()
                 self.entries[name] = entry
-                self._count(name, entry, +1)
-        if old is None or entry is None or not same or old.usable != entry.usable:
+                return old
+        else:
+            is_as_large = False
+        if old is not None:
+            del self.entries[name]
+            self._count(name, old, -1)
+        if entry is not None:
+            self.entries[name] = entry
+            self._count(name, entry, +1)
+        if not is_as_large:
             self._empty.put(name, None if entry is None else entry_of(entry.node, Used(), entry.reserved))
             self.needs.clear()
             self.holds.clear()

@@ -185,7 +185,7 @@ def place(
         spares: the number of nodes without leases in each pool that stay free (`spare_nodes`).
         packing: the choice among nodes that hold the job (pack.py); it does not apply to gangs of several nodes.
     """
-    if not job.has_part and (gpus or job.gpus) > sum(index.free(kind) for pool in candidates for kind in pool):
+    if not job.has_part and not _has_free(index, candidates, gpus or job.gpus):
         return None
     if candidates and candidates[0][0][2]:  # first where nodes are reserved for the job
         own = tuple(pool for pool in candidates if all(kind[2] for kind in pool))
@@ -203,6 +203,14 @@ def place(
         if found is not None:
             return found
     return None
+
+
+def _has_free(index: FreeIndex, candidates: tuple[Pool, ...], gpus: int) -> bool:
+    """Return whether so many GPUs are free, in whatever shape; a cheap first test."""
+    for pool in candidates:
+        for kind in pool:
+            gpus -= index.free(kind)
+    return gpus <= 0
 
 
 def spare_nodes(index: FreeIndex, pool: Pool, count: int) -> tuple[str, ...]:

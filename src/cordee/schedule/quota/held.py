@@ -36,6 +36,10 @@ class Held(NamedTuple):
         """Return the difference."""
         return self.plus(other, -1)
 
+    def negated(self) -> "Held":
+        """Return the amount that adds up with this one to nothing."""
+        return Held(-self.gpu_milli, -self.cpu_milli, -self.memory_bytes, -self.nano_usd_per_hour)
+
 
 NOTHING = Held()
 

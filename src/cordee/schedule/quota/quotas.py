@@ -184,7 +184,7 @@ class Quotas:
 
     def take(self, job: Job, held: Held, at_us: int) -> None:
         """Take holdings from a job; `put` of the same at the same time undoes it."""
-        self._move((job.queue, job.owner, job.grace_us), NOTHING.less(held), at_us)
+        self._move((job.queue, job.owner, job.grace_us), held.negated(), at_us)
 
     def assume(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
         """Count the future holdings of a job that waits for its victims, inside a cycle, against the jobs behind it.
@@ -199,7 +199,7 @@ class Quotas:
         self._count_assumed(job, held, at_us, vacated, -1)
 
     def _count_assumed(self, job: Job, held: Held, at_us: int, vacated: Vacated, sign: int) -> None:
-        counted = held if sign > 0 else NOTHING.less(held)
+        counted = held if sign > 0 else held.negated()
         self._count((job.queue, job.owner, job.grace_us), counted, at_us, self._reading(at_us))  # not a move: it ends
         count(self._assumed.held, job.queue, sign * held.gpu_milli)
         for queue, left_milli in vacated:

@@ -1,6 +1,7 @@
 """Columns: the numbers that searches read, as arrays over nodes, over running attempts and over their leases."""
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -43,7 +44,8 @@ class Columns:
     """
 
     __slots__ = (
-        "_blocks", "_free", "_journal", "_names", "_number", "arrays", "changes", "flags", "floats", "ints", "size",
+        "_blocks", "_cells_of", "_free", "_journal", "_names", "_number",
+        "arrays", "changes", "flags", "floats", "ints", "size",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +55,7 @@ class Columns:
         self._free: list[int] = []
         # The columns of each type lie in one block, so that a row is set and cleared with one step each.
         self._names = (ints, flags, floats)
+        self._cells_of = [itemgetter(*names) if names else None for names in self._names]
         kinds = (np.int64, np.bool_, np.float64)
         self._blocks: list[Column] = [np.zeros((len(n), 64), k) for n, k in zip(self._names, kinds, strict=True)]
         self._number = {name: number for number, name in enumerate(ints)}
@@ -74,9 +77,9 @@ class Columns:
                 self._name_rows()
             for views in (self.ints, self.flags, self.floats):
                 views.clear()
-        for names, block in zip(self._names, self._blocks, strict=True):
-            if names:
-                block[:, row] = [values[name] for name in names]
+        for cells_of, block in zip(self._cells_of, self._blocks, strict=True):
+            if cells_of is not None:
+                block[:, row] = cells_of(values)
         self.changes += 1
         self._journal.note(self._drop, row)
         return row
@@ -127,7 +130,7 @@ class NodeColumns:
         changes: grows with every change of a node.
     """
 
-    __slots__ = ("_free", "_kind", "_kinds", "_masks", "_ranks", "_usable", "changes", "names", "numbers")
+    __slots__ = ("_free", "_kind", "_kinds", "_known", "_masks", "_ranks", "_usable", "changes", "names", "numbers")
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -136,6 +139,7 @@ class NodeColumns:
         self._free, self._usable = np.zeros(64, np.int64), np.zeros(64, np.int64)
         self._kind: Ints = np.full(64, -1, np.int64)  # -1: nothing can be placed there
         self._kinds: dict[Kind, int] = {}
+        self._known: dict[str, tuple[Kind | None, int, int]] = {}  # kind, free and usable GPUs, by name
         self._masks: dict[Pool, Mask] = {}
         self._ranks: Ints = np.empty(0, np.int64)
 
@@ -180,12 +184,13 @@ class NodeColumns:
     def set(self, name: str, kind: Kind | None, free: int, usable: int) -> None:
         """Set the GPUs of a node; kind None removes it. Not journaled: `Nodes` undoes it by setting old values."""
         number = self.number(name)
-        kind_number = -1 if kind is None else self._kinds.setdefault(kind, len(self._kinds))
-        if self._kind[number] != kind_number:
-            self._kind[number] = kind_number
-            self._masks.clear()
-        elif self._free[number] == free and self._usable[number] == usable:
+        known = self._known.get(name)
+        if known == (kind, free, usable):
             return
+        self._known[name] = (kind, free, usable)
+        if known is None or known[0] != kind:
+            self._kind[number] = -1 if kind is None else self._kinds.setdefault(kind, len(self._kinds))
+            self._masks.clear()
         self._free[number], self._usable[number] = free, usable
         self.changes += 1
 

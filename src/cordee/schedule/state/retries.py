@@ -66,6 +66,8 @@ def counted(failures: Counts, cause: str | None, *, committed: bool) -> Counts:
     >>> counted((("script", 2),), "script", committed=False), counted((("script", 2),), "script", committed=True)
     ((('script', 3),), (('script', 1),))
     """
+    if cause is None and (committed or not failures):
+        return ()
     found = {} if committed else dict(failures)
     if cause is not None and not (committed and cause == ANY):
         found[cause] = found.get(cause, 0) + 1

@@ -64,7 +64,7 @@ from cordee.schedule.quota.limits import notice_at_us
 from cordee.schedule.quota.quotas import Quotas
 from cordee.schedule.state import chains, reservations, retries
 from cordee.schedule.state.order import level
-from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase, micro_usd_per_hour
+from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
 from cordee.schedule.state.running import is_exempt, min_run_ends_us, min_run_us
 from cordee.schedule.state.state import State
 from cordee.schedule.state.windows import closes_us
@@ -201,13 +201,14 @@ def _placed(state: State, event: AttemptPlaced) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or record.phase is not Phase.QUEUED or event.epoch <= record.epoch:
         return
-    prices = tuple(state.nodes.records[lease.node].node.micro_usd_per_gpu_hour for lease in event.leases)
+    prices = tuple([state.nodes.records[lease.node].node.micro_usd_per_gpu_hour for lease in event.leases])
+    held = held_by(record.job, event.leases, prices)
     limit_at_us = notice_at_us(
         record.job,
         placed_us=event.at_us,
         used_us=record.used_us,
         used_cost=record.used_cost,
-        micro_usd_per_hour=micro_usd_per_hour(record.job, event.leases, prices),
+        micro_usd_per_hour=held.nano_usd_per_hour // 1000,
     )
     closes = closes_us(record.job, event.at_us) if record.job.window_stops else None
     if closes is not None:
@@ -223,7 +224,6 @@ def _placed(state: State, event: AttemptPlaced) -> None:
     )
     for lease in event.leases:
         state.nodes.lease(lease, record.job)
-    held = held_by(record.job, event.leases, prices)
     state.quotas.put(record.job, held, event.at_us)
     state.journal.note(state.quotas.take, record.job, held, event.at_us)
     record = chains.leave_lines(state, record)
@@ -317,11 +317,9 @@ def _ranks_ended(state: State, event: RanksEnded) -> None:
         state.quotas.stay(attempt.job, freed.gpu_milli)
         state.journal.note(state.quotas.leave, attempt.job, freed.gpu_milli)
     state.nodes.free_lease(lease, attempt.job, was_leaving=attempt.leaving)
-    record = state.jobs[event.job_id]
-    nano = attempt.job.nano_usd_per_hour(lease, attempt.prices[attempt.leases.index(lease)])
-    held_us = event.at_us - attempt.placed_us
-    used_cost, served_gpu_us = record.used_cost + nano * held_us // 1000, record.served_gpu_us
-    served_gpu_us += lease.gpu_milli * held_us // 1000
+    record, held_us = state.jobs[event.job_id], event.at_us - attempt.placed_us
+    used_cost = record.used_cost + freed.nano_usd_per_hour * held_us // 1000
+    served_gpu_us = record.served_gpu_us + freed.gpu_milli * held_us // 1000
     state.journal.put(state.jobs, event.job_id, record._replace(used_cost=used_cost, served_gpu_us=served_gpu_us))
     state.journal.put(state.agenda.unsettled, event.job_id, None)
     state.changes.count()
