@@ -437,9 +437,11 @@ def _stays_gathered(layout: Layout, training: Training) -> Real:
 def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Real, Real, Real, Real]:
     """Return weights, gradients, what the optimizer keeps, and what its step needs for a moment."""
     parameters, optimizer, zero = trained_parameters(shape, layout, training, rank), training.optimizer, layout.zero
-    frozen = frozen_bytes(shape, layout, training, rank) + reference_bytes(shape, layout, training, rank)
+    frozen, reference = frozen_bytes(shape, layout, training, rank), reference_bytes(shape, layout, training, rank)
     sharded = np.maximum(zero >= 3, _stays_gathered(layout, training))
+    # A reference has no backward pass after which ZeRO-2 would shard it again.
     weights: Real = frozen / (1 + sharded * (layout.shard_ranks - 1))
+    weights = weights + reference / (1 + (zero >= 3) * (layout.shard_ranks - 1))
     gradients: Real = 0.0
     kept: Real = 0.0
     moment: Real = 0.0
