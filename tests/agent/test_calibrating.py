@@ -81,7 +81,7 @@ def test_a_noisy_one_is_refused_with_who_else_is_there_and_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _probes(monkeypatch, noise=0.9)
-    with pytest.raises(NoisyError, match=r"known to \d+\.\d% \(5% at most\).*load") as raised:
+    with pytest.raises(NoisyError, match=r"known to \d+\.\d% in the median \(5% at most\).*load") as raised:
         calibrate(tmp_path, CPU_WANTED, load_catalogue(), lambda said: None)
     assert "beside it were" in str(raised.value.hint) and raised.value.exit_code == 81
     assert not (tmp_path / "hardware").exists()

@@ -19,7 +19,7 @@ from faults_world.faults import FAULTS
 from faults_world.play import play
 
 TESTS = Path(__file__).parents[1]
-SEEDS = (*range(30), 33)
+SEEDS = (*range(30), 31)
 """The last one has a notice for a time slice, which is rare; the soak plays other seeds."""
 TOGETHER = 8
 PORTS = {

@@ -165,7 +165,7 @@ def _noisy(found: Calibration) -> NoisyError:
     who = ", ".join(f"{each.name} ({each.pid}) {each.has}" for each in found.others) or "nobody that can be seen"
     return NoisyError(
         f"{found.name} is too noisy to plan with: {how.points} points are known to {how.doubt:.1%} in the median "
-        f"({DOUBT_MAX:.0%} at most), and {how.poor} are known to less than {POINT_DOUBT_MAX:.0%}; "
+        f"({DOUBT_MAX:.0%} at most), {how.poor} of them no better than to {POINT_DOUBT_MAX:.0%}; "
         f"load {found.load:.1f} on {os.cpu_count()} cores",
         hint=f"beside it were {who}; run it when they are done, or longer (--limit), or keep it with --anyway",
     )
