@@ -19,17 +19,17 @@ def test_a_gang_larger_than_the_allowance_takes_turns_by_what_the_allowance_woul
     allowances = world.state.allowances()
     assert allowances.gpus(STANDARD) == 0.5 * 64 * 64 / (48 + 40)  # 23: no room for a gang of 48 beside them
     assert allowances.counted_gpus(STANDARD, 1) == 64
-    assert allowances.wait_us(STANDARD, 0) == 1000 * S  # without GPUs it keeps none from starting
-    assert allowances.wait_us(STANDARD, 1) == allowances.wait_us(STANDARD, 64)
+    assert allowances.wait_us(allowances.ratio(STANDARD, 0)) == 1000 * S  # without GPUs it keeps none from starting
+    assert allowances.wait_us(allowances.ratio(STANDARD, 1)) == allowances.wait_us(allowances.ratio(STANDARD, 64))
     world = World(*(node(f"n{each}") for each in range(8)), job("a", 32), policy=policy, work={"a": 10**6})
     world.play(until_s=10).later(*(job(f"j{each}", 32, at_us=20 * S) for each in range(4))).play(until_s=30)
     allowances = world.state.allowances()
     allowance = allowances.gpus(STANDARD)
     assert allowance < 16 and allowances.counted_gpus(STANDARD, 1) == 1  # a gang of 32 fits beside what they hold
-    assert allowances.wait_us(STANDARD, 1, used_us=500 * S) == 1000 * S
+    assert allowances.wait_us(allowances.ratio(STANDARD, 1), used_us=500 * S) == 1000 * S
     assert allowances.turn_us(STANDARD, 1, 1000 * S, 500 * S) == NEVER
     used_us = 5000 * S
-    wait_us = allowances.wait_us(STANDARD, 32, used_us)
+    wait_us = allowances.wait_us(allowances.ratio(STANDARD, 32), used_us)
     assert allowance * (wait_us + used_us) == pytest.approx(32 * (used_us + 1000 * S), rel=0.001)
     turn_us = allowances.turn_us(STANDARD, 32, wait_us, used_us)
     assert allowance * (wait_us + used_us + turn_us) == pytest.approx(32 * (used_us + turn_us), rel=0.001)

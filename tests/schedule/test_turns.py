@@ -214,8 +214,10 @@ def test_the_allowance_of_overdue_jobs_falls_with_the_demand_of_their_tier_and_a
     world.later(job("p", 8, "production", at_us=20 * S), job("s", 8, at_us=20 * S)).play(until_s=30)
     allowances = world.state.allowances()
     assert [allowances.gpus(tier) for tier in range(3)] == [0.5 * 8 * 8 / 16, 0.5 * 8 * 8 / 24, 0.5 * 8 * 8 / 24]
-    assert allowances.wait_us(production, 8) == 4 * 1000 * S  # four times the allowance: after four times the patience
-    assert allowances.wait_us(preemptible, 8) == 6 * 1000 * S
+    assert (
+        allowances.wait_us(allowances.ratio(production, 8)) == 4 * 1000 * S
+    )  # four times the allowance: after four times the patience
+    assert allowances.wait_us(allowances.ratio(preemptible, 8)) == 6 * 1000 * S
 
 
 def test_parts_of_gpus_count_as_parts_in_demand_in_holdings_and_in_what_a_job_has_received():

@@ -76,13 +76,18 @@ class Allowances:
         keeps_waiting = gpus > 0 and self._largest_gpus > self._gpus - self.gpus(tier)
         return max(gpus, self._gpus) if keeps_waiting else gpus
 
-    def wait_us(self, tier: int, gpus: float, used_us: int = 0) -> int:
-        """Return the wait after which a job of this size that ran for `used_us` is overdue; NEVER: it never is."""
+    def ratio(self, tier: int, gpus: float) -> float:
+        """Return how many allowances a job of this size would hold; infinite: it is never overdue."""
         allowance = self.gpus(tier)
         if self.patience_us >= NEVER or allowance <= 0:
-            return NEVER
-        ratio = self.counted_gpus(tier, gpus) / allowance
-        return self.patience_us if ratio <= 1 else _in_whole_s(self.patience_us * ratio + used_us * (ratio - 1))
+            return math.inf
+        return self.counted_gpus(tier, gpus) / allowance
+
+    def wait_us(self, ratio: float, used_us: int = 0) -> int:
+        """Return the wait after which a job of so many allowances is overdue that ran for `used_us`; NEVER: at none."""
+        if ratio <= 1:
+            return self.patience_us
+        return NEVER if ratio == math.inf else _in_whole_s(self.patience_us * ratio + used_us * (ratio - 1))
 
     def turn_us(self, tier: int, gpus: float, waited_us: int, used_us: int) -> int:
         """Return how long an overdue job of this size keeps its turn; NEVER: until it ends."""
@@ -108,15 +113,17 @@ def due_in(line: Line, allowances: Allowances, now_us: int) -> Due:
     first_us = line.ages[0].since_us + allowances.patience_us
     if first_us > now_us:
         return Due([], min(first_us, NEVER))
-    gpus = line.gpu_milli / MILLI
-    wait_us = allowances.wait_us(line.tier, gpus)
+    ratio = allowances.ratio(line.tier, line.gpu_milli / MILLI)
+    wait_us = allowances.wait_us(ratio)
     if wait_us == NEVER:
         return Due([], NEVER)
     count = bisect_right(line.ages, now_us - wait_us, key=attrgetter("since_us"))
     ages, next_us = line.ages[:count], line.ages[count].since_us + wait_us if count < len(line.ages) else NEVER
+    if ratio <= 1:
+        return Due(ages, next_us)
     due = list[Age]()
     for age in ages:  # A gang that has run already waits longer.
-        due_us = age.since_us + (allowances.wait_us(line.tier, gpus, age.used_us) if age.used_us else wait_us)
+        due_us = age.since_us + (allowances.wait_us(ratio, age.used_us) if age.used_us else wait_us)
         if due_us <= now_us:
             due.append(age)
         else:
@@ -152,7 +159,7 @@ def overdue_until_us(record: JobRecord, attempt: Attempt, allowances: Allowances
     None: it was not, or the allowance was used up.
     """
     tier, gpus, waited_us = level(attempt.job.tier), attempt.gpu_milli / MILLI, attempt.placed_us - record.waits_from_us
-    wait_us = allowances.wait_us(tier, gpus, record.used_us)
+    wait_us = allowances.wait_us(allowances.ratio(tier, gpus), record.used_us)
     if wait_us == NEVER or waited_us < wait_us or allowances.held_gpus >= allowances.gpus(tier):
         return None
     return min(NEVER, attempt.placed_us + allowances.turn_us(tier, gpus, waited_us, record.used_us))
