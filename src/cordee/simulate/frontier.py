@@ -20,7 +20,7 @@ from cordee.simulate.traces.job import Tally, TraceJob
 from cordee.units import US_PER_S, format_duration, format_micro_usd, plural
 
 PATIENCES = (0.02, 0.1, 0.5, 2, 8)
-"""The patiences that are compared: the default, and shorter ones for clusters whose jobs are short."""
+"""The patiences that are compared: the default (0.5), longer ones, and shorter ones for clusters of short jobs."""
 
 FRONTIER = (*(f"cordee:{patience:g}" for patience in PATIENCES), "2d-las", "fifo", "srsf", "sjf", "easy")
 """The policies on a frontier."""
