@@ -228,6 +228,15 @@ def _runs(pid: int) -> bool:
         return False
 
 
+def test_an_object_that_left_before_its_check_stays_away(s3, url, tmp_path) -> None:
+    world = in_s3(url, tmp_path)
+    pin = world.data.pins[0]
+    assert world.fetching.fetch(pin, 0, PIECES)
+    world.node.drop(pin.object_id)
+    world.fetching.check(pin)
+    assert world.node.open(pin.object_id) is None
+
+
 def test_a_prefetch_brings_what_has_room_and_says_so(s3, url, contents, tmp_path) -> None:
     found = prefetch(NodeCache(tmp_path / "small", (PIECES + 1) * PIECE_BYTES), [url])
     assert (found["objects"], found["objects_there"]) == (2, 1) and found["bytes"] == sum(map(len, contents.values()))
