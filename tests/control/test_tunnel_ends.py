@@ -84,9 +84,20 @@ def test_a_paste_waits_for_the_network_and_loses_nothing() -> None:
     asyncio.run(scene())
 
 
+class _OnceHeard(Side):
+    """A client that has sent a beat before its tunnel is joined, and nothing since."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        super().__init__(websocket)
+        self._sent = [frames.control(beat=True)]
+
+    async def receive(self) -> bytes:
+        return self._sent.pop() if self._sent else await super().receive()
+
+
 def test_a_tunnel_ends_when_its_client_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's end stands in this process: joined are two WebSockets, as the server does it."""
-    monkeypatch.setattr(frames, "SILENT_S", 0.3)
+    monkeypatch.setattr(frames, "SILENT_S", 0.1)
     app, agents = FastAPI(), list[Side]()
     goes_on: Any = SimpleNamespace(why_ended=lambda target: None)
 
@@ -97,12 +108,11 @@ def test_a_tunnel_ends_when_its_client_is_silent(monkeypatch: pytest.MonkeyPatch
 
     async def client(websocket: WebSocket) -> None:
         await websocket.accept()
-        await _join(Side(websocket), agents[0], goes_on, Target(JobId("job"), 1, "n0"))
+        await _join(_OnceHeard(websocket), agents[0], goes_on, Target(JobId("job"), 1, "n0"))
 
     app.router.add_websocket_route("/agent", agent)
     app.router.add_websocket_route("/client", client)
     with TestClient(app) as http, http.websocket_connect("/agent") as theirs, http.websocket_connect("/client") as own:
-        own.send_bytes(frames.control(beat=True))
         assert theirs.receive_bytes() == frames.control(beat=True)
         assert "nothing was heard" in frames.read(own.receive_bytes()).control["end"]
         assert theirs.receive()["type"] == "websocket.close"

@@ -186,8 +186,11 @@ class Lead:
     def _lease_us(self) -> int:
         return round(self.lease_s * 1e6)
 
-    def fence(self, connection: sa.Connection) -> None:
+    def fence(self, connection: sa.Connection) -> float:
         """Renew the lease within a transaction, which goes no further if this server has been replaced.
+
+        Returns when it began, for `proven` once the transaction is committed: until then a standby whose patience is
+        over ends its session, and leads.
 
         Raises:
             ReplacedError: another server leads; the transaction must not be committed.
@@ -196,8 +199,7 @@ class Lead:
         mine = (tables.leader.c.id == 1) & (tables.leader.c.epoch == self.epoch)
         renewed = tables.leader.update().where(mine).values(expires_us=_NOW_US + self._lease_us)
         if connection.execute(renewed).rowcount == 1:
-            self._proven_s = began_s  # the row stays locked until the commit, so no takeover lies between
-            return
+            return began_s
         found = connection.execute(sa.select(tables.leader.c.epoch, tables.leader.c.url)).first()
         whom = "nobody: the row is gone" if found is None else f"{found.url} in epoch {found.epoch}"
         raise ReplacedError(
@@ -205,6 +207,10 @@ class Lead:
             hint="it was frozen or cut off from the database for longer than its lease of "
             f"{self.lease_s:g} s; what it had not committed is decided again",
         )
+
+    def proven(self, began_s: float) -> None:
+        """Count the lease from then: a transaction that `fence` began is committed."""
+        self._proven_s = began_s
 
     def renew(self) -> None:
         """Renew the lease, and take the lock again if PostgreSQL has cut its session.
@@ -216,7 +222,8 @@ class Lead:
         try:
             with self._engine.begin() as connection:
                 connection.execute(_NOT_DURABLE)
-                self.fence(connection)
+                began_s = self.fence(connection)
+            self.proven(began_s)
             session = self._open_session()
             if not self._has_lock(session):
                 session.execute(sa.select(sa.func.pg_try_advisory_lock(_LOCK)))

@@ -206,11 +206,12 @@ class SqlStore:
         if act is not None:
             self.precedence.give_way()
         with self._engine.begin() as connection:
-            if self._lead is not None:
-                self._lead.fence(connection)
+            began_s = self._lead.fence(connection) if self._lead is not None else 0.0
             yield connection
             if act is not None and not act.quiet:
                 append(connection, act, DONE)
+        if self._lead is not None:
+            self._lead.proven(began_s)
         if act is not None:
             act.recorded = True
 
