@@ -88,9 +88,20 @@ class Wire:
             sink.shutdown(socket.SHUT_WR)
 
 
+class LongLease(LeaseTerms):
+    """A lease that no stall of this machine ends, of a node whose silence is noticed soon all the same."""
+
+    beat_s, unreachable_s = 0.25, 0.7
+
+
 @pytest.fixture
-def world(tmp_path):
-    made = World(tmp_path / "home", nodes=(), terms=TERMS)
+def terms():
+    return TERMS
+
+
+@pytest.fixture
+def world(tmp_path, terms):
+    made = World(tmp_path / "home", nodes=(), terms=terms)
     yield made
     made.close()
 
@@ -120,6 +131,7 @@ def printed(folder, text, rank=0, epoch=1):
     return path.exists() and text in path.read_text()
 
 
+@pytest.mark.parametrize("terms", [LongLease(lease_s=60.0)])
 def test_a_short_cut_stops_no_rank(world, wire, tmp_path):
     a = tmp_path / "a"
     world.join("a", a, port=wire.port)
@@ -150,7 +162,8 @@ def test_a_partition_ends_the_ranks_before_the_server_takes_them_for_lost(world,
     assert lost.outcome is Outcome.LOST and re.search(r"a: it was silent for \d s: its lease is over", lost.why)
     kinds = [type(event) for event in world.log if isinstance(event, NodeUnreachable | RanksEnded | NodeDown)]
     world.until(lambda: of(world, NodeDown), "NodeDown")
-    assert kinds[:2] == [NodeUnreachable, RanksEnded]
+    before = kinds[: kinds.index(RanksEnded)]
+    assert set(before) == {NodeUnreachable}, "more than once if this machine stalled"
     assert printed(a, "notice") is (code is SAVES)
     wire.mend()
     world.until(lambda: [event.node.epoch for event in of(world, NodeUp)] == [1, 2], "the node with a new epoch")
@@ -298,5 +311,6 @@ def test_a_clock_that_is_an_hour_off_is_corrected(world, tmp_path):
     now_us = time.time_ns() // 1000
     told = [*world.of(RanksStarted), *world.of(RankLeft), *world.of(RanksEnded), *of(world, NodeUp)]
     assert len(told) == 4 and all(abs(now_us - event.at_us) < DEADLINE_S * 1e6 for event in told)
-    assert "clock is 3600.0 s behind the server's" in (a / "agent.log").read_text()
+    said_s = re.findall(r"clock is (\d+\.\d) s behind the server's", (a / "agent.log").read_text())
+    assert said_s and all(abs(float(each) - 3600) < DEADLINE_S for each in said_s)
     assert abs(world.executor.link_facts("a")["clock_off_us"] + 3600 * 10**6) < DEADLINE_S * 1e6

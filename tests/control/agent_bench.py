@@ -30,7 +30,7 @@ from cordee.events import (
     NodeUp,
 )
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TOKENS = DerivedTokens("right")
 
 

@@ -24,12 +24,12 @@ def beside(work: Callable[[], object]) -> Iterator[threading.Thread]:
     thread = threading.Thread(target=work)
     thread.start()
     yield thread
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
 def until_one_waits(precedence: Precedence) -> None:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while not precedence.waiting:
         assert time.monotonic() < deadline_s, "nobody gives way"
         time.sleep(0)
@@ -68,7 +68,7 @@ def test_a_request_gives_way_until_the_decision_is_made(store: SqlStore, how: st
         until_one_waits(precedence)
         assert done == [] and thread.is_alive()
         assert store.jobs() == [], "the thread that decides does not wait for itself"
-    thread.join(10)
+    thread.join(60)
     assert done == [how]
 
 

@@ -28,7 +28,7 @@ from cordee.storage.tree import Tree, TreeFile, digest_of
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline_s
         time.sleep(0.005)

@@ -348,7 +348,7 @@ class NodeAgent:
             self._groups.transfers.prefetches.sharing.learn(arrival.neighbours, address)
             sent_s = self.lease.answered(arrival.number)
             if sent_s is not None:
-                self._clock.answered(arrival.clock_us, self._clock.now_s() - sent_s)
+                self._clock.answered(arrival.clock_us, sent_s)
         elif isinstance(arrival, Seen):
             self._seen(arrival.source, arrival.seq)
         elif isinstance(arrival, Order):
@@ -375,7 +375,7 @@ class NodeAgent:
     def _welcomed(self, welcome: Welcome) -> None:
         now_s = self._clock.now_s()
         self._clock.begin()
-        self._clock.answered(welcome.clock_us, now_s - self._claimed_s)
+        self._clock.answered(welcome.clock_us, self._claimed_s)
         self.lease.welcome(welcome.lease_s, welcome.beat_s, self._claimed_s, now_s)
         if welcome.epoch != self._claim.epoch:
             if self._claim.epoch:

@@ -79,13 +79,15 @@ class Clock:
         """Forget earlier round trips: this connection may lead to another server."""
         self._best_us = None
 
-    def answered(self, server_us: int, round_trip_s: float) -> None:
-        """Take in an answer that carries the server's time."""
-        round_trip_us = round(round_trip_s * US_PER_S)
+    def answered(self, server_us: int, sent_s: float) -> None:
+        """Take in the answer to a question that was sent then; it carries the server's time."""
+        now_us = self.machine.now_us()
+        # Read last: where this thread stands still between the two, the round trip is longer and knows less.
+        round_trip_us = round((self.machine.now_s() - sent_s) * US_PER_S)
         if self._best_us is not None and round_trip_us >= self._best_us:
             return
         self._best_us = round_trip_us
-        offset_us = server_us + round_trip_us // 2 - self.machine.now_us()
+        offset_us = server_us + round_trip_us // 2 - now_us
         self.offset_us = offset_us if abs(offset_us) > TOLERATED_US + round_trip_us else 0
         if abs(self.offset_us) >= WARNED_US and abs(self.offset_us - self._warned_us) >= WARNED_US:
             self._warned_us = self.offset_us
