@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+from cordee.telemetry.host import free_port
 
 _MARK = "CORDEE_TEST_RAY"
 RAY = (sys.executable, "-W", "ignore", "-c", "from ray.scripts.scripts import main; main()")
@@ -28,7 +29,7 @@ class RayWorld:
 
     def __init__(self, folder: Path, settings: dict[str, str] | None = None, port: int | None = None) -> None:
         self.folder = folder
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self._id = uuid.uuid4().hex[:8]
         self._settings = settings or {}
         self._blockers: dict[str, subprocess.Popen[bytes]] = {}
@@ -138,8 +139,3 @@ def _until(condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

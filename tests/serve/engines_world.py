@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ import psutil
 from cordee.demo import tiny_model
 from cordee.serve.engines.llama_cpp import LlamaCpp
 from cordee.serve.engines.port import Dialect, EngineCommand, EngineLaunch, Stream, Upstream
+from cordee.telemetry.host import free_port
 
 CONTEXT, SLOTS = 2048, 4
 FLAGS = tiny_model.FLAGS
@@ -113,12 +113,6 @@ def until_ended(home: Path) -> None:
         return not any(str(home) in word for each in running for word in each.info["cmdline"] or ())
 
     until(ended, f"what {home} started has ended")
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines_world import follow, free_port, running, running_llama, seen
+from engines_world import follow, running, running_llama, seen
 
 from cordee.control.services.planned import planned_settings
 from cordee.control.services.replica_spec import place_of, replica_of
@@ -31,6 +31,7 @@ from cordee.serve.engines.token_ids import TokenIdDialect
 from cordee.serve.engines.vllm import Vllm
 from cordee.serve.policy.tuning import merged_flags
 from cordee.serve.replica import launch_of
+from cordee.telemetry.host import free_port
 from cordee.workload.service import SETTINGS_ENV, EngineKind, ReplicaSettings
 from cordee.workload.spec import JobSpec, Place
 

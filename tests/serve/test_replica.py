@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from engines_world import free_port, running, until
+from engines_world import running, until
 from replica_world import Wrapper, plain_flags, wrapped
 
 from cordee.demo import tiny_model
@@ -18,6 +18,7 @@ from cordee.serve.engines.llama_cpp import LlamaCpp, LlamaSessions
 from cordee.serve.engines.openai import COMPLETIONS
 from cordee.serve.engines.port import EngineLaunch, Upstream
 from cordee.serve.sessions import PAUSE_S, IdleSessions
+from cordee.telemetry.host import free_port
 from cordee.telemetry.notices import write_model
 
 FLAGS = plain_flags(tiny_model.FLAGS)

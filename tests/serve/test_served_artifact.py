@@ -20,6 +20,7 @@ from cordee.client import Client
 from cordee.control.node_tokens import DerivedTokens
 from cordee.control.spawn import start_server
 from cordee.errors import InputError
+from cordee.telemetry.host import free_port
 
 
 def until(done: Callable[[], object], what: str) -> None:
@@ -33,7 +34,7 @@ def until(done: Callable[[], object], what: str) -> None:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the home of a server without free slots, with a gateway, and with a node `n1` in a folder of its own."""
     home, node = tmp_path / "home", tmp_path / "n1"
-    start_server(home, slots="1", gateway="auto")
+    start_server(home, slots="1", gateway=str(free_port()))
     url = str(json.loads((home / "server.json").read_text())["url"])
     token = DerivedTokens((home / "token").read_text().strip()).issue("n1")
     AgentSettings(node="n1", servers=(url,), token=token, slots=2).write(node)

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from engines_world import free_port, running_llama, until, until_ended
+from engines_world import running_llama, until, until_ended
 from replica_world import Wrapper, wrapped
 
 from cordee.agent.settings import AgentSettings
@@ -26,6 +26,7 @@ from cordee.demo import tiny_model
 from cordee.errors import EXIT_CHECKPOINTED, ReplicaError
 from cordee.events import Event, ReplicaReady
 from cordee.serve.engines.openai import COMPLETIONS
+from cordee.telemetry.host import free_port
 from cordee.workload.spec import JobSpec
 
 ENGINE = Path(__file__).with_name("parted_engine.py")
@@ -98,7 +99,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
-        start_server(self.home, slots="1", gateway="auto")
+        start_server(self.home, slots="1", gateway=str(free_port()))
         self.client = Client(self.home)
         token = DerivedTokens((self.home / "token").read_text().strip())
         self.agents = list[subprocess.Popen[bytes]]()

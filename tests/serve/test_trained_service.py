@@ -14,6 +14,7 @@ from engines_world import FLAGS, until_ended
 from cordee.cli.main import main
 from cordee.client import Client
 from cordee.control.spawn import start_server
+from cordee.telemetry.host import free_port
 from cordee.workload.spec import JobSpec
 
 TRAIN = Path(__file__).parent / "train_llama.py"
@@ -25,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the home of a server with three CPU slots at the price of an H100, and of a gateway."""
     home = tmp_path / "home"
     monkeypatch.setenv("CORDEE_MODELS", str(tmp_path / "models"))
-    start_server(home, slots="3", gateway="auto", price_as="H100")
+    start_server(home, slots="3", gateway=str(free_port()), price_as="H100")
     yield home
     with Client(home) as client:
         client.down()

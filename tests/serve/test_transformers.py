@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from engines_world import RunningEngine, follow, free_port, running, seen, until
+from engines_world import RunningEngine, follow, running, seen, until
 
 from cordee.serve.engines.llama_cpp import LlamaDialect
 from cordee.serve.engines.openai import CHAT, COMPLETIONS
 from cordee.serve.engines.port import EngineCapacity, EngineLaunch, Upstream
 from cordee.serve.engines.token_ids import TokenIdDialect
 from cordee.serve.engines.transformers import Transformers
+from cordee.telemetry.host import free_port
 
 ENGINE, DIALECT = Transformers(), TokenIdDialect("transformers")
 COMMON = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engines_world import CONTEXT, FLAGS, RunningEngine, follow, free_port, running, seen
+from engines_world import CONTEXT, FLAGS, RunningEngine, follow, running, seen
 
 from cordee.answers.services import ServiceView
 from cordee.cli.main import main
@@ -17,6 +17,7 @@ from cordee.plan.serving.tuning import TuningBase, changes
 from cordee.serve.engines.llama_cpp import LlamaCpp, LlamaDialect
 from cordee.serve.engines.openai import CHAT
 from cordee.serve.engines.port import EngineLaunch
+from cordee.telemetry.host import free_port
 from cordee.workload.spec import JobSpec
 
 

@@ -5,13 +5,13 @@ It downloads that torch (3 GB on Linux, with what it needs to be imported); CORD
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cordee.telemetry.host import free_port
 from cordee.train.torch_version import TORCH_MIN
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,9 +33,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(python: str, out: Path, *args: str, world: int = 1) -> None:
     out.mkdir(exist_ok=True)
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("CORDEE_", "SLURM_"))}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     env = {**outside, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
     command = [python, SCRIPT, "--out", str(out), *args]
     ranks = [

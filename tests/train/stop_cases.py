@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -32,6 +31,7 @@ from cordee.event_json import decode
 from cordee.events import RankLeft
 from cordee.storage.destination import open_blobs
 from cordee.storage.log import read_entries
+from cordee.telemetry.host import free_port
 from cordee.telemetry.notices import Notice, write_notice
 from cordee.train.entry import job
 from cordee.train.job import Job
@@ -205,9 +205,7 @@ class Gang:
 
     def start(self, epoch: int) -> list[int]:
         near = self.case.phase == "near"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         env = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cordee.telemetry.host import free_port
 
 pytest.importorskip("torch")
 
@@ -27,9 +28,7 @@ def start(port: int, rank: int, folder: Path, local: int) -> subprocess.Popen[st
 
 def together(folder: Path, local: int) -> list[tuple[int, str, str]]:
     """Return exit code, output and errors of each rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     started = [start(port, rank, folder, local) for rank in range(RANKS)]
     said = [each.communicate(timeout=240) for each in started]
     return [(each.returncode, *words) for each, words in zip(started, said, strict=True)]

@@ -2,12 +2,13 @@
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 from forks import run
+
+from cordee.telemetry.host import free_port
 
 SCRIPT = Path(__file__).with_name("checkpoint_rank.py")
 TIMEOUT_S = 200
@@ -15,9 +16,7 @@ TIMEOUT_S = 200
 
 def gang(world: int, folder: Path, act: str, env: dict[int, dict[str, str]] | None = None) -> list[tuple[int, list]]:
     """Run the ranks; exit code and the JSON lines of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     envs = [
         {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **(env or {}).get(rank, {})}

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from cordee.events import (
     Restored,
     SpanClass,
 )
+from cordee.telemetry.host import free_port
 from cordee.train.reading import Reading
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
@@ -67,9 +67,7 @@ def gang(
     out: Path, world: int, *args: str, script: str = SCRIPT, within: tuple[str, ...] = (), **env: str
 ) -> list[Rank]:
     """Ranks as an agent starts them; `within`: the command that each is started by."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), **env}
     command = [*within, sys.executable, script, "--out", str(out), *args]
     return [Rank(command, environment(RANK=str(rank), LOCAL_RANK=str(rank), **shared)) for rank in range(world)]

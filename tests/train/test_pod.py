@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cordee.telemetry.host import free_port
 from cordee.workload.kubernetes import Cluster, job_objects
 from cordee.workload.spec import parse_spec
 
@@ -82,9 +82,7 @@ def test_a_notice_reaches_a_rank_behind_a_shell(tmp_path: Path) -> None:
 @pytest.mark.gang
 def test_a_gang_of_pods_is_preempted_and_resumes_at_the_same_step(tmp_path: Path) -> None:
     """SIGTERM reaches one of two pods; both leave with 75, and the pods that replace them finish."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
 
     def pods(pause_s: float) -> list["subprocess.Popen[str]"]:
         run = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--steps", str(STEPS), "--pause-s", str(pause_s)]

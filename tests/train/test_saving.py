@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import weakref
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from cordee.errors import CheckpointError, CorruptError
 from cordee.storage.files import FileBlobs
 from cordee.storage.history import PastAttempt
 from cordee.storage.log import live_commits, read_entries
+from cordee.telemetry.host import free_port
 from cordee.train.checkpoint.saver import AUTO_FIRST_S, Saver
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
@@ -95,6 +95,7 @@ def test_failure_while_a_checkpoint_is_read_is_raised(tmp_path, when) -> None:
 READING = """
 import os, signal, sys, threading
 import cordee
+from cordee.telemetry.host import free_port
 from cordee.train.checkpoint import checkpointer
 with cordee.job({"n": 0}, to=sys.argv[1]) as job:
     assert len(list(job.steps(5))) == 5
@@ -194,9 +195,7 @@ def test_a_hint_is_a_checkpoint_also_where_only_memory_is_due(tmp_path) -> None:
 @pytest.mark.gang
 def test_a_capture_that_fails_on_one_rank_is_made_again_by_all_or_by_none(tmp_path: Path) -> None:
     """Ranks of which one saves and one asks would meet in different collectives, which aborts the process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     envs = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     ranks = forks.run([[sys.executable, str(SCRIPT), str(tmp_path)]] * 2, envs, 120)

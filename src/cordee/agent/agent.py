@@ -33,7 +33,7 @@ from cordee.agent.messages import Beat, Claim, Confirm, Dial, Meeting, Order, Re
 from cordee.agent.node_stream import NodeStream
 from cordee.agent.process import Processes
 from cordee.agent.rank_group import RankGroup
-from cordee.agent.rank_groups import RankGroups, free_port
+from cordee.agent.rank_groups import RankGroups
 from cordee.agent.reclaim import Reclaims
 from cordee.agent.settings import AgentSettings, machine_id
 from cordee.agent.spools import Spools
@@ -52,6 +52,7 @@ from cordee.events import (
     Outcome,
 )
 from cordee.telemetry.cloud import Hint, Reclaim
+from cordee.telemetry.host import free_port
 from cordee.units import US_PER_S
 
 LOCK_S_MAX = 10.0  # a predecessor may be dying

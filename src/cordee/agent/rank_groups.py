@@ -1,10 +1,8 @@
 """The rank groups of one node: started by orders, followed while they run, and reported when they have ended."""
 
 import logging
-import random
 import selectors
 import signal
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,10 +29,6 @@ from cordee.telemetry.notices import write_hint, write_model
 from cordee.units import plural
 
 FOLLOW_S = 0.05  # between two reads of the spools while ranks run
-
-# Below the ephemeral range, so that no outgoing connection of another program takes the port.
-_PORTS = range(20_000, 30_000)
-_TRIES = 100
 
 _log = logging.getLogger("cordee.agent")
 
@@ -410,23 +404,6 @@ class RankGroups:
             node_fault=result.node_fault,
         )
         self._report(ended)
-
-
-def free_port() -> int:
-    """Return a port at which rank 0 may listen.
-
-    Raises:
-        OSError: none was found.
-    """
-    for _ in range(_TRIES):
-        port = random.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise OSError(f"no free port among {_TRIES} tries in {_PORTS.start}-{_PORTS.stop - 1}")
 
 
 def _declared(secrets: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from cordee.control.home import Home
 from cordee.errors import InputError, MissingExtraError
 from cordee.schedule.state.state import State
 from cordee.servers import write_private
+from cordee.telemetry.host import free_port
 
 OFF, AUTO, PORT = "off", "auto", 8480
 _LOOK_S, _SOON_S, _AGAIN_S = 0.2, 5.0, 10.0
@@ -43,7 +44,7 @@ def listen_address(home: Home, wanted: str | None) -> str | None:
         home.keep_settings({"gateway": OFF})
         return None
     if written == AUTO:
-        written = f"127.0.0.1:{_free_port()}"
+        written = f"127.0.0.1:{_auto_port()}"
     host, _, port = written.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65_536:
         raise InputError(f"{written!r} is not an address for a gateway", hint="write --gateway 8480, or HOST:PORT")
@@ -60,11 +61,10 @@ def _check_installed() -> None:
         raise MissingExtraError("a gateway needs aiohttp: not installed", hint="pip install 'cordee[serve]'") from None
 
 
-def _free_port() -> int:
-    for port in (PORT, 0):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as tried:
-            return int(tried.getsockname()[1])
-    raise InputError("no port is free for a gateway", hint="give one: --gateway PORT")
+def _auto_port() -> int:
+    with suppress(OSError), socket.create_server(("127.0.0.1", PORT)):
+        return PORT
+    return free_port("127.0.0.1")
 
 
 class GatewayProcess:

@@ -6,7 +6,6 @@ Its output goes where the wrapper's goes; the last lines are kept for messages.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -210,11 +209,3 @@ class EngineWatch:
             text = answer[:300].decode(errors="replace")
             return f"{self._health} answers 200, but a completion of one token answers {status}: {text}"
         return None
-
-
-def free_port(host: str) -> int:
-    """Return a port that is free now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])

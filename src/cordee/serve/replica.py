@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import EXIT_CHECKPOINTED, CordeeError, InputError, ReplicaError
-from cordee.serve.engine_process import EngineProcess, EngineWatch, free_port
+from cordee.serve.engine_process import EngineProcess, EngineWatch
 from cordee.serve.engines.known import find_engine
 from cordee.serve.engines.port import EngineCapacity, EngineLaunch, EnginePart, Upstream
 from cordee.serve.engines.words import masked
@@ -32,7 +32,7 @@ from cordee.serve.models import find_model, models_folder
 from cordee.serve.policy.sessions import host_cache_bytes
 from cordee.serve.reports import ReplicaReports
 from cordee.serve.sessions import IdleSessions
-from cordee.telemetry.host import memory_bytes
+from cordee.telemetry.host import free_port, memory_bytes
 from cordee.telemetry.notices import read_model
 from cordee.units import format_duration, plural
 from cordee.workload.service import SETTINGS_ENV, ReplicaSettings, flag_name

@@ -1,10 +1,14 @@
-"""CPU and memory that this process may use: the machine's, within its affinity and its control groups."""
+"""CPU and memory that this process may use: the machine's, within its affinity and its control groups. A free port."""
 
 import os
+import random
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+# Below the ephemeral range, so that no outgoing connection of another program takes the port before it is used.
+_PORTS, _TRIES = range(20_000, 30_000), 100
 _UNLIMITED_BYTES = 1 << 60  # version 1 writes a huge number where no limit is set
 
 
@@ -26,6 +30,23 @@ def memory_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
         if line.startswith("MemTotal:"):
             limits.append(1024 * int(line.split()[1]))
     return min(limits, default=None)
+
+
+def free_port(host: str = "") -> int:
+    """Return a port at which a process may listen soon.
+
+    Raises:
+        OSError: none was found.
+    """
+    for _ in range(_TRIES):
+        port = random.choice(_PORTS)
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port among {_TRIES} tries in {_PORTS.start}-{_PORTS.stop - 1}")
 
 
 def _folders(controller: str, proc: Path, cgroups: Path) -> Iterator[Path]:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,16 +15,12 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from cordee.telemetry.host import free_port
+
 HERE = Path(__file__).parent
 SRC = HERE.parents[2] / "src"
 DEADLINE_S = 60.0
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 def wait_until(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:

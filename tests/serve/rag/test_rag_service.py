@@ -22,6 +22,7 @@ from verbs import code_of, run
 
 from cordee.client import Client
 from cordee.control.spawn import start_server
+from cordee.telemetry.host import free_port
 
 CORDEE = (sys.executable, "-m", "cordee")
 
@@ -68,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Itera
     spec = place / "kb.yaml"
     service = {"engine": "command", "model": "rag/kb", "drain": "1s"}
     spec.write_text(json.dumps({"name": "kb", "gpus": 1, "run": " ".join(words), "service": service}))
-    start_server(home, slots="1", gateway="auto")
+    start_server(home, slots="1", gateway=str(free_port()))
     try:
         with Client(home) as client:
             client.set_tenant("acme")

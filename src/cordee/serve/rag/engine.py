@@ -17,13 +17,14 @@ from typing import Any
 import aiohttp
 
 from cordee.errors import ReplicaError
-from cordee.serve.engine_process import EngineProcess, free_port
+from cordee.serve.engine_process import EngineProcess
 from cordee.serve.engines.known import DIALECTS
 from cordee.serve.engines.llama_cpp import LlamaCpp
 from cordee.serve.engines.openai import Steps
 from cordee.serve.engines.port import EngineLaunch, Upstream
 from cordee.serve.rag.enforce import process_cpu_s
 from cordee.serve.rag.retrieval import Say
+from cordee.telemetry.host import free_port
 
 TRIES = 5
 """Times that one answer is begun or continued before it is given up."""

@@ -6,7 +6,6 @@ This module starts the ranks and reads their results; it imports no torch. The r
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 
 from cordee.errors import ScriptError
 from cordee.plan.pipeline import ScheduleTable, StagePlacement, table_csv
+from cordee.telemetry.host import free_port
 
 TIMEOUT_S = 300.0
 
@@ -83,7 +83,7 @@ def rehearse(
 
 def _start_and_wait(folder: Path, ranks: int) -> None:
     env = os.environ | {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1")), "WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RES_OPTIONS": "timeout:1 attempts:1",
         "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
@@ -111,13 +111,6 @@ def _start_and_wait(folder: Path, ranks: int) -> None:
 def _end_of(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return " | ".join(lines[-3:]) or "it wrote nothing"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _joined(ranks: Sequence[Mapping[str, Any]]) -> RehearsalResult:
