@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
                 await asyncio.sleep(max(0.0, at - loop.time()))
             if engine.fault.get("stuck"):
                 await asyncio.sleep(3600)
-            while engine.fault.get("pause") and count:
+            while count and (engine.fault.get("pause") or engine.fault.get("hold_at") == count):
                 await asyncio.sleep(0.02)
             await self.room.wait()
             engine.written += 1

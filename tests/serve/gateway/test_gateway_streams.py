@@ -29,6 +29,26 @@ async def working(session: aiohttp.ClientSession, of: Rig) -> FakeEngine:
     raise AssertionError("no engine works")
 
 
+async def hold(session: aiohttp.ClientSession, of: Rig, tokens: int) -> None:
+    """Let each engine stop after so many tokens of an answer, so that its client is never behind its end."""
+    for each in engines(of):
+        await post(session, f"{each.address}/fault", {"hold_at": tokens})
+
+
+async def go_on(session: aiohttp.ClientSession, of: Rig, *but: FakeEngine) -> None:
+    """Let them go on."""
+    for each in engines(of):
+        if each not in but:
+            await post(session, f"{each.address}/fault", {})
+
+
+async def fail(session: aiohttp.ClientSession, of: Rig, fault: dict[str, Any]) -> None:
+    """Let the engine that works fail, and the others go on."""
+    working_one = await working(session, of)
+    await go_on(session, of, working_one)
+    await post(session, f"{working_one.address}/fault", fault)
+
+
 def check_whole(answer: Answer, limit: int, prompt: str = PROMPT) -> None:
     text, finish, tokens = expected(template([{"role": "user", "content": prompt}]), limit)
     assert answer.status == 200 and answer.error is None and answer.done
@@ -47,8 +67,9 @@ def test_a_stream_goes_on_elsewhere(two: Rig, fault: dict[str, Any]) -> None:
     async def work(session: aiohttp.ClientSession) -> Answer:
         async def at(answer: Answer) -> None:
             if answer.events == 60:
-                await post(session, f"{(await working(session, two)).address}/fault", fault)
+                await fail(session, two, fault)
 
+        await hold(session, two, 60)
         return await stream(session, two.url, chat(PROMPT, 150), on_event=at)
 
     check_whole(run(work), 150)
@@ -58,8 +79,9 @@ def test_a_stream_of_completions_goes_on_elsewhere(two: Rig) -> None:
     async def work(session: aiohttp.ClientSession) -> Answer:
         async def at(answer: Answer) -> None:
             if answer.events == 20:
-                await post(session, f"{(await working(session, two)).address}/fault", {"cut": True})
+                await fail(session, two, {"cut": True})
 
+        await hold(session, two, 20)
         body = {"model": "chat", "prompt": "abc", "max_tokens": 60, "stream": True}
         return await stream(session, two.url, body, path="/v1/completions", on_event=at)
 
@@ -152,7 +174,9 @@ def test_a_draining_replica_hands_its_stream_over(two: Rig) -> None:
                     return not (await get(session, f"{left.address}/stats"))["open"]
 
                 await until(handed_over, "the end of the request on the draining replica")
+                await go_on(session, two)
 
+        await hold(session, two, 30)
         return await stream(session, two.url, chat(PROMPT, 400), on_event=at)
 
     check_whole(run(work), 400)
@@ -169,9 +193,12 @@ def test_another_revision_takes_no_stream_of_a_draining_replica(two: Rig) -> Non
                 two.routes.endpoint(f"{first[0].name}.1", first[0].address, slots=32, state="draining", revision=1)
                 two.routes.endpoint(f"{other.name}.1", other.address, slots=32, revision=2)
                 two.routes.write()
+                await hold(session, two, 150)
             elif answer.events == 150:
                 assert await working(session, two) is first[0]
+                await go_on(session, two)
 
+        await hold(session, two, 20)
         return await stream(session, two.url, chat(PROMPT, 200), on_event=at), first[0]
 
     answer, _ = run(work)
@@ -180,13 +207,14 @@ def test_another_revision_takes_no_stream_of_a_draining_replica(two: Rig) -> Non
 
 def test_an_answer_that_is_no_stream_is_computed_again(two: Rig) -> None:
     async def work(session: aiohttp.ClientSession) -> Any:
+        await hold(session, two, 50)
         asked = asyncio.create_task(post(session, f"{two.url}/v1/chat/completions", chat(PROMPT, 100, stream=False)))
 
         async def begun() -> bool:
             return any([(await get(session, f"{each.address}/stats"))["open"] for each in engines(two)])
 
         await until(begun, "an engine at work")
-        await post(session, f"{(await working(session, two)).address}/fault", {"cut": True})
+        await fail(session, two, {"cut": True})
         return await asked
 
     answer = run(work)
@@ -217,8 +245,11 @@ def test_a_killed_and_a_frozen_replica(tmp_path: Path) -> None:
     async def work(session: aiohttp.ClientSession) -> tuple[Answer, Answer]:
         async def kill(answer: Answer) -> None:
             if answer.events == 50:
-                (await working(session, made)).kill()
+                victim = await working(session, made)
+                await go_on(session, made, victim)
+                victim.kill()
 
+        await hold(session, made, 50)
         killed = await stream(session, made.url, chat(PROMPT, 120), on_event=kill)
         dead = next(each for each in engines(made) if each.process.poll() is not None)
         dead.start()
@@ -227,8 +258,10 @@ def test_a_killed_and_a_frozen_replica(tmp_path: Path) -> None:
         async def freeze(answer: Answer) -> None:
             if answer.events == 50:
                 frozen.append(await working(session, made))
+                await go_on(session, made, frozen[0])
                 frozen[0].signal(signal.SIGSTOP)
 
+        await hold(session, made, 50)
         stopped = await stream(session, made.url, chat(PROMPT, 150), on_event=freeze)
         frozen[0].signal(signal.SIGCONT)
 
@@ -262,7 +295,9 @@ def test_the_only_replica_keeps_a_stream_through_a_pause(tmp_path: Path) -> None
                 engines(made)[0].signal(signal.SIGSTOP)
                 await asyncio.sleep(SILENCE_S[0] + 2 * ANSWER_S)
                 engines(made)[0].signal(signal.SIGCONT)
+                await go_on(session, made)
 
+        await hold(session, made, 20)
         return await stream(session, made.url, chat(PROMPT, 100), on_event=pause)
 
     with rig(tmp_path) as made:
@@ -279,6 +314,7 @@ def test_an_answer_that_nobody_can_finish_ends_with_an_error(tmp_path: Path) -> 
             if answer.events == 20:
                 engines(made)[0].kill()
 
+        await hold(session, made, 20)
         broken = await stream(session, made.url, chat(PROMPT, 100), on_event=kill)
         return broken, await stream(session, made.url, chat(PROMPT, 100))
 
@@ -331,12 +367,14 @@ def test_a_second_gateway_takes_over_from_a_killed_one(two: Rig, tmp_path: Path)
                 return answer
 
             prompts = [f"{PROMPT}{i}" for i in range(5)]
+            await hold(session, two, 20)
             cut = await asyncio.gather(*[broken(each) for each in prompts])
 
             async def idle() -> bool:
                 return not any([(await get(session, f"{each.address}/stats"))["open"] for each in engines(two)])
 
             await until(idle, "the end of the work for the killed gateway")
+            await go_on(session, two)
             return cut, await asyncio.gather(*[stream(session, two.url, chat(each, 100)) for each in prompts])
 
         cut, again = run(work)
@@ -349,8 +387,9 @@ def test_a_stream_that_alone_hangs_moves_although_its_replica_is_well(two: Rig) 
     async def work(session: aiohttp.ClientSession) -> Answer:
         async def hang(answer: Answer) -> None:
             if answer.events == 20:
-                await post(session, f"{(await working(session, two)).address}/fault", {"stuck": True})
+                await fail(session, two, {"stuck": True})
 
+        await hold(session, two, 20)
         return await stream(session, two.url, chat(PROMPT, 40), on_event=hang)
 
     check_whole(run(work), 40)
@@ -360,9 +399,12 @@ def test_a_standby_takes_over_while_no_other_replica_answers(tmp_path: Path) -> 
     async def work(session: aiohttp.ClientSession) -> Answer:
         async def kill(answer: Answer) -> None:
             if answer.events == 20:
-                assert (await working(session, made)).name == "a"
-                engines(made)[0].kill()
+                first = await working(session, made)
+                assert first.name == "a"
+                await go_on(session, made, first)
+                first.kill()
 
+        await hold(session, made, 20)
         return await stream(session, made.url, chat(PROMPT, 60), on_event=kill)
 
     with rig(tmp_path) as made:
@@ -375,9 +417,12 @@ def test_a_standby_takes_over_while_no_other_replica_answers(tmp_path: Path) -> 
 def test_a_stream_bears_more_failures_than_a_request_that_makes_no_progress(two: Rig) -> None:
     async def work(session: aiohttp.ClientSession) -> Answer:
         async def cut(answer: Answer) -> None:
-            if answer.events in (10, 20, 30, 40, 50):
-                await post(session, f"{(await working(session, two)).address}/fault", {"cut": True})
+            if answer.events in (10, 20, 30, 40):
+                await post(session, f"{(await working(session, two)).address}/fault", {"cut": True, "hold_at": 10})
+            elif answer.events == 50:
+                await fail(session, two, {"cut": True})
 
+        await hold(session, two, 10)
         return await stream(session, two.url, chat(PROMPT, 60), on_event=cut)
 
     check_whole(run(work), 60)
