@@ -54,7 +54,7 @@ class Asker:
         self.interpreters.ask({"run": run, "env": {"PATH": f"{path}:/usr/bin:/bin"}}, os.environ, found.append)
         assert bool(found) is known
         if not found:
-            assert self._woken.wait(20)
+            assert self._woken.wait(60)
             self._woken.clear()
             self.interpreters.step()
         return found[0]

@@ -146,7 +146,9 @@ def test_every_path_wants_the_token(api: Api) -> None:
     assert len(paths) >= 10
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
         for method, path in paths:
-            answer = httpx.request(method, api.url + re.sub(r"\{\w+\}", "x", path), headers=headers, verify=False)
+            answer = httpx.request(
+                method, api.url + re.sub(r"\{\w+\}", "x", path), headers=headers, verify=False, timeout=60
+            )
             assert answer.status_code == 401, (method, path)
             assert isinstance(from_body(answer.json()), TokenError)
             assert TOKEN not in answer.text

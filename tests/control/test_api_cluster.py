@@ -41,10 +41,10 @@ def test_the_log_can_be_read_and_followed(api: Api) -> None:
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert began.wait(10)
+    assert began.wait(60)
     api.client.submit(SPEC)
     api.operations.closing = True
-    thread.join(10)
+    thread.join(60)
     assert followed == [*(number for number, _ in log), len(log) + 1]
 
 
@@ -97,7 +97,7 @@ def test_logs_are_followed_over_attempts_to_the_end_of_the_job(api: Api) -> None
         assert heard.wait_for(lambda: lines == ["one", "two", "three", "again"], 10)
     api.scene.ended(GPT, 2, Outcome.FINISHED)
     api.scene.control.tick()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -46,7 +46,9 @@ def test_every_answer_is_described(
     @settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=app_schema[path][method].as_strategy(generation_mode=mode))
     def check(case: schemathesis.Case) -> None:
-        case.call_and_validate(headers=TOKEN_HEADER, excluded_checks=[positive_data_acceptance] if ruled else [])
+        case.call_and_validate(
+            headers=TOKEN_HEADER, timeout=60, excluded_checks=[positive_data_acceptance] if ruled else []
+        )
 
     # An operation without parameters has no wrong ones.
     with suppress(Unsatisfiable) if mode is schemathesis.GenerationMode.NEGATIVE else nullcontext():

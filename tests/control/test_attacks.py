@@ -132,7 +132,9 @@ def test_over_tls_cookies_are_secure_and_browsers_stay_with_tls(served: Client) 
         (listens, "cordee.example:8470", True, False),
         (served.url, "cordee.example", False, False),
     ):
-        answer = httpx.post(f"{url}/login", data={"token": served.token}, verify=False, headers={"Host": host})
+        answer = httpx.post(
+            f"{url}/login", data={"token": served.token}, verify=False, headers={"Host": host}, timeout=60
+        )
         assert answer.status_code == 303, answer.text
         parts = {part.strip().lower() for part in answer.headers["set-cookie"].split(";")}
         assert {"httponly", "samesite=lax"} <= parts
@@ -140,7 +142,7 @@ def test_over_tls_cookies_are_secure_and_browsers_stay_with_tls(served: Client) 
 
 
 def test_metrics_say_how_long_ticks_take(served: Client) -> None:
-    text = httpx.get(f"{served.url}/metrics", headers={"Authorization": f"Bearer {served.token}"}).text
+    text = httpx.get(f"{served.url}/metrics", headers={"Authorization": f"Bearer {served.token}"}, timeout=60).text
     found = dict(line.rsplit(" ", 1) for line in text.splitlines() if "control_loop_tick_seconds" in line[:40])
     name = "cordee_control_loop_tick_seconds"
     counts = [int(value) for key, value in found.items() if key.startswith(f"{name}_bucket")]
@@ -333,7 +335,7 @@ def test_a_request_that_creates_nothing_may_be_sent_again_with_any_key(api: Api)
     job_id = api.client.submit(SPEC).job.job_id
     headers = {"Authorization": f"Bearer {TOKEN}", "Idempotency-Key": "k1"}
     for path in (f"/v1/jobs/{job_id}/hold", f"/v1/jobs/{job_id}/resume", f"/v1/jobs/{job_id}/hold"):
-        answer = httpx.post(api.url + path, headers=headers)
+        answer = httpx.post(api.url + path, headers=headers, timeout=60)
         assert (answer.status_code, answer.headers.get("idempotency-replayed")) == (200, None), answer.text
 
 

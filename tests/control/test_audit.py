@@ -265,13 +265,15 @@ def test_reading_leaves_no_record_but_its_refusal_does(api: Api) -> None:
 
 
 def test_a_login_and_a_logout_are_recorded_with_one_session(api: Api) -> None:
-    with httpx.Client(base_url=api.url, follow_redirects=True) as browser:
+    with httpx.Client(base_url=api.url, follow_redirects=True, timeout=60) as browser:
         assert browser.post("/login", data={"token": "wrong"}).status_code == 401
         page = browser.post("/login", data={"token": OTHER}).text
         form = re.search(r'name="form" value="([0-9a-f]+)"', page)
         assert form is not None
         assert browser.post("/logout", data={"form": form[1]}).status_code == 200
-        ticket = httpx.post(f"{api.url}/v1/web-tickets", headers={"Authorization": f"Bearer {OTHER}"}).json()["url"]
+        ticket = httpx.post(
+            f"{api.url}/v1/web-tickets", headers={"Authorization": f"Bearer {OTHER}"}, timeout=60
+        ).json()["url"]
         browser.get(ticket)
     wrong, came, left, again = records(api)
     assert (wrong.operation, wrong.who, wrong.outcome) == ("POST /login", "", REFUSED)
@@ -285,9 +287,11 @@ def test_no_secret_comes_into_the_log(api: Api) -> None:
     body = {"job_id": "gpt-abcdef", "spec": spec, "unprotected": True, "secrets": {"WANDB_KEY": "the-secret-value"}}
     assert asked(api, TOKEN, "POST", "/v1/jobs", json=body).status_code == 201
     asked(api, "a-token-that-was-mistyped", "POST", "/v1/jobs", json=body)
-    ticket = httpx.post(f"{api.url}/v1/web-tickets", headers={"Authorization": f"Bearer {OTHER}"}).json()["url"]
-    httpx.get(ticket)
-    httpx.post(f"{api.url}/login", data={"token": TOKEN})
+    ticket = httpx.post(f"{api.url}/v1/web-tickets", headers={"Authorization": f"Bearer {OTHER}"}, timeout=60).json()[
+        "url"
+    ]
+    httpx.get(ticket, timeout=60)
+    httpx.post(f"{api.url}/login", data={"token": TOKEN}, timeout=60)
     made = asked(api, TOKEN, "POST", "/v1/keys", json={"tenant": "acme", "name": "ci"}).json()
     text = "\n".join(map(str, records(api)))
     assert len(records(api)) >= 5
@@ -386,7 +390,7 @@ def test_the_page_shows_the_newest_acts(api: Api) -> None:
     body = {"job_id": "gpt-abcdef", "spec": SPEC, "unprotected": True}
     asked(api, TOKEN, "POST", "/v1/jobs", json=body)
     for token, sees in ((TOKEN, True), (OTHER, False)):
-        with httpx.Client(base_url=api.url, follow_redirects=True) as browser:
+        with httpx.Client(base_url=api.url, follow_redirects=True, timeout=60) as browser:
             page = browser.post("/login", data={"token": token, "next": "/audit"}).text
         assert "POST /login" in page, "the own login"
         assert ("gpt-abcdef" in page) is sees

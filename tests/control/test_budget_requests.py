@@ -148,19 +148,19 @@ def test_a_job_over_a_budget_says_so(tmp_path: Path) -> None:
 
 
 def test_pages_metrics_and_messages_have_the_numbers(team: Team) -> None:
-    with httpx.Client(base_url=team.api.url, follow_redirects=True) as ada:
+    with httpx.Client(base_url=team.api.url, follow_redirects=True, timeout=60) as ada:
         ada.post("/login", data={"token": TOKEN})
         for page in ("/queues", "/cost"):
             html = ada.get(page).text
             assert f"at the rate of the last {format_duration(round((team.now - START_US) / S))}" in html
             assert "queue research" in html and "$4,000" in html and "500.0 GPU-h" in html, page
             assert "jobs wait; running ones leave" in html, page
-    with httpx.Client(base_url=team.api.url, follow_redirects=True) as bob:
+    with httpx.Client(base_url=team.api.url, follow_redirects=True, timeout=60) as bob:
         bob.post("/login", data={"token": OTHER})
         team.api.operations.owners |= {OTHER: Bearer("bob", grants=(Grant("product", Role.USER),))}
         html = bob.get("/queues").text
         assert "queue product" in html and "yuki" not in html
-    text = httpx.get(f"{team.api.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
+    text = httpx.get(f"{team.api.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60).text
     assert re.search(r'cordee_budget_dollars\{queue="research",user="",per="month"\} 4000\n', text)
     assert re.search(r'cordee_budget_spent_gpu_seconds\{queue="",user="yuki",per="month"\} \d+', text)
     event = BudgetReached(

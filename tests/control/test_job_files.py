@@ -186,7 +186,10 @@ def test_damaged_packs_are_refused(api: Api) -> None:
         with pytest.raises(InputError, match=r"cut off or damaged|do not have the digest"):
             api.client.send_files(damaged)
     named = httpx.post(
-        f"{api.url}/v1/files/missing", json={"digests": ["../../x"]}, headers={"Authorization": f"Bearer {TOKEN}"}
+        f"{api.url}/v1/files/missing",
+        json={"digests": ["../../x"]},
+        headers={"Authorization": f"Bearer {TOKEN}"},
+        timeout=60,
     )
     assert named.status_code == 422
     assert api.client.missing_files([digest_of(b"x")]) == [digest_of(b"x")]
@@ -282,7 +285,7 @@ def test_a_range_of_one_log(api: Api) -> None:
 
     def get(rank: int | None, wanted: str, **more: str) -> httpx.Response:
         params = more | ({} if rank is None else {"rank": str(rank)})
-        return httpx.get(url, params=params, headers={"Authorization": f"Bearer {TOKEN}", "Range": wanted})
+        return httpx.get(url, params=params, headers={"Authorization": f"Bearer {TOKEN}", "Range": wanted}, timeout=60)
 
     part = get(1, "bytes=5-12")
     assert (part.status_code, part.content) == (206, b"1: 01234")

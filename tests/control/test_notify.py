@@ -402,6 +402,7 @@ def test_quiet_hours_hold_what_is_not_urgent(scene: Scene, receiver: Receiver) -
     scene.append(ended(after_s=39_600), ended("failed", 39_600), ended(after_s=39_600))
     until(lambda: len(receiver.texts("/ops")) == 3 and receiver.texts("/night"))
     assert ["failed" in text for text in receiver.texts("/night")] == [True]
+    until(lambda: scene.notifier._followers["night"]._number == 4)
     assert scene.mark("night") == 1, "what is held is not lost with the server"
     scene.now = NOON + timedelta(hours=19, minutes=1)
     until(lambda: len(receiver.texts("/night")) == 2)

@@ -145,7 +145,7 @@ def test_the_view_and_the_metrics_of_a_service_have_what_gateways_measured(api: 
     api.client.report("edge", GatewayReport(seq=0, at_us=1, status=[status]))
     compared = {row.quantity: row.measured for row in api.client.service("chat").compared}
     assert compared == {"KV tokens": 1000, "sequences": 4, "TTFT": 250_000, "TPOT": 9_000}
-    answer = httpx.get(f"{api.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False)
+    answer = httpx.get(f"{api.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False, timeout=60)
     for line in (
         'cordee_replicas{service="chat",state="ready"} 1',
         'cordee_num_requests_running{service="chat"} 3',

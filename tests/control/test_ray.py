@@ -1,5 +1,6 @@
 """A server on the nodes of a real Ray cluster: a gang over three nodes, and what is given back."""
 
+import os
 import signal
 import tempfile
 import time
@@ -40,7 +41,7 @@ def test_a_gang_over_three_nodes_of_ray_needs_no_ray_to_run(world: RayHome) -> N
     after_ms = (max(event.at_us for event in started) - placed.at_us) / 1000
     print(f"4 ranks on 3 Ray nodes {after_ms:.0f} ms after the commit")
     ranks = world.ranks(job)
-    assert [rank["nice"] for rank in ranks] == [0] * 4
+    assert [rank["nice"] for rank in ranks] == [os.nice(0)] * 4
     assert not [name for rank in ranks for name in rank["environ"] if name.startswith("RAY_")]
     # Ray's own part of a node may die: agent and ranks do not notice.
     world.ray.raylet("n2").kill()

@@ -219,7 +219,7 @@ PAGES = (
 
 @pytest.mark.parametrize("path", PAGES)
 def test_pages_name_no_job_that_may_not_be_seen(team: Team, path: str) -> None:
-    with httpx.Client(base_url=team.api.url, follow_redirects=True) as browser:
+    with httpx.Client(base_url=team.api.url, follow_redirects=True, timeout=60) as browser:
         browser.post("/login", data={"token": VIEWER})
         page = browser.get(path)
         assert page.status_code == 200
@@ -327,7 +327,7 @@ ABOUT_ARTIFACTS: dict[str, Any] = {
 
 def test_no_route_forgets_to_ask(team: Team) -> None:
     """Ask every route of the API with a token that has no role here: it learns and changes nothing."""
-    described = httpx.get(f"{team.api.url}/openapi.json").json()
+    described = httpx.get(f"{team.api.url}/openapi.json", timeout=60).json()
     names = {"ref": team.ids["segment-vit"], "job_id": team.ids["segment-vit"], "name": "a1", "queue": "vision"}
     with team.api.scene.control.changed:
         named = team.api.scene.control.fold.artifacts.named[W]

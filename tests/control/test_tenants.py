@@ -185,7 +185,7 @@ def test_usage_spending_and_metrics_over_http(api: Api) -> None:
     assert (line.from_us, line.tenant, line.tokens.output) == (0, "acme", 400)
     assert api.client.usage_lines(from_us=1).lines == []
     assert api.services.tenants.prices()["chat"].output == 4 * api.services.tenants.prices()["chat"].input
-    answer = httpx.get(f"{api.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False)
+    answer = httpx.get(f"{api.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False, timeout=60)
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
     labels = '{service="chat",tenant="acme",model="tiny"}'
@@ -199,4 +199,4 @@ def test_usage_spending_and_metrics_over_http(api: Api) -> None:
         assert wanted in lines
     names = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
     assert len(names) == len(set(names))
-    assert httpx.get(f"{api.url}/metrics", trust_env=False).status_code == 401
+    assert httpx.get(f"{api.url}/metrics", trust_env=False, timeout=60).status_code == 401

@@ -146,7 +146,7 @@ def test_an_agent_that_hangs_keeps_nobody_waiting(scene: Scene, monkeypatch: pyt
     asked: list[bool] = []
 
     def hang(pending: Pending) -> bool:
-        client = threading.Thread(target=lambda: asked.append(scene.control.changed.acquire(timeout=10)))
+        client = threading.Thread(target=lambda: asked.append(scene.control.changed.acquire(timeout=60)))
         client.start()
         client.join()
         return False

@@ -29,7 +29,7 @@ def test_a_token_is_void_when_it_is_taken_out_and_good_when_it_is_put_in(
     api.operations.owners = tokens
 
     def answered(token: str) -> int:
-        return httpx.get(f"{api.url}/v1/jobs", headers={"Authorization": f"Bearer {token}"}).status_code
+        return httpx.get(f"{api.url}/v1/jobs", headers={"Authorization": f"Bearer {token}"}, timeout=60).status_code
 
     assert (answered(BOB), answered(YUKI), answered(home.token())) == (200, 401, 200)
     write(path, f"yuki {YUKI} user=vision until=2026-12-31")

@@ -122,7 +122,9 @@ def test_a_node_gets_the_files_of_its_own_attempts_only(nodes: Nodes) -> None:
         assert not refused.value.again
     with pytest.raises(UplinkError, match="n2"):
         nodes.uplink("n1", of="n2").files(nodes.job_id, 1, nodes.digests)
-    user = httpx.get(f"{nodes.api.url}/v1/jobs", headers={"Authorization": f"Bearer {node_token(nodes.api, 'n1')}"})
+    user = httpx.get(
+        f"{nodes.api.url}/v1/jobs", headers={"Authorization": f"Bearer {node_token(nodes.api, 'n1')}"}, timeout=60
+    )
     assert user.status_code == 403, "an agent is no user"
 
 

@@ -34,7 +34,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
 
 @contextmanager
 def logged_in(team: Team, token: str = TOKEN) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=team.api.url, follow_redirects=True) as browser:
+    with httpx.Client(base_url=team.api.url, follow_redirects=True, timeout=60) as browser:
         answer = browser.post("/login", data={"token": token, "next": "/queues"})
         assert answer.status_code == 200, answer.text
         yield browser
@@ -63,7 +63,7 @@ PAGES = ("/", "/queues", "/nodes", "/sweeps", "/services", "/cost", "/artifacts"
 
 @pytest.mark.parametrize("path", PAGES)
 def test_who_is_not_logged_in_is_sent_to_the_login_and_back(team: Team, path: str) -> None:
-    with httpx.Client(base_url=team.api.url) as stranger:
+    with httpx.Client(base_url=team.api.url, timeout=60) as stranger:
         sent = stranger.get(path + "?by=user")
         assert sent.status_code == 303
         assert sent.headers["location"].startswith("/login?next=")
@@ -74,7 +74,7 @@ def test_who_is_not_logged_in_is_sent_to_the_login_and_back(team: Team, path: st
 
 
 def test_a_wrong_token_begins_no_session(team: Team) -> None:
-    with httpx.Client(base_url=team.api.url) as stranger:
+    with httpx.Client(base_url=team.api.url, timeout=60) as stranger:
         answer = stranger.post("/login", data={"token": "wrong"})
         assert answer.status_code == 401
         assert "The token is wrong." in answer.text
@@ -84,15 +84,17 @@ def test_a_wrong_token_begins_no_session(team: Team) -> None:
 
 @pytest.mark.parametrize("to", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"])
 def test_a_login_leads_to_this_server_only(team: Team, to: str) -> None:
-    answer = httpx.post(f"{team.api.url}/login", data={"token": TOKEN, "next": to})
+    answer = httpx.post(f"{team.api.url}/login", data={"token": TOKEN, "next": to}, timeout=60)
     assert answer.headers["location"] == "/"
 
 
 def test_a_ticket_logs_in_once(team: Team) -> None:
-    made = httpx.post(f"{team.api.url}/v1/web-tickets", headers={"Authorization": f"Bearer {OTHER}"}).json()["url"]
-    with httpx.Client(follow_redirects=True) as browser:
+    made = httpx.post(
+        f"{team.api.url}/v1/web-tickets", headers={"Authorization": f"Bearer {OTHER}"}, timeout=60
+    ).json()["url"]
+    with httpx.Client(follow_redirects=True, timeout=60) as browser:
         assert "bob" in browser.get(made).text
-    with httpx.Client(follow_redirects=True) as second:
+    with httpx.Client(follow_redirects=True, timeout=60) as second:
         assert "used or too old" in second.get(made).text
         assert not second.cookies
 
@@ -195,14 +197,14 @@ def test_a_token_to_read_with_changes_nothing_by_any_way(tmp_path: Path) -> None
         team.api.operations.owners = {**bearers, token: Bearer("carol", reads_only=True, until_us=team.now + HOUR)}
         before = team.api.operations.control.number
         headers = {"Authorization": f"Bearer {token}"}
-        assert httpx.get(f"{team.api.url}/v1/jobs", headers=headers).status_code == 200
+        assert httpx.get(f"{team.api.url}/v1/jobs", headers=headers, timeout=60).status_code == 200
         described = httpx.get(f"{team.api.url}/openapi.json", timeout=60).json()["paths"]
         asked = 0
         for path, methods in described.items():
             for method in methods:
                 if method != "get" and not path.startswith("/v1/agents") and path != "/v1/web-tickets":
                     url = team.api.url + re.sub(r"\{\w+\}", job_id, path)
-                    answer = httpx.request(method, url, headers=headers, json={}, verify=False)
+                    answer = httpx.request(method, url, headers=headers, json={}, verify=False, timeout=60)
                     assert answer.status_code == 403, (method, path, answer.text)
                     asked += 1
         assert asked > 30
@@ -213,7 +215,7 @@ def test_a_token_to_read_with_changes_nothing_by_any_way(tmp_path: Path) -> None
             assert team.api.operations.control.number == before
             team.api.scene.time.us += 2 * HOUR
             assert carol.get("/").url.path == "/login"
-        gone = httpx.get(f"{team.api.url}/v1/jobs", headers=headers)
+        gone = httpx.get(f"{team.api.url}/v1/jobs", headers=headers, timeout=60)
         assert gone.status_code == 401 and "has expired" in gone.text
     finally:
         team.close()
@@ -321,10 +323,12 @@ def test_a_month_adds_up_to_the_ledger(team: Team, ada: httpx.Client) -> None:
     assert 0 <= summed(rows, "idle_usd") - totals.idle_micro_usd < later
     assert {row["price_sources"] for row in rows if row["user"] != "(idle)"} == {H100.price_source}
     for path in ("/v1/chargeback.csv", "/v1/chargeback.csv?idle=by-use"):
-        other = httpx.get(team.api.url + path, headers={"Authorization": f"Bearer {TOKEN}"}).text
+        other = httpx.get(team.api.url + path, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60).text
         found = list(csv.DictReader(io.StringIO(other)))
         assert summed(found, "billed_usd") == summed(found, "held_total_usd") + summed(found, "idle_usd") > 0
-    mine = httpx.get(f"{team.api.url}/v1/chargeback", headers={"Authorization": f"Bearer {OTHER}"}).json()["lines"]
+    mine = httpx.get(f"{team.api.url}/v1/chargeback", headers={"Authorization": f"Bearer {OTHER}"}, timeout=60).json()[
+        "lines"
+    ]
     assert [line["user"] for line in mine] == sorted(row["user"] for row in rows)  # a user sees all queues
     assert ada.get("/cost", params={"month": "2026-13"}).status_code == 422
     assert ada.get("/cost", params={"by": "planet"}).status_code == 422

@@ -124,8 +124,8 @@ def test_a_node_shows_its_faults_with_cause_and_time_and_the_source_of_its_price
     faults = page[page.index('id="faults"') : page.index('id="maintenance"')]
     assert faults.count("its agent is silent for 60 s") == 2 and faults.count("<time data-at=") == 2
     assert "a1" not in page[page.index('id="history"') :]
-    assert httpx.get(f"{team.api.url}/nodes/b9", follow_redirects=False).status_code == 303
-    with httpx.Client(base_url=team.api.url) as ada:
+    assert httpx.get(f"{team.api.url}/nodes/b9", follow_redirects=False, timeout=60).status_code == 303
+    with httpx.Client(base_url=team.api.url, timeout=60) as ada:
         ada.post("/login", data={"token": TOKEN})
         assert ada.get("/nodes/b9").status_code == 404
 
