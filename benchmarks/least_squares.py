@@ -31,6 +31,8 @@ FREEDOM = {
     "exposed_fraction": 0.5,
     "portable_fraction": 0.1,
 }
+# Products of a chip whose long ones were measured: no further than those in 8 bits, which were measured on all.
+SUSTAINED_FREEDOM = 0.1
 # What remains unexplained of a source's middle, and of a row against it: as logarithms.
 SOURCE_NOISE, ROW_NOISE = 0.10, 0.08
 # A source with more rows than this counts as if it had so many: they repeat each other.
@@ -49,7 +51,7 @@ def fit_table(
     Its `host_spread` is what is not known of `host_s` after the fit, and never less than hosts differ.
     """
     first = np.log([getattr(start, name) for name in names])
-    freedom = np.array([FREEDOM[name] for name in names])
+    freedom = np.array([freedom_of(name, start, stack.ceiling) for name in names])
     groups = [np.flatnonzero(stack.groups[rows] == name) for name in sorted(set(stack.groups[rows]))]
     now, left = first, np.diag(1 / freedom)
     for _ in range(ROUNDS):
@@ -66,6 +68,16 @@ def fit_table(
     spread = np.sqrt(np.diag(np.linalg.inv(left.T @ left)))[list(names).index("host_s")]
     seen = {"software": tuple(sorted(set(stack.software[rows]))), "fitted_on": tuple(sorted(set(stack.sources[rows])))}
     return replace(_table(start, names, now), host_spread=float(max(spread, HOSTS_DIFFER)), **seen)
+
+
+def freedom_of(name: str, start: ChipEfficiency, ceiling: float) -> float:
+    """How far a fraction may move; `ceiling` is what the best product of a short test reaches of the nameplate.
+
+    A table that begins below it has the rate that long products sustain, as measured; the others fall from the ceiling
+    to that rate in the fit.
+    """
+    sustained = name == "product_fraction" and start.product_fraction < ceiling
+    return SUSTAINED_FREEDOM if sustained else FREEDOM[name]
 
 
 def _weighed(error: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

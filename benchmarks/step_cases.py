@@ -148,6 +148,7 @@ class Stack:
         self.measured = np.array([case.measured_s for case in cases])
         self.sources = np.array([case.source for case in cases])
         self.software = np.array([case.training.framework for case in cases])
+        self.ceiling = cases[0].gpu.matmul_fraction
         self.unexplained = np.array([is_unexplained(case) for case in cases])
         # 8-bit rows say nothing of 16-bit products: what a source's rows have in common, they have in one precision.
         self.groups = np.array([f"{case.source}: {case.training.precision}" for case in cases])

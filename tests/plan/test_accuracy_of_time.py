@@ -48,3 +48,15 @@ def test_the_spread_is_what_the_middle_source_needs(benchmark: ModuleType) -> No
     assert least_squares.spread_of(errors, np.full(30, 0.012), sources) == pytest.approx(0.016)
     few = np.r_[0:10, 10:12, 20:22]
     assert least_squares.spread_of(errors[few], np.zeros(14), sources[few]) == pytest.approx(0.01 / 1.645)
+
+
+def test_products_that_were_measured_as_steps_sustain_them_move_half_as_far(benchmark: ModuleType) -> None:
+    """B200's long products were measured, below what a short test reaches; H100 begins with such a test."""
+    import least_squares
+
+    freedom = {}
+    for name in ("H100", "B200"):
+        gpu = load_catalogue().find_gpu(name)
+        freedom[name] = least_squares.freedom_of("product_fraction", gpu.uncalibrated, gpu.matmul_fraction)
+    assert freedom == {"H100": 0.2, "B200": 0.1}
+    assert least_squares.freedom_of("memory_fraction", gpu.uncalibrated, gpu.matmul_fraction) == 0.2
