@@ -36,16 +36,16 @@ def cluster() -> Iterator[Cluster]:
 class Training:
     """One run of the tests' training script, as its user submits it."""
 
-    def __init__(self, cluster: Cluster, folder: Path, nodes: str, *options: str, pause_s: float = 0.0) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, nodes: str, *options: str, hold: int | None = None) -> None:
         folder.mkdir()
         self.cluster, self.folder = cluster, folder
-        self._write(pause_s)
+        self._write(*[] if hold is None else ["--hold", f"0:{hold}"])
         env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         self.id = cluster.submit(*SMALL, f"--nodelist={nodes}", *options, str(SCRIPT), "train.py", cwd=folder, **env)
 
-    def _write(self, pause_s: float) -> None:
+    def _write(self, *more: str) -> None:
         script = HERE.parent / "train" / "job_script.py"
-        argv = ["train.py", "--out", ".", "--steps", str(STEPS), "--pause-s", str(pause_s)]
+        argv = ["train.py", "--out", ".", "--steps", str(STEPS), *more]
         lines = ["import runpy, sys", f"sys.argv = {argv!r}", f"runpy.run_path({str(script)!r}, run_name='__main__')"]
         (self.folder / "train.py").write_text("\n".join(lines))
 
@@ -74,7 +74,7 @@ class Training:
         """
         self.until("Restarts", "1")
         self.until("JobState", "PENDING")
-        self._write(pause_s=0.0)
+        self._write()
         self.cluster.ask("scontrol", "update", f"JobId={self.id}", "StartTime=now+2", "TimeLimit=30")
 
     def end(self, rank: int) -> dict[str, Any]:
@@ -106,8 +106,8 @@ def test_the_page_shows_the_script_that_is_tested() -> None:
 def test_the_script_of_the_docs_survives_preemption_and_the_time_limit(
     cluster: Cluster, whole: Training, tmp_path: Path
 ) -> None:
-    limited = Training(cluster, tmp_path / "limited", "127.0.0.[1-2]", "--time=30", pause_s=0.5)
-    pushed = Training(cluster, tmp_path / "pushed", "127.0.0.[3-4]", "--time=30", pause_s=0.02)
+    limited = Training(cluster, tmp_path / "limited", "127.0.0.[1-2]", "--time=30", hold=10)
+    pushed = Training(cluster, tmp_path / "pushed", "127.0.0.[3-4]", "--time=30", hold=10)
     pushed.until_step(10)
     owner = take(cluster, "127.0.0.[3-4]", tmp_path)
     limited.until_step(10)
@@ -132,10 +132,10 @@ def test_the_script_of_the_docs_survives_preemption_and_the_time_limit(
 class Rendered(Training):
     """The same training, by the script that `cordee render slurm` makes of a job file."""
 
-    def __init__(self, cluster: Cluster, folder: Path, nodes: str, *options: str, pause_s: float = 0.0) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, nodes: str, *options: str, hold: int | None = None) -> None:
         folder.mkdir()
         self.cluster, self.folder = cluster, folder
-        self._write(pause_s)
+        self._write(*[] if hold is None else ["--hold", f"0:{hold}"])
         job = {
             "name": "rendered",
             "run": [sys.executable, "train.py"],
@@ -159,8 +159,8 @@ class Rendered(Training):
 def test_a_rendered_job_is_requeued_after_a_preemption_and_not_after_scancel(
     cluster: Cluster, whole: Training, tmp_path: Path
 ) -> None:
-    preempted = Rendered(cluster, tmp_path / "preempted", "127.0.0.[1-2]", pause_s=0.02)
-    cancelled = Rendered(cluster, tmp_path / "cancelled", "127.0.0.[3-4]", pause_s=0.5)
+    preempted = Rendered(cluster, tmp_path / "preempted", "127.0.0.[1-2]", hold=10)
+    cancelled = Rendered(cluster, tmp_path / "cancelled", "127.0.0.[3-4]", hold=10)
     preempted.until_step(10)
     owner = take(cluster, "127.0.0.[1-2]", tmp_path)
     preempted.until_requeued()
@@ -232,11 +232,11 @@ class OnSlurm:
         self.cordee("run", str(spec))
         return out
 
-    def train(self, name: str, *, pause_s: float) -> Path:
-        """Submit the tests' training script."""
+    def train(self, name: str, *, hold: int) -> Path:
+        """Submit the tests' training script, which waits in a step for its notice."""
         script = str(HERE.parent / "train" / "job_script.py")
         out = str(self.folder / name)
-        return self.run(name, sys.executable, script, "--out", out, "--steps", str(STEPS), "--pause-s", str(pause_s))
+        return self.run(name, sys.executable, script, "--out", out, "--steps", str(STEPS), "--hold", f"0:{hold}")
 
     def nodes(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(self.cordee("nodes", "--json"))
@@ -275,7 +275,7 @@ def test_a_gang_moves_on_when_slurm_takes_a_node_and_idle_nodes_go_back(
                     "--listen", "127.0.0.1:0")  # fmt: skip
     assert len(on_slurm.nodes()) == 1, "one node tells what nodes are like; it may have gone back already"
 
-    moved = on_slurm.train("moved", pause_s=0.1)
+    moved = on_slurm.train("moved", hold=12)
     cluster.until(lambda: (moved / "steps1").exists() and len((moved / "steps1").read_text().split()) > 10,
                   "step 10 on two nodes", LIMIT_S, on_slurm.said)  # fmt: skip
     taken = on_slurm.allocations()[-1]

@@ -3,6 +3,7 @@
 It writes the steps it begins to `<out>/steps<rank>`, and at its end losses and weights to `<out>/end<rank>.json`.
 `--hang RANK:STEP` sits in that step for ever; `--freeze RANK:STEP` stops the whole process, its watcher too;
 `--die RANK:STEP` kills it; `--notice RANK:STEP` gives itself notice in that step, and hangs in it if it also says so.
+`--hold RANK:STEP` waits in that step for a notice or for `<out>/go`.
 """
 
 import argparse
@@ -59,9 +60,12 @@ def main() -> None:
     parser.add_argument("--hang")
     parser.add_argument("--freeze")
     parser.add_argument("--die")
-    parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--hold")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    noticed: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1) if args.hold else ():
+        signal.signal(number, lambda number, _: noticed.append(number))  # the SDK goes on to call it
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         dist.init_process_group("gloo")
@@ -86,6 +90,8 @@ def main() -> None:
                 sys.stdout.reconfigure(write_through=False, line_buffering=False)
                 sys.stdout.write("what waits in its buffer")
                 threading.Event().wait()
+            while here(args.hold, rank, step) and not noticed and not (args.out / "go").exists():
+                threading.Event().wait(0.005)
             if here(args.freeze, rank, step):
                 os.kill(os.getpid(), signal.SIGSTOP)
             if here(args.die, rank, step):
@@ -104,8 +110,6 @@ def main() -> None:
             scheduler.step()
             losses.append([step, loss.item()])
             job.log(loss=loss, tokens=16 * world)
-            if args.pause_s:
-                threading.Event().wait(args.pause_s)
         digest, buffers = digest_of(model.parameters()), digest_of(model.buffers())
         (args.out / f"weights{rank}").write_text(digest)
     end = {"weights": digest, "buffers": buffers, "losses": losses, "at": position.at, "seen": state["seen"]}

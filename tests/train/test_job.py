@@ -127,7 +127,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_signal_costs_no_step_and_no_bit(tmp_path: Path, uninterrupted: dict[str, Any], slurm: bool) -> None:
     out, to = folders(tmp_path, "out", "to")
     env = {"SLURM_JOB_ID": "7"} if slurm else {}
-    first = alone(out, "--to", str(to), "--pause-s", "0.01", **env)
+    first = alone(out, "--to", str(to), "--hold", "0:20", **env)
     until_step(out, 20, [first])
     first.process.send_signal(signal.SIGUSR1 if slurm else signal.SIGTERM)
     first.process.send_signal(signal.SIGTERM)  # a second notice changes nothing
@@ -236,13 +236,14 @@ def test_the_last_record_needs_no_device(tmp_path: Path) -> None:
 def test_no_room_for_a_checkpoint_ends_no_loop_but_the_job_is_not_finished(tmp_path: Path) -> None:
     out, to, spool = folders(tmp_path, "out", "to", "spool")
     told = {**UNDER_AGENT, "CORDEE_SPOOL": str(spool), "CORDEE_CHECKPOINT_TO": str(to)}
-    rank = alone(out, "--every", "25", "--pause-s", "0.01", **told)
+    rank = alone(out, "--every", "25", "--hold", "0:3", **told)
     until_step(out, 3, [rank])
     chunks = [path for path in to.rglob("*") if path.is_dir() and path.name == "chunks"]
     for path in chunks or [to / "chunks"]:
         if path.exists():
             path.rmdir()
         path.write_text("in the way")
+    (out / "go").touch()
     assert rank.wait() == 1, "".join(rank.lines)
     lines = "".join(rank.lines)
     assert "checkpoint failed" in lines and "of step 60, failed; durable: nothing" in lines
@@ -258,7 +259,7 @@ def test_a_gang_under_torchrun_leaves_at_one_step_and_goes_on_bit_by_bit(tmp_pat
     for rank in (ranks := gang(whole, 2)):
         assert rank.wait() == 0, "".join(ranks[0].lines)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", SCRIPT]
-    first = Rank([*torchrun, "--out", str(out), "--to", str(to), "--pause-s", "0.02"], environment())
+    first = Rank([*torchrun, "--out", str(out), "--to", str(to), "--hold", "0:20"], environment())
     until_step(out, 20, [first])
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == 1, "torchrun itself exits 1 on SIGTERM"

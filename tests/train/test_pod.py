@@ -84,8 +84,8 @@ def test_a_gang_of_pods_is_preempted_and_resumes_at_the_same_step(tmp_path: Path
     """SIGTERM reaches one of two pods; both leave with 75, and the pods that replace them finish."""
     port = str(free_port())
 
-    def pods(pause_s: float) -> list["subprocess.Popen[str]"]:
-        run = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--steps", str(STEPS), "--pause-s", str(pause_s)]
+    def pods(*args: str) -> list["subprocess.Popen[str]"]:
+        run = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--steps", str(STEPS), *args]
         text = json.dumps({"run": run, "gpus": 2, "checkpoint": {"to": "s3://not-used/here"}})
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CORDEE_CHECKPOINT_TO": str(tmp_path / "to")}
         return [pod(tmp_path, text, index, gpus_per_node=1, **own) for index in range(2)]
@@ -97,13 +97,13 @@ def test_a_gang_of_pods_is_preempted_and_resumes_at_the_same_step(tmp_path: Path
         path = tmp_path / f"steps{rank}"
         return [int(step) for step in re.findall(r"\d+", path.read_text())] if path.exists() else []
 
-    first = pods(0.2)
+    first = pods("--hold", "1:3")
     try:
         until(lambda: 3 in steps(1), output)
         first[1].send_signal(signal.SIGTERM)
         assert [each.wait(LIMIT_S) for each in first] == [75, 75], output()
         assert len(steps(0)) < STEPS
-        second = pods(0.0)
+        second = pods()
         assert [each.wait(LIMIT_S) for each in second] == [0, 0], output()
     finally:
         for each in first:

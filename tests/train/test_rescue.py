@@ -225,7 +225,7 @@ def test_nobody_waits_for_an_uploader_that_only_looks_after_what_is_committed(tm
         assert ranks[0].process.poll() is None
     ranks[1].bring(3, 3)
     assert ranks[1].events_until("committed")
-    for _ in range(500):
+    for _ in range(round(WAIT_S / 0.02)):
         if uploaders.working() is None:
             break
         heard.wait(0.02)
