@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from cordee.control.node_tokens import DerivedTokens
 from cordee.control.spawn import start_server
 from cordee.ids import JobId
 from cordee.ids import job_id as new_id
+from cordee.telemetry.host import free_port
 from ray_world import RayWorld
 
 T = TypeVar("T")
@@ -52,9 +52,8 @@ class RayHome:
     ) -> None:
         self.folder, self.home, self._lease = folder, folder / "home", lease
         self.ray = RayWorld(folder, settings)
-        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
-            self._port = free.getsockname()[1]
-            self._client_port = other.getsockname()[1] if outside else None
+        self._port = free_port()
+        self._client_port = free_port() if outside else None
 
     def start(self, cpus: dict[str, int]) -> None:
         self.ray.start_head("" if self._client_port is None else f"--ray-client-server-port={self._client_port}")

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -81,15 +82,20 @@ class RayWorld:
 
     def kill_gcs(self) -> None:
         """Kill the head's GCS, and wait until its `ray start --block` has ended for it."""
-        for process in self.processes("head"):
-            if process.name() == "gcs_server":
-                process.kill()
+        self._named("head", "gcs_server").kill()
         self._blockers["head"].wait(60)
         self.kill("head")
 
     def raylet(self, name: str) -> psutil.Process:
         """Return a node's raylet."""
-        return next(each for each in self.processes(name) if each.name() == "raylet")
+        return self._named(name, "raylet")
+
+    def _named(self, name: str, program: str) -> psutil.Process:
+        for process in self.processes(name):
+            with suppress(psutil.NoSuchProcess):  # its workers come and go
+                if process.name() == program:
+                    return process
+        raise AssertionError(f"no {program} on {name}")
 
     def ray(self, args: list[str]) -> None:
         """Run one of Ray's commands."""
