@@ -157,7 +157,7 @@ def _line(line: ChartLine, index: int, across: _Scale, up: _Scale) -> str:
 
 def _names(lines: Sequence[ChartLine], up: _Scale, right: float) -> str:
     """Draw names at the lines' ends, kept apart where the lines end close together."""
-    ends = sorted((up.at(line.points[-1][1]), index, line.name) for index, line in enumerate(lines))
+    ends = sorted((up.at(line.points[-1][1]), index, line.name) for index, line in enumerate(lines) if line.name)
     places: list[float] = []
     for at, *_ in ends:
         places.append(max(at, places[-1] + NAME if places else -math.inf))
