@@ -18,6 +18,7 @@ from cordee.plan.request import Request
 from cordee.plan.settings import Settings
 from cordee.plan.step import step_time
 from cordee.workload.load import load_shape
+from cordee.workload.model import ModelShape
 
 SHAPE = load_shape("llama-3.2-1b")
 TRAINING = Settings(seq_tokens=1024, global_batch=2, precision="fp32").training(SHAPE, 1)
@@ -62,6 +63,35 @@ def test_the_head_has_its_loss_and_the_embeddings_gradient() -> None:
     table = SHAPE.vocab * SHAPE.hidden
     assert passes.forward_s == pytest.approx(product + (tokens * SHAPE.hidden + logits + table) / 1e9)
     assert passes.backward_s == pytest.approx(2 * product + (tokens * SHAPE.hidden + logits + 2 * table) / 1e9)
+
+
+def test_large_tensors_of_a_cpu_are_mapped_anew_and_small_ones_are_not() -> None:
+    pages = {"pages fresh": flat(2e9), "pages kept": flat(1e10)}
+    each_s = 1 / 2e9 - 1 / 1e10  # of a byte, beyond its writing
+
+    def added(shape: ModelShape) -> tuple[float, float]:
+        with_pages, without = (head_passes(shape, gpu, Layout(), training) for gpu in (cpu(**pages), cpu()))
+        return tuple(float(getattr(with_pages, part) - getattr(without, part)) for part in ("forward_s", "backward_s"))  # type: ignore[return-value]
+
+    training = Settings(seq_tokens=256, global_batch=1, precision="fp32").training(SHAPE, 1)
+    shape = replace(SHAPE, vocab=32_768, hidden=255, tied=False)  # logits of exactly 32 MiB; a gradient of just less
+    logits = 4 * 256 * 32_768
+    assert added(shape) == pytest.approx((2 * logits * each_s, 2 * logits * each_s))  # product and loss; loss twice
+    assert added(replace(shape, vocab=32_640)) == (0.0, 0.0)
+    both = 4 * 256 * 32_768  # with 256 wide rows the gradients of the head and of the embedding are as large
+    assert added(replace(shape, hidden=256))[1] == pytest.approx((2 * logits + 2 * both) * each_s)
+
+
+def test_a_layers_large_tensors_are_mapped_one_by_one() -> None:
+    pages = {"pages fresh": flat(2e9), "pages kept": flat(1e10)}
+    with_pages, without = (layer_passes(SHAPE, gpu, Layout(micro_batch=2), TRAINING) for gpu in (cpu(**pages), cpu()))
+    inner, each_s = 4 * 2048 * SHAPE.ffn, 1 / 2e9 - 1 / 1e10
+    assert inner == 64 << 20 and 4 * 2048 * SHAPE.hidden == 16 << 20
+    # gate, up, and the two tensors of the gated activation; backward three of it and the input's gradient of `down`.
+    assert with_pages.forward_s - without.forward_s == pytest.approx(4 * inner * each_s)
+    assert with_pages.inner_s - without.inner_s == pytest.approx(4 * inner * each_s)
+    weights = 3 * 4 * SHAPE.hidden * SHAPE.ffn
+    assert with_pages.weight_s - without.weight_s == pytest.approx(weights * each_s)
 
 
 def test_the_update_counts_parameters() -> None:

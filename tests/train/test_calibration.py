@@ -38,6 +38,9 @@ class Clockwork(Device):
     def __init__(self, times: Iterator[float]) -> None:
         self._times = times
 
+    def cool(self) -> None:
+        """Its runs know no caches."""
+
     def seconds(self, run: object, times: int = 1) -> float:
         return next(self._times)
 
@@ -65,6 +68,9 @@ class Guest(Device):
 
     def __init__(self, slow: Iterator[float]) -> None:
         self._slow = slow
+
+    def cool(self) -> None:
+        """Its work knows no caches."""
 
     def seconds(self, run: object, times: int = 1) -> float:
         return next(self._slow)
@@ -102,18 +108,42 @@ def test_every_case_of_a_cpu_runs_and_its_tables_are_whole(tiny: Device) -> None
     assert len({(each.table, each.at) for each in every}) == len(every)
     samples = []
     for case in every:
-        case.run()
+        case.sample(tiny)
         case.found = [1e-3] * SWEEPS_MIN
         samples.append(case.result())
     assert set(tables_of(samples)) == {each.table for each in every}
     names = {each.table for each in every}
+    assert {"pages fresh", "pages kept"} <= names
     assert {"product fp32 inner", "attention fp32 backward", "norm fp32 backward", "adamw-fused", "edge fp32"} <= names
+
+
+def test_a_sample_begins_with_cold_caches_and_its_runs_write_elsewhere_each(tiny: Device) -> None:
+    cooled: list[int] = []
+    told: list[int] = []
+    made: list[int] = []
+
+    class Cold(Device):
+        def cool(self) -> None:
+            cooled.append(len(made))
+
+    def run() -> torch.Tensor:
+        found = torch.ones(1 << 12)
+        made.append(found.data_ptr())
+        return found
+
+    case = Case("copy fp32", (8.0,), 8.0, run, before=told.append)
+    case.sample(Cold(1))
+    assert told == [1, 1, case.times] and cooled == [0, 1, 2] and case.times > 1
+    assert len(set(made[-case.times :])) == case.times
 
 
 def test_backward_cases_compute_the_gradients_of_their_forward_ones(tiny: Device) -> None:
     by_table = {each.table: each for each in cases(Maker(tiny, "fp32"))}
     for name in ("norm", "gate", "rotate", "attention", "loss"):
-        gradients = by_table[f"{name} fp32 backward"].run()
+        backward = by_table[f"{name} fp32 backward"]
+        assert backward.before is not None
+        backward.before(1)
+        gradients = backward.run()
         assert isinstance(gradients, tuple) and all(torch.isfinite(each).all() for each in gradients)
         result = by_table[f"{name} fp32 forward"].run()
         assert isinstance(result, torch.Tensor) and torch.isfinite(result).all()

@@ -16,6 +16,7 @@ from cordee.plan.measured import (
     dequantise_seconds,
     head_operations,
     layer_operations,
+    linear_pages,
     product_seconds,
 )
 from cordee.plan.states import Linear, layer_linears
@@ -119,6 +120,8 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         total += _adapter_passes(shape, gpu, training, training.adapters, tokens)
     small = layer_operations(shape, gpu, layout, training, tokens, inner) if moe is None else None
     if small is not None:
+        for outputs, inputs in _matrices(shape, tp):
+            total += Passes(*linear_pages(gpu, training, tokens, outputs, inputs), 0.0)
         return total + Passes(*small, 0.0, 0.0, small[0])
     words = words + _fused_words(shape, inner) / tp
     moved = move_s(gpu, training.activation_bytes * words * tokens)
@@ -161,6 +164,7 @@ def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training)
     moved = move_s(gpu, LOGIT_MOVED_BYTES * tokens * vocab) / 2
     forward, backward = head_operations(shape, gpu, layout, training, tokens) or (moved, moved)
     product = _product_passes(gpu, training, tokens, (vocab, shape.hidden))
+    product += Passes(*linear_pages(gpu, training, tokens, vocab, shape.hidden), 0.0)
     frozen = training.tuning.frozen
     if frozen is not None and frozen.head:
         product = Passes(product.forward_s, product.inner_s, 0.0, 0.0)
@@ -187,6 +191,16 @@ def _latent_sizes(shape: ModelShape, latent: LatentAttention, tp: Real) -> list[
 
 def _mlp_sizes(shape: ModelShape, ffn: Real, tp: Real) -> list[tuple[Real, Real]]:
     return [((shape.gated + 1) * ffn / tp, shape.hidden), (shape.hidden, ffn / tp)]
+
+
+def _matrices(shape: ModelShape, tp: Real) -> list[tuple[Real, Real]]:
+    """Return the sizes of a dense layer's matrices one by one, as eager models have them."""
+    queries, keys = (np.maximum(heads / tp, 1) * shape.head_dim for heads in (shape.heads, shape.kv_heads))
+    attention = [(queries, shape.hidden), (keys, shape.hidden), (keys, shape.hidden), (shape.hidden, queries)]
+    if shape.latent is not None:
+        attention = _latent_sizes(shape, shape.latent, tp)
+    inner = [(shape.ffn / tp, shape.hidden)] * (1 + shape.gated)
+    return [*attention, *inner, (shape.hidden, shape.ffn / tp)]
 
 
 def _products(

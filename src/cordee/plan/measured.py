@@ -19,6 +19,14 @@ from cordee.workload.model import ModelShape
 JOINS = 2
 # Heads are brought into the order of tokens once forward; backward queries, keys, values and the result's gradient.
 TURNS, TURNS_BACKWARD = 1, 4
+# glibc maps blocks from here on anew each time, and unmaps them when they are freed; smaller ones it keeps after the
+# first step (malloc.c, DEFAULT_MMAP_THRESHOLD_MAX: what its threshold grows to by itself).
+MAPPED_BYTES = 32 << 20
+# Tensors as large as its elements that an operation makes, forward and backward, as torch's dispatcher counts them.
+MADE = {
+    "norm": (3, 9), "layer-norm": (1, 1), "rotate": (4, 6), "gate": (2, 3), "gelu": (1, 1), "loss": (1, 2),
+    "embedding": (0, 1),
+}  # fmt: skip
 
 
 class Seconds(NamedTuple):
@@ -41,6 +49,28 @@ def product_seconds(gpu: Gpu, precision: str, tokens: Real, outputs: Real, input
     # A step is longer than a probe: its products run at the rate that power and heat allow.
     flop = flop / min(1.0, measured.numbers.get("sustained_fraction", 1.0))
     return Seconds(*(each.seconds(flop, tokens, outputs, inputs) for each in (forward, inner, weight)))
+
+
+def linear_pages(gpu: Gpu, training: Training, tokens: Real, outputs: Real, inputs: Real) -> Seconds:
+    """Return the seconds of new pages under the results of a linear layer's three products; a frozen one has two."""
+    if gpu.measured is None:
+        return Seconds(0.0, 0.0, 0.0)
+    item, trained = training.activation_bytes, training.adapters is None
+    sizes = tokens * outputs, tokens * inputs, trained * outputs * inputs
+    return Seconds(*(_page_seconds(gpu.measured, item * each) for each in sizes))
+
+
+def _page_seconds(measured: Measured, n_bytes: Real) -> Real:
+    """Return the seconds in which a CPU's kernel maps the pages of one tensor, if it is large; 0 if none measured it.
+
+    The first touch of a page is a fault, and the kernel fills it with zeros: half a nanosecond a byte, ten times what
+    it takes to write it again. The probe writes what it has mapped; an operation's table has its own writing already.
+    """
+    fresh, kept = (measured.find("pages", each) for each in ("fresh", "kept"))
+    if fresh is None or kept is None:
+        return 0.0
+    more = np.maximum(0.0, 1 / fresh.rate(n_bytes) - 1 / kept.rate(n_bytes))
+    return np.where(np.asarray(n_bytes) >= MAPPED_BYTES, n_bytes * more, 0.0)
 
 
 def _edge(measured: Measured, precision: str, elements: Real) -> Real:
@@ -82,9 +112,14 @@ class _Operations:
         self.missing = False
 
     def both(self, name: str, elements: Real, times: Real = 1) -> None:
-        """Count an operation, forward and backward."""
-        self.forward_s = self.forward_s + times * self._seconds(elements, name, self._precision, "forward")
-        self.backward_s = self.backward_s + times * self._seconds(elements, name, self._precision, "backward")
+        """Count an operation, forward and backward, with the new pages of what it makes."""
+        item = 4 if name == "loss" or self._precision == "fp32" else 2
+        pages = _page_seconds(self._measured, item * elements)
+        forward, backward = (
+            self._seconds(elements, name, self._precision, each) + made * pages
+            for each, made in zip(("forward", "backward"), MADE[name], strict=True)
+        )
+        self.forward_s, self.backward_s = self.forward_s + times * forward, self.backward_s + times * backward
 
     def plain(self, name: str, elements: Real, *, forward: Real = 0, backward: Real = 0) -> None:
         """Count an operation without a backward pass of its own, so many times in each pass."""

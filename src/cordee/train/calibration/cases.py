@@ -1,9 +1,10 @@
-"""Cases that are measured on one device: products, attention, small operations, optimizer, host.
+"""Cases that are measured on one device: products, attention, small operations, optimizer, host, a CPU's pages.
 
 Operations are those of a decoder layer as eager PyTorch and Hugging Face's models have them, each with its backward
 pass, since a backward pass is not a fixed multiple of the forward one.
 """
 
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from cordee.train.calibration.timing import Case, Device
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTH = 512  # of rows of the small operations
 HEAD_DIM = 64
+PAGES_BYTES = 32 << 20  # what glibc always gives back to the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def cases(make: "Maker") -> list[Case]:
         *_losses(make, extent),
         *_optimizer(make, extent),
         *_host(make),
+        *_pages(make),
     ]
 
 
@@ -105,23 +108,32 @@ class Maker:
         return torch.randint(below, size, generator=self._generator, device=self.device.torch)
 
     def case(
-        self, words: str, at: Sequence[float], work: float, run: Callable[[], object], *, optional: bool = False
-    ) -> Case:
+        self, words: str, at: Sequence[float], work: float, run: Callable[[], object], *,
+        before: Callable[[int], object] | None = None, optional: bool = False,
+    ) -> Case:  # fmt: skip
         """Return a case; `{}` in the words of its table stands for the precision."""
-        return Case(words.format(self.dtype), tuple(float(each) for each in at), float(work), run, optional=optional)
+        where = tuple(float(each) for each in at)
+        return Case(words.format(self.dtype), where, float(work), run, before=before, optional=optional)
 
     def both(
         self, name: str, at: Sequence[float], work: float, forward: Callable[[], Tensor], leaves: Sequence[Tensor]
     ) -> Iterator[Case]:
-        """Yield the forward and the backward pass of an operation as two cases."""
-        result = forward()
-        gradient = torch.ones_like(result)
+        """Yield the forward and the backward pass of an operation as two cases.
+
+        Each backward pass has a forward pass of its own, all of them ahead of the sample: what it reads lies where
+        nobody has been since, and is freed by it.
+        """
+        gradient = torch.ones_like(forward())
+        results: list[Tensor] = []
+
+        def before(times: int) -> None:
+            results[:] = [forward() for _ in range(times)]
 
         def backward() -> object:
-            return torch.autograd.grad(result, leaves, gradient, retain_graph=True)
+            return torch.autograd.grad(results.pop(), leaves, gradient)
 
         yield self.case(f"{name} {{}} forward", at, work, forward)
-        yield self.case(f"{name} {{}} backward", at, work, backward)
+        yield self.case(f"{name} {{}} backward", at, work, backward, before=before)
 
 
 def _products(make: Maker, extent: Extent) -> Iterator[Case]:
@@ -265,3 +277,23 @@ def _host(make: Maker) -> Iterator[Case]:
     yield make.case(
         "issue backward", (1,), length, lambda: torch.autograd.grad(chain, (leaf,), gradient, retain_graph=True)
     )
+
+
+def _pages(make: Maker) -> Iterator[Case]:
+    """Yield writing memory that the kernel has to map first, and gets back, beside writing what the process keeps.
+
+    What a GPU frees stays with torch.
+    """
+    if make.device.kind != "cpu":
+        return
+    kept = torch.empty(PAGES_BYTES, dtype=torch.uint8)
+
+    def fresh() -> None:
+        mapped = mmap.mmap(-1, PAGES_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        torch.frombuffer(mapped, dtype=torch.uint8).fill_(1)
+
+    def again() -> None:
+        kept.fill_(1)
+
+    yield make.case("pages fresh", (PAGES_BYTES,), PAGES_BYTES, fresh)
+    yield make.case("pages kept", (PAGES_BYTES,), PAGES_BYTES, again)

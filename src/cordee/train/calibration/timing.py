@@ -1,4 +1,4 @@
-"""Times of short work on a device: a case of a table, run once more."""
+"""Times of short work on a device: a case of a table, run once more on what no cache holds."""
 
 import ctypes
 import statistics
@@ -16,6 +16,7 @@ SWEEPS_MIN = 7
 DOUBT = 0.015  # of the median, at which a case is steady
 SAMPLE_S = 2e-3  # a run is repeated within a sample until it lasts as long
 FLUSH_BYTES = 256 << 20  # more than any GPU's L2
+COOL_BYTES = 64 << 20  # more than a core has of its CPU's last cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
@@ -35,6 +36,7 @@ class Device:
         torch.set_num_threads(threads)
         self.torch = torch.device("cpu")
         self._clock = time.process_time if threads == 1 else time.perf_counter
+        self._cooling = torch.empty(COOL_BYTES, dtype=torch.uint8)
 
     @property
     def clock(self) -> str:
@@ -42,11 +44,22 @@ class Device:
         return "cpu" if self.threads == 1 else "wall"
 
     def seconds(self, run: Run, times: int = 1) -> float:
-        """Return the seconds of one of so many runs in a row."""
+        """Return the seconds of one of so many runs in a row.
+
+        A tensor that a run returns is kept until the last has ended, as a step keeps it for the backward pass: the next
+        run writes elsewhere.
+        """
+        kept = []
         start = self._clock()
         for _ in range(times):
-            run()
+            found = run()
+            if isinstance(found, torch.Tensor):
+                kept.append(found)
         return (self._clock() - start) / times
+
+    def cool(self) -> None:
+        """Write over the caches: what a step reads and writes was last touched many megabytes ago."""
+        self._cooling.zero_()
 
     def wait(self) -> None:
         """Wait until everything issued is done."""
@@ -56,7 +69,7 @@ def keep_memory() -> None:
     """Tell glibc to give no memory back to the kernel: a run would pay for pages that the case before it returned.
 
     In a training step most tensors lie where others were freed. Whether a probe's do would be chance: that moved a norm
-    of 4 MiB by a factor of five from run to run.
+    of 4 MiB by a factor of five from run to run. What new pages cost has probes of its own.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -75,7 +88,7 @@ class CudaDevice(Device):
         super().__init__(torch.get_num_threads())
         torch.cuda.set_device(index)
         self.torch = torch.device("cuda", index)
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self.torch)
+        self._cooling = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self.torch)
 
     @property
     def clock(self) -> str:
@@ -83,7 +96,6 @@ class CudaDevice(Device):
 
     def seconds(self, run: Run, times: int = 1) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._flush.zero_()
         begin.record()
         for _ in range(times):
             run()
@@ -99,14 +111,15 @@ class CudaDevice(Device):
 class Case:
     """One point of one table: the work of a run, and how to run it.
 
-    `before` is run ahead of each sample, outside of its time. A device need not be able to do what is `optional`.
+    `before` is run ahead of each sample, outside of its time, and told how many runs follow. A device need not be able
+    to do what is `optional`.
     """
 
     table: str
     at: Point
     work: float
     run: Run
-    before: Run | None = None
+    before: Callable[[int], object] | None = None
     times: int = 1
     optional: bool = False
     found: list[float] = field(default_factory=list)
@@ -119,14 +132,19 @@ class Case:
     def sample(self, device: Device) -> None:
         """Time it once more."""
         if not self.found:
+            self._ready(device, 1)
             self.run()
-            device.wait()
+            self._ready(device, 1)
             once = device.seconds(self.run)
-            self.times = 1 if self.before else max(1, min(1000, int(SAMPLE_S / max(once, 1e-7))))
-        if self.before is not None:
-            self.before()
-            device.wait()
+            self.times = max(1, min(1000, int(SAMPLE_S / max(once, 1e-7))))
+        self._ready(device, self.times)
         self.found.append(device.seconds(self.run, self.times))
+
+    def _ready(self, device: Device, times: int) -> None:
+        if self.before is not None:
+            self.before(times)
+        device.wait()
+        device.cool()
 
     def result(self) -> Sample:
         """Return the quartiles of all samples."""
