@@ -344,17 +344,51 @@ def test_a_trace_is_of_one_number_of_gpus(
     assert says in capsys.readouterr().err
 
 
+FINE = {
+    "hidden_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+    "intermediate_size": 1024, "moe_intermediate_size": 256, "vocab_size": 4096, "max_position_embeddings": 4096,
+    "num_experts_per_tok": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+MIXTURES = {
+    "mixtral": MIXTURE | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 16, "head_dim": 128},
+    "qwen3_moe": FINE | {"model_type": "qwen3_moe", "num_experts": 16, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    "deepseek_v3": FINE | {
+        "model_type": "deepseek_v3", "num_key_value_heads": 8, "n_routed_experts": 16, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "moe_layer_freq": 1, "q_lora_rank": 192, "kv_lora_rank": 128,
+        "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "head_dim": 32, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+    },
+}  # fmt: skip
+
+
 @pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
-def test_adapters_of_a_mixture_have_no_formulas_and_are_traced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("family", "asked"),
+    [
+        ("mixtral", "--train lora --targets attention --recompute none --layout fsdp=8"),
+        ("mixtral", "--train lora --targets all --recompute none --layout fsdp=8"),
+        pytest.param("mixtral", "--train qlora --targets q,v,router --layout dp=8", marks=pytest.mark.soak),
+        pytest.param("mixtral", "--train lora --layout fsdp=16", marks=pytest.mark.soak),
+        pytest.param("mixtral", "--train dora --targets attention --layout fsdp=8", marks=pytest.mark.soak),
+        pytest.param("qwen3_moe", "--train lora --targets attention --layout fsdp=8", marks=pytest.mark.soak),
+        pytest.param("qwen3_moe", "--train lora --recompute full --layout dp=8", marks=pytest.mark.soak),
+        pytest.param("deepseek_v3", "--train qlora --targets attention --layout fsdp=8", marks=pytest.mark.soak),
+        pytest.param("deepseek_v3", "--train lora --recompute full --layout fsdp=8", marks=pytest.mark.soak),
+    ],
+)  # fmt: skip
+def test_adapters_of_mixtures_are_planned_as_they_are_traced(
+    family: str, asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
-    words = ("plan", str(tmp_path), "--gpus", "2xH100", "--train", "lora", "--seq", "128")
-    assert _run(*words) == 15
-    assert "--trace finds their memory" in capsys.readouterr().err
-    assert not _run(*words, "--trace", "--json")
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURES[family]))
+    gpus = "16" if "=16" in asked else "8"
+    asked += "" if "--recompute" in asked else " --recompute none"
+    words = ("plan", str(tmp_path), "--gpus", f"{gpus}xH100", "--seq", "2048", "--micro-batch", "1", "--batch", gpus)
+    assert not _run(*words, *asked.split(), "--trace", "--json")
     found = json.loads(capsys.readouterr().out)
-    assert found["planned"] is None and found["traced"]["trained_parameters"] == 16 * 2 * (2 * 128 + 2 * 96)
+    traced, planned = found["traced"], found["planned"]
+    assert planned["allocated_bytes"] == pytest.approx(traced["allocated_bytes"], rel=0.005)
+    weights = {each["phase"]: each["parts"]["weights"] for each in traced["moments"]}["states"]
+    assert planned["parts"]["weights"] == pytest.approx(weights, rel=0.01)
 
 
 def test_a_function_is_traced_by_its_file_and_said_to_have_no_formulas(

@@ -204,6 +204,19 @@ def test_adapters_are_written_as_peft_and_bitsandbytes_have_them() -> None:
         launch_settings("trainer", SHAPE, Layout(), Settings(train="qlora", base_bits="fp8").training(SHAPE, 1))
 
 
+def test_stacks_of_experts_are_written_as_parameters() -> None:
+    mixtral, deepseek = load_shape("mixtral-8x7b"), load_shape("deepseek-v3")
+    training = Settings(train="qlora", targets="q,router,experts").training(mixtral, 8)
+    found = launch_settings("trainer", mixtral, FSDP, training)
+    lora = arguments(found.text.split("\n\n")[1])
+    assert lora["target_modules"] == ["q_proj"]
+    assert lora["target_parameters"] == ["experts.gate_up_proj", "experts.down_proj", "gate.weight"]
+    assert any("bitsandbytes leaves in 16 bits" in note for note in found.notes)
+    latent = Settings(train="lora", targets="attention").training(deepseek, 8)
+    lora = arguments(launch_settings("trainer", deepseek, FSDP, latent).text.split("\n\n")[1])
+    assert lora["target_modules"] == ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+
+
 def test_the_trainer_says_to_prepare_a_quantised_model_as_it_is_planned() -> None:
     training = Settings(train="qlora", model_code="hf").training(SHAPE, 1)
     assert any(

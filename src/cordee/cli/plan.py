@@ -312,7 +312,7 @@ def _is_planned(
     names = ("--stage", "--launch", "--why", "--max-seq", "--tokens", "--buy", "--html")
     given = [name for name, value in zip(names, of_plans, strict=True) if value not in (None, False)]
     refuse_beside(given, gpus, is_range=first is not None)
-    if not is_planned(tracing.model, adapted=tracing.settings.train != "full"):
+    if not is_planned(tracing.model):
         compare(tracing, None, as_json=as_json)
         return False
     return True

@@ -18,7 +18,7 @@ def print_cards(found: Cards, *, show_all: bool) -> None:
     out = console()
     every = (*found.fitting, *found.rejected)
     out.print(Text.assemble((found.request.shape.name, "bold"), " on which GPU?"))
-    out.print(settings_in_words(every[0].training), style="dim")
+    out.print(settings_in_words(found.request.shape, every[0].training), style="dim")
     if found.fitting:
         title(out, f"GPUs that hold it: {len(found.fitting)}", "the fewest of one node, cheapest first")
         out.print(_fitting(out, found.fitting))

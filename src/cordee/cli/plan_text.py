@@ -21,7 +21,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.memory import outer_parameters
 from cordee.plan.memory_interval import residuals_of
 from cordee.plan.stages import stage_in_words
-from cordee.plan.states import adapter_parameters, reference_bytes, trained_parameters
+from cordee.plan.states import all_adapter_parameters, reference_bytes, trained_parameters
 from cordee.plan.survive import Survival
 from cordee.plan.training import Adapters, Frozen, Training
 from cordee.units import (
@@ -35,6 +35,7 @@ from cordee.units import (
     plural,
 )
 from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
+from cordee.workload.model import ModelShape
 
 SHOWN = 8
 PIPED_WIDTH = 100
@@ -93,15 +94,15 @@ def print_header(out: Console, plan: Answer) -> None:
     if gpu.visible_bytes != gpu.memory_bytes:  # a vendor's GB are GiB, less what the driver keeps
         each += f" (CUDA shows {gpu.visible_bytes / GiB:.1f} GiB = {format_gb(gpu.visible_bytes)})"
     out.print(Text.assemble((plan.request.shape.name, "bold"), " on ", (where, "bold"), each))
-    out.print(settings_in_words(training), style="dim")
+    out.print(settings_in_words(plan.request.shape, training), style="dim")
 
 
-def settings_in_words(training: Training) -> str:
+def settings_in_words(shape: ModelShape, training: Training) -> str:
     """Return the sequences, the batch, and what is trained how."""
     return (
         f"sequences of {training.seq_tokens:,} tokens, {training.global_batch:,} in a step "
         f"({format_count(training.tokens_per_step)} tokens), {training.precision}, {training.optimizer.name}"
-        + _adapters_in_words(training)
+        + _adapters_in_words(training, has_experts=shape.experts is not None)
         + _tuning_in_words(training)
     )
 
@@ -126,13 +127,14 @@ def _state(out: Console, plan: Answer) -> None:
     indented(out, f"needs at least {hold} for its state{train}; {has} {have}", style="")
 
 
-def _adapters_in_words(training: Training) -> str:
+def _adapters_in_words(training: Training, *, has_experts: bool) -> str:
     adapters = training.adapters
     if adapters is None:
         return ""
     kind = "adapters with magnitudes (DoRA)" if adapters.magnitudes else "adapters"
     base = f"{adapters.base_bits}-bit base" + ("" if adapters.base_bits in (4, 16) else f" ({adapters.base.name})")
-    return f", {kind} of rank {adapters.rank} on {', '.join(adapters.targets)} over a {base}"
+    words = f", {kind} of rank {adapters.rank} on {', '.join(adapters.targets)} over a {base}"
+    return words + ", experts in 16 bits" * (has_experts and adapters.base_bits < 16)
 
 
 def _tuning_in_words(training: Training) -> str:
@@ -153,7 +155,7 @@ def _frozen_in_words(frozen: Frozen) -> list[str]:
 def _adapter_state(out: Console, plan: Answer, adapters: Adapters) -> None:
     """Print the frozen weights and what is trained of a model with adapters."""
     shape, optimizer = plan.request.shape, plan.training.optimizer
-    trained = shape.layers * adapter_parameters(shape, adapters)
+    trained = all_adapter_parameters(shape, adapters)
     each = trained * optimizer.bytes_per_parameter
     frozen = f"{shape.parameters:,} frozen parameters = {format_bytes(plan.state_bytes - each)}"
     product = f"{trained:,} of adapters x {optimizer.bytes_per_parameter:g} bytes = {format_bytes(each)}"

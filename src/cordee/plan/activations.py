@@ -10,16 +10,28 @@ import numpy as np
 from cordee.hardware.arrays import Real, only_where
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.price import micro_batches_in_flight
-from cordee.plan.states import Holding, layer_kinds, layer_linears, padded_vocab, widens
+from cordee.plan.states import (
+    Holding,
+    adapter_targets,
+    counted_kinds,
+    layer_kinds,
+    layer_linears,
+    padded_vocab,
+    widens,
+)
 from cordee.plan.training import Adapters, Training
 from cordee.units import MiB
-from cordee.workload.model import ModelShape
+from cordee.workload.model import Experts, ModelShape
 
 # Bytes a logit at the peak of the loss. Fused: the bf16 logits become their own gradient. Parallel: bf16 logits, an
 # fp32 copy, and its gradient in bf16. Compiled: bf16 logits and their gradient. Eager: fp32 log-probabilities, their
 # one-hot gradient, and that of the logits.
 LOGIT_BYTES = {"fused": 2, "parallel": 8, "compiled": 4, "eager": 12}
 LOGIT_BYTES_FP32 = {"fused": 4, "parallel": 12, "compiled": 8, "eager": 12}
+# Families whose code makes the router's weights 16-bit before they multiply the experts' outputs, and those whose
+# router multiplies in fp32 (transformers 5).
+ROUTED_IN_16_BITS = ("qwen2_moe", "qwen3_moe", "gpt_oss")
+ROUTED_BY_FP32 = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "kimi_k2")
 # torch's loss over divided logits, backward: log-probabilities, one-hot gradient, their exponentials, the sum, in fp32
 # (torch/distributed/tensor/parallel/loss.py).
 DIVIDED_LOGIT_BYTES = 16
@@ -59,7 +71,7 @@ def layer_activation_bytes(
     pair of tokens, 5 with dropout. Ulysses keeps the attention's output before and after its exchange.
     """
     if training.adapters is not None:
-        return _adapted_layer_bytes(shape, layout, training, training.adapters, scores=scores)
+        return _adapted_layer_bytes(shape, layout, training, training.adapters, expert=expert, scores=scores)
     tokens, split, tp = rank_tokens(layout, training), sequence_split(layout), layout.tp
     if shape.latent is not None:
         heads_wide, compressed = _latent_widths(shape)
@@ -107,7 +119,7 @@ def layer_activation_bytes(
 
 
 def _adapted_layer_bytes(
-    shape: ModelShape, layout: Layout, training: Training, adapters: Adapters, *, scores: bool
+    shape: ModelShape, layout: Layout, training: Training, adapters: Adapters, *, expert: bool, scores: bool
 ) -> Real:
     """Return what a layer with frozen matrices keeps: a frozen product needs its weight only, an adapter its input.
 
@@ -123,13 +135,16 @@ def _adapted_layer_bytes(
     wide = widens(layout, training) * (4 - item)  # more bytes of hidden states, and of what is made of them
     # Autocast's layer norm keeps its input in fp32 as well.
     norm: Real = 4 if eager and shape.norm == "rms" else item + (4 - item) * _under_autocast(layout, training)
-    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
-    inner = (3 if eager else 2) if shape.gated else 1
+    attention, compressed = _attended_widths(shape)
+    inner, moe = adapted_widths(shape, training), shape.experts if expert else None
+    ffn = shape.ffn if moe is None else moe.shared_ffn
     per_token: Real = _head_norm_bytes(shape, training)
-    per_token += 2 * norm * shape.hidden + item * attention + (item + wide) * inner * shape.ffn + 4 * shape.heads
+    per_token += norm * (2 * shape.hidden + compressed) + item * attention + (item + wide) * inner * ffn
+    per_token += 4 * shape.heads
     # Values that are made 16-bit for the attention are no view of a joined product.
     per_token += item * _beside_views(shape) * (1 - widens(layout, training))
-    targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
+    modules = [each for each in layer_linears(shape, expert) if not each.stack]
+    targets = [each for each in modules if each.name in adapters.targets]
     if adapters.joined:
         own = [linear for linear in targets if linear.name in ("q", "k", "v")]
         per_token += item * ((shape.heads + shape.kv_heads) * shape.head_dim + sum(linear.outputs for linear in own))
@@ -138,7 +153,7 @@ def _adapted_layer_bytes(
         per_token += (item + 1) * sum(linear.inputs for linear in read)
     if not adapters.dropout or adapters.base.keeps_inputs:
         # The attention keeps its own output already.
-        readers = layer_linears(shape) if adapters.base.keeps_inputs else targets
+        readers = modules if adapters.base.keeps_inputs else targets
         distinct = {linear.reads: linear.inputs for linear in readers if linear.reads != "attention"}
         once, cast = sum(distinct.values()), _casts_inputs(layout, training, adapters)
         # Over a quantised base the attention's output is 16-bit as it is.
@@ -147,18 +162,64 @@ def _adapted_layer_bytes(
         kept = adapters.base.keeps_inputs * (item + wide) * once
         per_token = per_token + cast * (copied + kept) + (1 - cast) * item * once
     per_token += item * adapters.rank * len(targets)
-    per_token = (
-        per_token + _composite_gelu_bytes(shape, layout, training) * shape.ffn + 2 * training.dropout * shape.hidden
-    )
+    per_token = per_token + _composite_gelu_bytes(shape, layout, training) * ffn + 2 * training.dropout * shape.hidden
     weights: Real = 0
     if adapters.magnitudes:
         # peft's `DoraLinearLayer`: the frozen product and the adapter's; after dropout the first of them is made anew,
         # of a matrix that is 16-bit for it alone.
         per_token = per_token + (2 * item + wide) * sum(linear.outputs for linear in targets)
         made = (adapters.dropout > 0) * np.maximum(adapters.base_bits < 16, _casts_inputs(layout, training, adapters))
-        weights = made * item * sum(linear.inputs * linear.outputs for linear in targets)
+        weights = weights + made * item * sum(linear.inputs * linear.outputs for linear in targets)
+    if moe is not None:
+        of_token, of_layer = _routed_bytes(shape, layout, training, adapters, moe)
+        per_token, weights = per_token + of_token, weights + of_layer
     total = rank_tokens(layout, training) * per_token + weights
     return total + score_bytes(shape, layout, training) if scores else total
+
+
+def _attended_widths(shape: ModelShape) -> tuple[int, int]:
+    """Return the widths that an attention without trained matrices keeps, and those that norms within it read.
+
+    These are queries, keys, values and output. Latent attention's values are a view of the product that expands them,
+    whose part of the keys stays beside the new keys.
+    """
+    latent = shape.latent
+    if latent is None:
+        return 2 * (shape.heads + shape.kv_heads) * shape.head_dim, 0
+    each = 2 * (latent.nope_dim + latent.rope_dim) + latent.nope_dim + 2 * latent.v_dim
+    return shape.heads * each, (latent.q_rank or 0) + latent.kv_rank
+
+
+def adapted_widths(shape: ModelShape, training: Training) -> int:
+    """Return the inner tensors that a frozen MLP keeps: gate, silu and up where the activation is written out.
+
+    That of experts with biases clamps gate and up, and has a sigmoid and sums beside both (gpt-oss).
+    """
+    if not shape.gated:
+        return 1
+    written_out = 6 if shape.experts is not None and shape.mlp_bias else 3
+    return 2 if training.is_fused else written_out
+
+
+def _routed_bytes(
+    shape: ModelShape, layout: Layout, training: Training, adapters: Adapters, moe: Experts
+) -> tuple[Real, Real]:
+    """Return what frozen experts and their router keep of a token, and of a layer however many tokens it has.
+
+    The inner tensors of each of its experts, and their outputs, since the router's weights multiply these and have a
+    gradient; what adapters read. Beside them probabilities in fp32, and indices of the sorting, four of eight bytes for
+    each expert. A stack with an adapter is written out with it, and kept.
+    """
+    item, each = training.activation_bytes, moe.per_token * training.imbalance_at(layout.ep)
+    stacks = [linear for linear in adapter_targets(shape, adapters, expert=True) if linear.stack]
+    read = sum(linear.inputs for linear in stacks if linear.name == "experts")
+    once = shape.hidden * ("router" in adapters.targets) + (shape.hidden + 1) * moe.shared_gate
+    small = 4 * moe.routed + moe.per_token * (4 * 8 + 2 * 4)
+    of_token = item * (each * (adapted_widths(shape, training) * moe.ffn + shape.hidden + read) + once) + small
+    weights: Real = item * sum(linear.elements for linear in stacks)
+    if shape.family in ROUTED_BY_FP32:  # FSDP2 gathers its matrix in 16 bits
+        weights = weights + (layout.zero >= 2) * 4 * moe.routed * shape.hidden
+    return of_token, weights
 
 
 def _head_norm_bytes(shape: ModelShape, training: Training) -> Real:
@@ -220,9 +281,10 @@ def dequantised_bytes(shape: ModelShape, training: Training) -> float:
 
     DoRA writes out the low-rank product of a target through an identity matrix, scales it and adds it to the weight.
     """
-    adapters, linears = training.adapters, layer_linears(shape) if training.adapters else ()
+    adapters = training.adapters
     if adapters is None:
         return 0.0
+    linears = [each for kind, _ in counted_kinds(shape) for each in layer_linears(shape, kind) if not each.stack]
     copies = (adapters.base_bits < 16) * adapters.base.copies
     elements = [copies * each.inputs * each.outputs for each in linears]
     if adapters.magnitudes:
@@ -305,11 +367,21 @@ def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
     # Autocast's hidden states are fp32.
     kept_input = boundary * (1 + training.keeps_fp32 * (layout.zero < 2) + widens(layout, training))
     if layout.recompute != "full":
-        return whole + sent
+        return whole + sent - _unread_bytes(shape, layout, training, held)
     if layout.recompute_layers is None or layout.recompute_layers >= held.layers:
         return held.layers * kept_input + sent
     again = layout.recompute_layers
     return sent + again * kept_input + (held.layers - again) / held.layers * whole
+
+
+def _unread_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
+    """Return the input of the first norm, through which no gradient goes where what is before it is frozen.
+
+    Of composite norms, whose input in fp32 is a tensor for it alone.
+    """
+    is_first = training.adapters is not None and held.embeddings > 0
+    composite = is_first and shape.norm == "rms" and not training.is_fused
+    return composite * rank_tokens(layout, training) * 4 * shape.hidden
 
 
 def _kept_beside_frozen(shape: ModelShape, layout: Layout, training: Training) -> Real:
@@ -318,7 +390,7 @@ def _kept_beside_frozen(shape: ModelShape, layout: Layout, training: Training) -
     if layout.recompute == "full":
         return (kinds.trained + kinds.passed) * boundary_bytes(shape, layout, training)
     scores = not training.flash and layout.recompute == "none"
-    passed = _adapted_layer_bytes(shape, layout, training, Adapters(targets=()), scores=scores)
+    passed = _adapted_layer_bytes(shape, layout, training, Adapters(targets=()), expert=False, scores=scores)
     if _halves(layout, training):
         trained = _selected_bytes(shape, layout, training, expert=False)
         # A pass through frozen matrices needs no product's input, but the checkpoint keeps its outputs all the same.
@@ -458,6 +530,8 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
             shared = item * tokens * _inner_widths(shape) * moe.shared_ffn / layout.tp
             here = gathered + cut + 3 * routed + inner + shared
             here = here + (EXPERT_WORKSPACE_BYTES if training.framework == "megatron" else 0)
+            if training.adapters is not None:
+                here = _adapted_experts_moment(shape, layout, training, training.adapters, moe)
         else:
             here = gathered + item * tokens * (_inner_widths(shape) - 1) * shape.ffn / layout.tp
             here = (1 + widens(layout, training)) * here
@@ -467,6 +541,27 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
         here = here + recomputed_bytes(shape, layout, training, expert=expert)
         moment = moment + only_where(here > moment, here - moment)
     return moment
+
+
+def _adapted_experts_moment(
+    shape: ModelShape, layout: Layout, training: Training, adapters: Adapters, moe: Experts
+) -> Real:
+    """Return what the backward pass of frozen experts needs beside what was kept, where it is fullest.
+
+    Three tensors of their outputs in the type of the router's weights, and one more if that is fp32; or the gradients
+    of the activation, whose outputs are gone; or the gradient of the second stack as a whole, from which its adapter's
+    come. Shared experts have passed before.
+    """
+    tokens, item = rank_tokens(layout, training), training.activation_bytes
+    each = item * tokens * moe.per_token * training.imbalance_at(layout.ep)
+    routed, inner = each * shape.hidden, each * moe.ffn
+    weighed = 3 * routed if shape.family in ROUTED_IN_16_BITS else (3 * 4 / item + 1) * routed
+    moment = np.maximum(weighed, (1 + 2 * shape.gated) * inner - routed)
+    if "experts" in adapters.targets:
+        moment = np.maximum(moment, item * moe.routed * shape.hidden * moe.ffn + inner)
+    passed = item * tokens * adapted_widths(shape, training) * moe.shared_ffn
+    states = (1 + (moe.shared_ffn > 0)) * hidden_bytes(shape, layout, training)
+    return states + moment - passed
 
 
 def recomputed_bytes(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Real:

@@ -118,8 +118,9 @@ def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
     passing = (layout.zero == 3) * (not stays_whole(layout, training))
     whole = training.activation_bytes * _largest_layer(shape, layout, training, held)
     if training.adapters is not None:
-        own = _adapter_bytes(layout, training) * adapter_parameters(shape, training.adapters)
-        whole = whole + own - quantised_saving_bytes(shape, training.adapters, training.activation_bytes)
+        adapters, expert = training.adapters, held.expert_layers > 0
+        own = _adapter_bytes(layout, training) * adapter_parameters(shape, adapters, expert=expert)
+        whole = whole + own - quantised_saving_bytes(shape, adapters, training.activation_bytes, expert=expert)
     return passing * 2 * whole
 
 
@@ -288,7 +289,8 @@ def _arriving(shape: ModelShape, layout: Layout, training: Training, held: Holdi
 def weight_slopes_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """Return the gradients of one layer's weights as its backward pass makes them."""
     if training.adapters is not None:
-        return _adapter_bytes(layout, training) * adapter_parameters(shape, training.adapters)
+        own = adapter_parameters(shape, training.adapters, expert=held.expert_layers > 0)
+        return _adapter_bytes(layout, training) * own
     return training.optimizer.weight_bytes * _largest_layer(shape, layout, training, held, padded=False)
 
 
@@ -302,8 +304,9 @@ def reduced_bytes(shape: ModelShape, layout: Layout, training: Training, held: H
     """Return the fp32 buffer in which FSDP2 reduces one layer's gradients, until the next layer's takes its place."""
     reduced = 4 * (layout.zero == 3) * (training.framework == "torch")
     if training.adapters is not None:
-        padding = adapter_padding(shape, layout, training, training.adapters)
-        return reduced * (adapter_parameters(shape, training.adapters) + padding)
+        adapters, expert = training.adapters, held.expert_layers > 0
+        padding = adapter_padding(shape, layout, training, adapters, expert=expert)
+        return reduced * (adapter_parameters(shape, adapters, expert=expert) + padding)
     return reduced * _largest_layer(shape, layout, training, held)
 
 

@@ -6,7 +6,7 @@ Kernels are counted as torch's dispatcher counts them in a layer that is written
 from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.plan.layout import Layout
-from cordee.plan.states import layer_linears
+from cordee.plan.states import adapter_targets, counted_kinds, layer_linears
 from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
@@ -38,12 +38,14 @@ def layer_host_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
     kernels: Real = FORWARD_KERNELS if training.is_fused else EAGER_KERNELS
     if shape.experts is not None:
         kernels = kernels + EXPERT_KERNELS * shape.expert_layers / shape.layers
-    gradients = GRADIENT_KERNELS
+    gradients: float = GRADIENT_KERNELS
     if training.adapters is not None:
-        linears = layer_linears(shape)
-        adapted = sum(linear.name in training.adapters.targets for linear in linears)
-        kernels = kernels + ADAPTER_KERNELS * adapted + len(linears) * (training.adapters.base_bits < 16)
-        gradients = ADAPTER_GRADIENTS * adapted
+        gradients = 0.0
+        for expert, count in counted_kinds(shape):
+            part, modules = count / shape.layers, sum(not each.stack for each in layer_linears(shape, expert))
+            adapted = part * len(adapter_targets(shape, training.adapters, expert=expert))
+            kernels = kernels + ADAPTER_KERNELS * adapted + part * modules * (training.adapters.base_bits < 16)
+            gradients += ADAPTER_GRADIENTS * adapted
     backward = BACKWARD_FRACTION * (BACKWARD_RATIO * kernels + gradients)
     each = COLLECTIVE_KERNELS * (layout.tp > 1)
     calls, returned = (

@@ -4,7 +4,7 @@ from cordee.errors import LayoutError
 from cordee.plan.launch_parts import is_mixed, noted, weights_type
 from cordee.plan.layout import Layout
 from cordee.plan.states import layer_linears
-from cordee.plan.training import Adapters, Training
+from cordee.plan.training import STACKS, Adapters, Training
 from cordee.workload.model import ModelShape
 
 # Names of a layer's matrices in transformers; where a family has none of its own, `q` is `q_proj`.
@@ -24,7 +24,7 @@ def adapters_text(shape: ModelShape, layout: Layout, training: Training, adapter
     return lora if adapters.base.bits == 16 else f"{lora}\n\n{_quantised(layout, training, adapters)}"
 
 
-def adapters_notes(layout: Layout, training: Training, adapters: Adapters) -> list[str]:
+def adapters_notes(shape: ModelShape, layout: Layout, training: Training, adapters: Adapters) -> list[str]:
     """Return how a script makes the adapters as they are planned."""
     quantised = ", quantization_config=..." * (adapters.base.bits < 16)
     own = "" if is_mixed(training) else ", autocast_adapter_dtype=False"
@@ -41,6 +41,12 @@ def adapters_notes(layout: Layout, training: Training, adapters: Adapters) -> li
                 adapters.base.bits < 16 and not adapters.widened
             ),
             "while a quantised product runs, two 16-bit matrices are there": adapters.base.copies > 1,
+            "transformers 5 has a layer's experts as stacked parameters, which bitsandbytes leaves in 16 bits": (
+                adapters.base.bits < 16 and shape.experts is not None
+            ),
+            "a stack of experts with an adapter is written out, adapter and all, in each forward pass": (
+                "experts" in adapters.targets
+            ),
             "lora_alpha and the learning rate are yours: no memory depends on them": True,
         }
     )
@@ -60,18 +66,27 @@ def _lora(shape: ModelShape, adapters: Adapters) -> str:
     for reason, applies in lacking.items():
         if applies:
             raise LayoutError(f"--launch trainer cannot write this: {reason}", hint="plan it without --launch")
-    every = {linear.name for linear in layer_linears(shape)} <= set(adapters.targets)
-    named = MODULES.get(shape.family, {})
+    every = shape.experts is None and {linear.name for linear in layer_linears(shape)} <= set(adapters.targets)
+    named = MODULES.get(shape.family, {"kv_a": "kv_a_proj_with_mqa"})
+    modules = [named.get(name, f"{name}_proj") for name in adapters.targets if name not in STACKS]
     arguments: dict[str, object] = {
-        "r": adapters.rank,
-        "target_modules": ("all-linear" if every else [named.get(name, f"{name}_proj") for name in adapters.targets]),
-        "task_type": "CAUSAL_LM",
-    }
+        "r": adapters.rank, "target_modules": "all-linear" if every else modules, "task_type": "CAUSAL_LM",
+    }  # fmt: skip
+    parameters = [each for name in STACKS if name in adapters.targets for each in _parameters(shape, name)]
+    if parameters:
+        arguments["target_parameters"] = parameters
     if adapters.dropout:
         arguments["lora_dropout"] = adapters.dropout
     if adapters.magnitudes:
         arguments["use_dora"] = True
     return "\n".join(["LoraConfig(", *(f"    {key}={value!r}," for key, value in arguments.items()), ")"])
+
+
+def _parameters(shape: ModelShape, name: str) -> tuple[str, ...]:
+    """Return the parameters of a target that is no module, as transformers 5 names them."""
+    if name == "router":
+        return (f"{'router' if shape.family == 'gpt_oss' else 'gate'}.weight",)
+    return "experts.gate_up_proj", "experts.down_proj"
 
 
 def _quantised(layout: Layout, training: Training, adapters: Adapters) -> str:

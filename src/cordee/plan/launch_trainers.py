@@ -98,7 +98,7 @@ def trainer(planned: Planned) -> Written:
     notes = [ranks_note(planned)]
     if training.adapters is not None:
         text += "\n\n" + adapters_text(planned.shape, layout, training, training.adapters)
-        notes += adapters_notes(layout, training, training.adapters)
+        notes += adapters_notes(planned.shape, layout, training, training.adapters)
     else:
         notes.append(f"from_pretrained(..., dtype=torch.{weights_type(training)})")
     if training.fused:

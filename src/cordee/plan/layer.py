@@ -109,7 +109,10 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         rows = tokens * moe.per_token * layout.expert_tp / tp * training.imbalance_at(layout.ep)
         rows = np.ceil(rows / local / GROUP_TILE) * GROUP_TILE
         sizes = _mlp_sizes(shape, moe.ffn, layout.expert_tp)
-        total += _products(gpu, training, rows, sizes, fraction=gpu.efficiency.grouped_fraction, groups=local)
+        trained = training.adapters is not None and "experts" in training.adapters.targets
+        total += _products(
+            gpu, training, rows, sizes, fraction=gpu.efficiency.grouped_fraction, groups=local, trained=trained
+        )
         if moe.shared_ffn:
             total += _products(gpu, training, tokens, _mlp_sizes(shape, moe.shared_ffn, tp))
         if shape.mlp_bias and training.precision != "fp8":
@@ -117,7 +120,7 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         inner = moe.ffn * moe.per_token + moe.shared_ffn
         words = words + PERMUTE_WORDS * moe.per_token * shape.hidden / tp
     if training.adapters is not None:
-        total += _adapter_passes(shape, gpu, training, training.adapters, tokens)
+        total += _adapter_passes(shape, gpu, training, training.adapters, tokens, expert=expert)
     small = layer_operations(shape, gpu, layout, training, tokens, inner) if moe is None else None
     if small is not None:
         for outputs, inputs in _matrices(shape, tp):
@@ -205,13 +208,15 @@ def _matrices(shape: ModelShape, tp: Real) -> list[tuple[Real, Real]]:
 
 def _products(
     gpu: Gpu, training: Training, tokens: Real, sizes: list[tuple[Real, Real]],
-    *, fraction: float = 1.0, groups: Real = 1,
+    *, fraction: float = 1.0, groups: Real = 1, trained: bool = False,
 ) -> Passes:  # fmt: skip
     """Return the passes of products with these matrices; `groups` of each (experts), with so many tokens each."""
     bits = {"fp8": 8, "fp32": 32}.get(training.precision, 16)
     total = Passes(0.0, 0.0, 0.0, 0.0)
     for n, k in sizes:
-        total += _product_passes(gpu, training, tokens, (n, k), bits=bits, fraction=fraction, groups=groups)
+        total += _product_passes(
+            gpu, training, tokens, (n, k), bits=bits, fraction=fraction, groups=groups, trained=trained
+        )
         rows = groups * tokens
         if bits == 8 and training.framework == "torch":
             weights = stream_s(gpu, TORCH_CAST_BYTES * groups * n * k)
@@ -222,10 +227,16 @@ def _products(
     return total
 
 
-def _adapter_passes(shape: ModelShape, gpu: Gpu, training: Training, adapters: Adapters, tokens: Real) -> Passes:
+def _adapter_passes(
+    shape: ModelShape, gpu: Gpu, training: Training, adapters: Adapters, tokens: Real, *, expert: bool
+) -> Passes:
     """Return the passes of a layer's adapters, and of making its quantised matrices 16-bit again, in each pass once."""
     total, item = Passes(0.0, 0.0, 0.0, 0.0), training.activation_bytes
-    for linear in layer_linears(shape):
+    for linear in layer_linears(shape, expert):
+        if linear.stack:
+            if linear.name in adapters.targets:
+                total += _stack_passes(gpu, training, adapters, linear)
+            continue
         if adapters.base_bits < 16:
             elements = linear.inputs * linear.outputs
             made = dequantise_seconds(gpu, adapters.base.name, training.precision, elements)
@@ -241,6 +252,18 @@ def _adapter_passes(shape: ModelShape, gpu: Gpu, training: Training, adapters: A
             if adapters.magnitudes:
                 total += _magnitude_passes(gpu, training, linear, tokens)
     return total
+
+
+def _stack_passes(gpu: Gpu, training: Training, adapters: Adapters, linear: Linear) -> Passes:
+    """Return the passes of an adapter on a stack: all of it is read and written with the product of two factors added.
+
+    Backward the stack's gradient is read once for each factor. Source: peft's `ParamWrapper`.
+    """
+    item, rank, groups = training.activation_bytes, adapters.rank, linear.stack
+    added = product_s(gpu, linear.outputs, linear.inputs, rank, groups=groups)
+    thin = product_s(gpu, linear.outputs, rank, linear.inputs, groups=groups)
+    thin = thin + product_s(gpu, rank, linear.inputs, linear.outputs, groups=groups)
+    return Passes(np.maximum(added, stream_s(gpu, 2.0 * item * linear.elements)), 0.0, thin, 0.0)
 
 
 def _magnitude_passes(gpu: Gpu, training: Training, linear: Linear, tokens: Real) -> Passes:

@@ -15,10 +15,10 @@ from cordee.plan import activations as act
 from cordee.plan import buffers as buf
 from cordee.plan.backward import layer_backward_bytes
 from cordee.plan.layout import Layout
-from cordee.plan.shards import rank_padding
+from cordee.plan.shards import frozen_padding, rank_padding
 from cordee.plan.states import (
     Holding,
-    adapter_parameters,
+    all_adapter_parameters,
     frozen_bytes,
     holding,
     peak_ranks,
@@ -150,7 +150,7 @@ def state_bytes(shape: ModelShape, training: Training) -> int:
     """
     optimizer = training.optimizer
     if training.adapters is not None:
-        trained = shape.layers * adapter_parameters(shape, training.adapters) * optimizer.bytes_per_parameter
+        trained = all_adapter_parameters(shape, training.adapters) * optimizer.bytes_per_parameter
         return round(float(frozen_bytes(shape, Layout(), training, 0)) + trained)
     if training.tuning.frozen is not None:
         own = trained_parameters(shape, Layout(), training, 0)
@@ -440,7 +440,8 @@ def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) ->
     frozen, reference = frozen_bytes(shape, layout, training, rank), reference_bytes(shape, layout, training, rank)
     sharded = np.maximum(zero >= 3, _stays_gathered(layout, training))
     # A reference has no backward pass after which ZeRO-2 would shard it again.
-    weights: Real = frozen / (1 + sharded * (layout.shard_ranks - 1))
+    stretched = training.activation_bytes * frozen_padding(shape, layout, training, rank)
+    weights: Real = (frozen + stretched) / (1 + sharded * (layout.shard_ranks - 1))
     weights = weights + reference / (1 + (zero >= 3) * (layout.shard_ranks - 1))
     gradients: Real = 0.0
     kept: Real = 0.0

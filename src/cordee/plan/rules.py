@@ -119,13 +119,14 @@ RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         "adapters are trained on data-parallel ranks",
-        _axes("tp pp"),
+        _axes("tp pp ep"),
         applies=lambda at: at.training.adapters is not None,
-        holds=lambda at: (at.layout.tp == 1) & (at.layout.pp == 1),
+        holds=lambda at: (at.layout.tp == 1) & (at.layout.pp == 1) & (at.layout.ep == 1),
         message=lambda at: (
             f"adapters are planned on data-parallel ranks only, not with tp={at.layout.tp}, pp={at.layout.pp}"
+            + f", ep={at.layout.ep}" * (at.layout.ep > 1)
         ),
-        hint=lambda at: "use tp=1,pp=1, with fsdp=N for a model that is larger than one GPU",
+        hint=lambda at: "use tp=1,pp=1,ep=1, with fsdp=N for a model that is larger than one GPU",
     ),
     LayoutRule(
         "frozen layers are on data-parallel ranks",

@@ -18,7 +18,7 @@ from cordee.plan.rules import validate
 from cordee.plan.settings import Settings, default_batch
 from cordee.plan.space import Choices
 from cordee.plan.step import StepTime, model_flop_fraction, step_interval_s, step_time
-from cordee.plan.training import BASES, find_optimizer
+from cordee.plan.training import BASES, STACKS, find_optimizer
 from cordee.plan.wanted import ANY_LAYOUT, LayoutWanted
 from cordee.units import format_bytes, plural
 
@@ -158,6 +158,10 @@ def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
         base = f"{format_bytes(state_bytes(case.shape, small.training))} of state instead of {format_bytes(state)}"
         smaller_base = "--base-bits 4" if adapters.magnitudes else "--train qlora"
         found.append(_if_fits(small, f"{smaller_base} {same}", lambda _case, _layout: base))
+    if adapters is not None and "experts" in adapters.targets:
+        attention = tuple(name for name in adapters.targets if name not in STACKS)
+        fewer = replace(case, training=replace(training, adapters=replace(adapters, targets=attention)))
+        found.append(_if_fits(fewer, f"--targets attention {same}", lambda _case, _layout: "experts stay as they are"))
     smaller = find_optimizer("adamw-8bit", training.precision if adapters is None else "fp32")
     if training.optimizer.bytes_per_parameter > smaller.bytes_per_parameter:
         lean = replace(case, training=replace(training, optimizer=smaller))
@@ -181,20 +185,27 @@ def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
 
 
 def _with_adapters(case: Case, global_batch: int | None, same: str) -> Remedy | None:
-    """Return adapters over 4-bit weights in place of training in full; None where they are not planned or too large."""
+    """Return adapters over 4-bit weights in place of training in full; None where they are not planned or too large.
+
+    Those of a mixture are on its attention, over 16-bit experts, which bitsandbytes does not quantise.
+    """
     training = case.training
     if training.adapters is not None or training.tuning.stage is not None or training.tuning.frozen is not None:
         return None
+    is_mixture = case.shape.experts is not None
     asked = Settings(
-        train="qlora", seq_tokens=training.seq_tokens, global_batch=global_batch, precision=training.precision,
+        train="lora" if is_mixture else "qlora", targets="attention" if is_mixture else "all",
+        seq_tokens=training.seq_tokens, global_batch=global_batch, precision=training.precision,
         framework=training.framework, loss=training.loss,
     )  # fmt: skip
     try:
         adapted = replace(case, training=asked.training(case.shape, case.gpus))
     except LayoutError:
         return None
-    less = f"{format_bytes(state_bytes(case.shape, adapted.training))} of state: adapters over 4-bit weights"
-    return _if_fits(adapted, f"--train qlora {same}", lambda _case, _layout: less)
+    over = "frozen weights" if is_mixture else "4-bit weights"
+    change = "--train lora --targets attention" if is_mixture else "--train qlora"
+    less = f"{format_bytes(state_bytes(case.shape, adapted.training))} of state: adapters over {over}"
+    return _if_fits(adapted, f"{change} {same}", lambda _case, _layout: less)
 
 
 def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remedy | None:

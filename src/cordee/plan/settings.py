@@ -13,8 +13,10 @@ from cordee.plan.training import (
     BITSANDBYTES,
     FRAMEWORKS,
     JOINED,
+    LATENT,
     LINEARS,
     PURE_BF16,
+    STACKS,
     Adapters,
     Base,
     Framework,
@@ -35,7 +37,7 @@ LONGEST_DEFAULT_SEQUENCE = 8192
 TRAINED = get_args(Trained)
 # What `base_bits` may say, and the format of the frozen matrices that it means.
 BASE_BITS = {"16": "bf16", "8": "int8", "4": "nf4"} | {name: name for name in BASES}
-TARGETS = {"all": LINEARS, "attention": ("q", "k", "v", "o")}
+TARGETS = {"all": (*LINEARS, *LATENT, "experts"), "attention": ("q", "k", "v", "o", *LATENT)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +151,6 @@ class Settings(Tuned):
         if self.train not in TRAINED:
             raise LayoutError(f"unknown way to train {self.train!r}", hint="use " + ", ".join(TRAINED))
         base = self._base()
-        if shape is not None and (shape.experts is not None or shape.latent is not None):
-            what = "a mixture of experts" if shape.experts is not None else "latent attention"
-            hint = "--trace finds their memory; dense models are planned"
-            raise LayoutError(f"adapters of {shape.name} are not planned: it has {what}", hint=hint)
         if (self.framework or "torch") != "torch" or self.precision not in ("bf16", "fp16"):
             raise LayoutError(
                 f"adapters are planned with torch in bf16 or fp16, not with {self.framework or 'torch'} in "
@@ -168,12 +166,30 @@ class Settings(Tuned):
             raise LayoutError("a fused product of queries, keys and values has no DoRA", hint="use --train lora")
         if self.fused_qkv and shape is not None and "qkv" in shape.joined:
             raise LayoutError(f"{shape.name} has one matrix of them in any code", hint="leave --fused-qkv out")
+        if self.fused_qkv and shape is not None and shape.latent is not None:
+            raise LayoutError(f"{shape.name} has no queries, keys and values to join", hint="leave --fused-qkv out")
         base = replace(base, head=base.head or self.quantize_head, copies=max(base.copies, self.dequantized))
+        mixture = shape is not None and shape.experts is not None
+        targets = _targets(self.targets, shape)
+        self._refuse_on_stacks(targets)
         return Adapters(
-            self.rank, _targets(self.targets, shape), base, dropout=self.lora_dropout,
-            magnitudes=self.train == "dora", joined=self.fused_qkv,
-            widened=self._is_prepared_by_peft(base),
+            self.rank, targets, base, dropout=self.lora_dropout, magnitudes=self.train == "dora",
+            joined=self.fused_qkv, widened=self._is_prepared_by_peft(base) and not mixture,
         )  # fmt: skip
+
+    def _refuse_on_stacks(self, targets: tuple[str, ...]) -> None:
+        """Refuse what peft's adapters on parameters, which those of experts and routers are, do not do.
+
+        Raises:
+            LayoutError: DoRA, or dropout.
+        """
+        what = "DoRA" if self.train == "dora" else "dropout" if self.lora_dropout else None
+        stacks = [name for name in targets if name in STACKS]
+        if what is not None and stacks:
+            raise LayoutError(
+                f"peft has no {what} on {' and '.join(stacks)}, which are stacked parameters",
+                hint="add --targets attention",
+            )
 
     def _base(self) -> Base:
         """Return the format of the frozen matrices: of 4 bits for qlora, else of 16, where none is asked for.
@@ -233,16 +249,29 @@ class Settings(Tuned):
 
 def _targets(text: str, shape: ModelShape | None) -> tuple[str, ...]:
     """Return the matrices that a text names: all, attention, or q,v."""
-    known = LINEARS if shape is None else tuple(linear.name for linear in layer_linears(shape))
+    known = LINEARS if shape is None else _known_targets(shape)
     names = TARGETS.get(text) or tuple(name.strip() for name in text.split(","))
     parts = [part for name in known for part in (name, *JOINED.get(name, ()))]
     unknown = [name for name in names if name not in parts]
-    if unknown and text != "all":
+    if unknown and text not in TARGETS:
         raise LayoutError(
             f"{'a model' if shape is None else shape.name} has no matrix {unknown[0]!r} for an adapter",
             hint=f"use all, attention, or {','.join(known)}",
         )
     return tuple(name for name in known if {name, *JOINED.get(name, ())} & set(names))
+
+
+def _known_targets(shape: ModelShape) -> tuple[str, ...]:
+    """Return the names of the matrices that an adapter can be on.
+
+    Of a mixture these are the attention's and the stacks: peft understands the MLP's names as those of its experts.
+    """
+    linears = layer_linears(shape, shape.experts is not None)
+    apart = TARGETS["attention"] + STACKS
+    names = (
+        each.name for each in linears if shape.experts is None or {each.name, *JOINED.get(each.name, ())} & set(apart)
+    )
+    return tuple(dict.fromkeys(names))
 
 
 def parse_frozen(text: str, shape: ModelShape) -> Frozen:

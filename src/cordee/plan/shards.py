@@ -16,7 +16,15 @@ import numpy as np
 
 from cordee.hardware.arrays import Real
 from cordee.plan.layout import Layout
-from cordee.plan.states import RankParameters, holding, layer_linears, layer_parameters, padded_vocab, rank_parameters
+from cordee.plan.states import (
+    RankParameters,
+    adapter_targets,
+    holding,
+    layer_linears,
+    layer_parameters,
+    padded_vocab,
+    rank_parameters,
+)
 from cordee.plan.training import Adapters, Training
 from cordee.workload.model import ModelShape
 
@@ -70,7 +78,8 @@ def rank_padding(shape: ModelShape, layout: Layout, training: Training, rank: in
         return NO_PADDING
     held = holding(shape, layout, rank)
     if training.adapters is not None:
-        return RankParameters(held.layers * adapter_padding(shape, layout, training, training.adapters), 0.0, 0.0)
+        each = [adapter_padding(shape, layout, training, training.adapters, expert=expert) for expert in (False, True)]
+        return RankParameters(held.dense_layers * each[0] + held.expert_layers * each[1], 0.0, 0.0)
     ends = max(held.embeddings, held.heads) if shape.tied else held.embeddings + held.heads
     dense: Real = ends * vocabulary_padding(shape, layout, training)
     experts: Real = 0.0
@@ -81,16 +90,29 @@ def rank_padding(shape: ModelShape, layout: Layout, training: Training, rank: in
     return RankParameters(dense, experts, 0.0)
 
 
-def adapter_padding(shape: ModelShape, layout: Layout, training: Training, adapters: Adapters) -> Real:
-    """Return the same of one layer's adapters: one matrix of a target has as many rows as the rank of an adapter."""
+def frozen_padding(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
+    """Return the same of stacks of experts that are frozen under adapters."""
+    if training.adapters is None or shape.experts is None:
+        return 0.0
+    experts = rank_parameters(shape, layout, training, rank).experts
+    return experts * (expert_stretch(shape, layout, training) - 1)
+
+
+def adapter_padding(
+    shape: ModelShape, layout: Layout, training: Training, adapters: Adapters, *, expert: bool = False
+) -> Real:
+    """Return the same of one layer's adapters: one matrix of a target has as many rows as the rank of an adapter.
+
+    Of a stack it has those of all experts.
+    """
     if training.tuning.flat:
         return 0.0
     ranks = layout.shard_ranks
     padding: Real = 0.0
-    for each in layer_linears(shape):
-        if each.name in adapters.targets:
-            padding = padding + adapters.rank * each.inputs * (_padded(adapters.rank, ranks) - 1)
-            padding = padding + adapters.rank * each.outputs * (_padded(each.outputs, ranks) - 1)
+    for each in adapter_targets(shape, adapters, expert=expert):
+        low = adapters.rank * max(1, each.stack)
+        padding = padding + low * each.inputs * (_padded(low, ranks) - 1)
+        padding = padding + low * each.outputs * (_padded(each.outputs, ranks) - 1)
     return _cuts_rows(layout, training) * padding
 
 

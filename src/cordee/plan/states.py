@@ -4,7 +4,7 @@ Sizes (tp, ep, etp) may be NumPy arrays; the pipeline's are plain numbers. What 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from cordee.hardware.arrays import Real
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import stage_layers
-from cordee.plan.training import Adapters, Frozen, Training
+from cordee.plan.training import STACKS, Adapters, Frozen, Training
 from cordee.workload.model import ModelShape, ParameterCount, expert_layers_in
 
 # Megatron-LM and DeepSpeed's Megatron pad the vocabulary to a multiple of this for each tensor-parallel rank.
@@ -139,26 +139,62 @@ def layer_parameters(shape: ModelShape, layout: Layout, expert: bool) -> RankPar
 
 
 class Linear(NamedTuple):
-    """One matrix of a dense layer; those that read the same tensor name it alike."""
+    """One matrix of a layer; those that read the same tensor name it alike.
+
+    `stack`: of how many matrices a parameter is that is no linear module's: one tensor for all experts, or the router's
+    (transformers 5). Neither bitsandbytes nor an adapter on modules takes it.
+    """
 
     name: str
     inputs: int
     outputs: int
     reads: str
+    stack: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Elements of all its matrices."""
+        return self.inputs * self.outputs * max(1, self.stack)
 
 
 @lru_cache(maxsize=256)
-def layer_linears(shape: ModelShape) -> tuple[Linear, ...]:
-    """Return the matrices of one dense layer with grouped-query attention, by `training.LINEARS` and `JOINED`."""
-    h, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    heads = {"q": q, "k": kv, "v": kv}
-    widths = {"gate": shape.ffn, "up": shape.ffn} if shape.gated else {"up": shape.ffn}
+def layer_linears(shape: ModelShape, expert: bool = False) -> tuple[Linear, ...]:
+    """Return the matrices of one layer, by `training.LINEARS`, `LATENT`, `STACKS` and `JOINED`.
+
+    With `expert` of one whose MLP is a mixture of experts: shared ones are as the matrices of a dense MLP.
+    """
+    h, moe = shape.hidden, shape.experts if expert else None
+    ffn = shape.ffn if moe is None else moe.shared_ffn
+    widths = {"gate": ffn, "up": ffn} if shape.gated else {"up": ffn}
+    found = _attention_linears(shape)
+    if ffn:
+        found += _reading("second norm", h, widths, "gate_up" if "gate_up" in shape.joined else None)
+        found += (Linear("down", ffn, h, "product"),)
+    if moe is not None:
+        wide = (1 + shape.gated) * moe.ffn
+        found += (
+            Linear("router", h, moe.routed, "second norm", 1), Linear("experts", h, wide, "routed", moe.routed),
+            Linear("experts", moe.ffn, h, "routed product", moe.routed),
+        )  # fmt: skip
+    return found
+
+
+def _attention_linears(shape: ModelShape) -> tuple[Linear, ...]:
+    h, latent = shape.hidden, shape.latent
+    if latent is None:
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        heads = {"q": q, "k": kv, "v": kv}
+        joined = "qkv" if "qkv" in shape.joined else None
+        return (*_reading("first norm", h, heads, joined), Linear("o", q, h, "attention"))
+    query = shape.heads * (latent.nope_dim + latent.rope_dim)
+    queries: tuple[Linear, ...] = (Linear("q", h, query, "first norm"),)
+    if latent.q_rank is not None:
+        queries = Linear("q_a", h, latent.q_rank, "first norm"), Linear("q_b", latent.q_rank, query, "query norm")
     return (
-        *_reading("first norm", h, heads, "qkv" if "qkv" in shape.joined else None),
-        Linear("o", q, h, "attention"),
-        *_reading("second norm", h, widths, "gate_up" if "gate_up" in shape.joined else None),
-        Linear("down", shape.ffn, h, "product"),
-    )
+        *queries, Linear("kv_a", h, latent.kv_rank + latent.rope_dim, "first norm"),
+        Linear("kv_b", latent.kv_rank, shape.heads * (latent.nope_dim + latent.v_dim), "key norm"),
+        Linear("o", shape.heads * latent.v_dim, h, "attention"),
+    )  # fmt: skip
 
 
 def _reading(reads: str, inputs: int, outputs: Mapping[str, int], joined: str | None) -> tuple[Linear, ...]:
@@ -168,22 +204,41 @@ def _reading(reads: str, inputs: int, outputs: Mapping[str, int], joined: str | 
     return tuple(Linear(name, inputs, size, reads) for name, size in outputs.items())
 
 
-def adapter_parameters(shape: ModelShape, adapters: Adapters) -> int:
+def adapter_targets(shape: ModelShape, adapters: Adapters, *, expert: bool = False) -> list[Linear]:
+    """Return the matrices of a layer that have an adapter."""
+    return [linear for linear in layer_linears(shape, expert) if linear.name in adapters.targets]
+
+
+def adapter_parameters(shape: ModelShape, adapters: Adapters, *, expert: bool = False) -> int:
     """Return the parameters of one layer's adapters: rank x (inputs + outputs) of each target (arXiv:2106.09685).
 
-    With magnitudes one more for each output.
+    Of a stack for each of its matrices; with magnitudes one more for each output.
     """
-    targets = [linear for linear in layer_linears(shape) if linear.name in adapters.targets]
+    targets = adapter_targets(shape, adapters, expert=expert)
     lengths = adapters.magnitudes * sum(linear.outputs for linear in targets)
-    return adapters.rank * sum(linear.inputs + linear.outputs for linear in targets) + lengths
+    return adapters.rank * sum(max(1, each.stack) * (each.inputs + each.outputs) for each in targets) + lengths
 
 
-def quantised_saving_bytes(shape: ModelShape, adapters: Adapters, item: int) -> float:
-    """Return the bytes by which one layer's frozen matrices are smaller than with `item` bytes an element."""
+def all_adapter_parameters(shape: ModelShape, adapters: Adapters) -> int:
+    """Return the parameters of the adapters of all layers."""
+    return sum(count * adapter_parameters(shape, adapters, expert=expert) for expert, count in counted_kinds(shape))
+
+
+def counted_kinds(shape: ModelShape) -> tuple[tuple[bool, int], ...]:
+    """Return how many layers a model has without experts (False) and with them, of the kinds that it has."""
+    kinds = (False, shape.layers - shape.expert_layers), (True, shape.expert_layers)
+    return tuple((expert, count) for expert, count in kinds if count)
+
+
+def quantised_saving_bytes(shape: ModelShape, adapters: Adapters, item: int, *, expert: bool = False) -> float:
+    """Return the bytes by which one layer's frozen matrices are smaller than with `item` bytes an element.
+
+    bitsandbytes quantises linear modules: stacks of experts stay as they are.
+    """
     return sum(
-        item * each.inputs * each.outputs - adapters.base.matrix_bytes(each.inputs, each.outputs)
-        for each in layer_linears(shape)
-    )
+        item * each.elements - adapters.base.matrix_bytes(each.inputs, each.outputs)
+        for each in layer_linears(shape, expert) if not each.stack
+    )  # fmt: skip
 
 
 class LayerKinds(NamedTuple):
@@ -218,7 +273,9 @@ def trained_parameters(shape: ModelShape, layout: Layout, training: Training, ra
             return whole
         less = _frozen_parameters(shape, frozen)
         return RankParameters(whole.dense - less.dense, whole.experts, whole.outer - less.outer)
-    return RankParameters(holding(shape, layout, rank).layers * adapter_parameters(shape, training.adapters), 0, 0)
+    held = holding(shape, layout, rank)
+    each = [adapter_parameters(shape, training.adapters, expert=expert) for expert in (False, True)]
+    return RankParameters(held.dense_layers * each[0] + held.expert_layers * each[1], 0, 0)
 
 
 def frozen_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
@@ -230,7 +287,8 @@ def frozen_bytes(shape: ModelShape, layout: Layout, training: Training, rank: in
     whole, held = item * rank_parameters(shape, layout, training, rank).total, holding(shape, layout, rank)
     head = base.head * held.heads * (item * shape.vocab * shape.hidden - base.matrix_bytes(shape.hidden, shape.vocab))
     wide = widens(layout, training) * (4 - item) * rank_parameters(shape, layout, training, rank).outer
-    return whole + wide - held.layers * quantised_saving_bytes(shape, training.adapters, item) - head
+    saved = [quantised_saving_bytes(shape, training.adapters, item, expert=expert) for expert in (False, True)]
+    return whole + wide - held.dense_layers * saved[0] - held.expert_layers * saved[1] - head
 
 
 def widens(layout: Layout, training: Training) -> Real:
@@ -268,7 +326,11 @@ def flop_per_token(shape: ModelShape, training: Training) -> float:
         return whole - kinds.passed * products - kinds.skipped * 2 * forward - head
     if training.adapters is None:
         return whole
-    return whole - 2 * shape.matmul_parameters + 6 * shape.layers * adapter_parameters(shape, training.adapters)
+    frozen_matrices = shape.matmul_parameters
+    if "experts" in training.adapters.targets and shape.experts is not None:  # whose stacks have a gradient as a whole
+        frozen_matrices -= shape.parameter_count.experts * shape.experts.per_token // shape.experts.routed
+    modules = replace(training.adapters, targets=tuple(set(training.adapters.targets) - set(STACKS)))
+    return whole - 2 * frozen_matrices + 6 * all_adapter_parameters(shape, modules)
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from cordee.plan.cost import hold_usd
 from cordee.plan.layout import Layout
-from cordee.plan.states import adapter_parameters, frozen_bytes, trained_parameters
+from cordee.plan.states import all_adapter_parameters, frozen_bytes, trained_parameters
 from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
@@ -108,7 +108,7 @@ def checkpoint_bytes(shape: ModelShape, training: Training) -> int:
     Frozen parts of a model that is trained otherwise are in it as they are.
     """
     if training.adapters is not None:
-        trained = shape.layers * adapter_parameters(shape, training.adapters)
+        trained = all_adapter_parameters(shape, training.adapters)
         return round(trained * training.optimizer.checkpoint_bytes_per_parameter)
     if training.tuning.frozen is not None:
         own = float(trained_parameters(shape, Layout(), training, 0).total)

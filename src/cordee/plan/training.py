@@ -20,6 +20,11 @@ FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internev
 LOSSES: tuple[Loss, ...] = ("fused", "chunked", "parallel", "compiled", "eager")
 # The matrices of a dense layer that an adapter can be on; a layer without a gate has no `gate`.
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+# Those of latent attention's, in place of q, k and v.
+LATENT = ("q_a", "q_b", "kv_a", "kv_b")
+# Parameters of a mixture of experts that are no linear module's in transformers 5, on which peft puts adapters by
+# `target_parameters`: a layer's experts as two stacks, and its router.
+STACKS = ("experts", "router")
 # Matrices that a family's code has as one; an adapter on any of them is one on the whole.
 JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
@@ -153,8 +158,10 @@ BITSANDBYTES = ("nf4", "nf4-double", "int8")
 class Adapters:
     """Low-rank adapters over frozen weights: LoRA (arXiv:2106.09685), over quantised weights QLoRA (arXiv:2305.14314).
 
-    Each target, one of `LINEARS` or `JOINED`, gets two matrices of this rank: rank x (inputs + outputs) parameters.
-    `base` is the format of the frozen matrices of the layers, one of `BASES`; embeddings, head and norms keep 16 bits.
+    Each target, one of `LINEARS`, `LATENT`, `STACKS` or `JOINED`, gets two matrices of this rank: rank x (inputs +
+    outputs) parameters, for each matrix of a stack.
+    `base` is the format of the frozen matrices of the layers, one of `BASES`; embeddings, head, norms and stacks keep
+    16 bits.
     With a probability of `dropout` each target has its own copy of its input, and a mask. With `magnitudes` each
     target learns the length of each of its weight's rows apart from its direction: DoRA (arXiv:2402.09353). `joined`:
     queries, keys and values are one product with one adapter, whose outputs are put into their columns (LitGPT's

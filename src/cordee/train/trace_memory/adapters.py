@@ -6,15 +6,18 @@ weight, forward and backward, and keeps the packed one alone. Embeddings, head a
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize
 
 from cordee.errors import ShapeError
-from cordee.plan.training import JOINED, Adapters, Base
+from cordee.plan.training import JOINED, LINEARS, Adapters, Base
 from cordee.train.trace_memory.question import Question
 from cordee.train.trace_memory.subject import Subject
 
@@ -29,7 +32,8 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "attention.dense": ("o",), "self_attention.dense": ("o",), "self_attn.dense": ("o",), "attn.c_proj": ("o",),
     "dense_h_to_4h": ("up",), "fc1": ("up",), "c_fc": ("up",), "linear_fc1": _GATE_UP,
     "dense_4h_to_h": ("down",), "fc2": ("down",), "mlp.c_proj": ("down",), "linear_fc2": ("down",),
-    "linear_proj": ("o",),
+    "linear_proj": ("o",), "q_a_proj": ("q_a",), "q_b_proj": ("q_b",), "kv_a_proj_with_mqa": ("kv_a",),
+    "kv_b_proj": ("kv_b",),
 }  # fmt: skip
 
 
@@ -47,7 +51,7 @@ def adapt(subject: Subject, question: Question) -> Subject:
     # peft's `autocast_adapter_dtype` makes them fp32, but where all is trained in 16 bits.
     kept = torch.bfloat16 if question.weights == "bf16" else torch.float32
     chosen = {part for target in adapters.targets for part in JOINED.get(target, (target,))}
-    every = chosen.issuperset(part for parts in _PARTS.values() for part in parts)  # whatever its name is, as in peft
+    every = chosen.issuperset(LINEARS)  # whatever its name is, as in peft
     # transformers quantises no module that its code asks to keep in fp32: T5 casts to the type of one.
     whole = set(getattr(subject.module, "_keep_in_fp32_modules", None) or ())
     put = 0
@@ -61,6 +65,7 @@ def adapt(subject: Subject, question: Question) -> Subject:
                 is_chosen = every or not chosen.isdisjoint(parts)
                 put += is_chosen
                 parent.register_module(name, _Adapted(child, base, adapters, kept) if is_chosen else base)
+        put += _adapt_parameters(layer, adapters, kept)
     if not put:
         names = (name for name, parts in _PARTS.items() if not chosen.isdisjoint(parts))
         hint = "adapters go on matrices of the names " + ", ".join(sorted(names))
@@ -71,6 +76,23 @@ def adapt(subject: Subject, question: Question) -> Subject:
         for each in subject.module.parameters():
             each.data = each.data.float() if each.dtype == torch.bfloat16 else each.data
     return subject
+
+
+def _adapt_parameters(layer: nn.Module, adapters: Adapters, kept: torch.dtype) -> int:
+    """Put adapters on the chosen parameters that are no module's matrix: stacks of experts, a router's weight."""
+    put = 0
+    for parent in list(layer.modules()):
+        for name, child in list(parent.named_children()):
+            own = dict(child.named_parameters(recurse=False))
+            stacks = [each for each, weight in own.items() if weight.ndim == 3 and each.endswith("_proj")]
+            routes = type(child).__name__.endswith("Router") and "weight" in own
+            chosen = stacks * ("experts" in adapters.targets) + ["weight"] * (routes and "router" in adapters.targets)
+            adapted = child
+            for each in chosen:
+                adapted = _Stacked(adapted, each, adapters, kept)
+            parent.register_module(name, adapted)
+            put += len(chosen)
+    return put
 
 
 def elements(module: nn.Module) -> int:
@@ -207,3 +229,75 @@ class _PackedProduct(torch.autograd.Function):
         gradient = gradients[0].to(ctx.computes)
         weight, *_others = (gradient.new_empty(ctx.shape) for _ in range(ctx.copies))
         return (gradient @ weight).to(ctx.type), None, None, None, None
+
+
+class _Stacked(nn.Module):
+    """A module with an adapter on a parameter, a stack of matrices or one, with the tensors of peft's `ParamWrapper`.
+
+    While the module runs, the parameter is the frozen one plus the product of both factors, for all experts at once.
+    """
+
+    def __init__(self, base: nn.Module, name: str, adapters: Adapters, kept: torch.dtype) -> None:
+        super().__init__()
+        inner = base.inner if isinstance(base, _Stacked) else base
+        weight: torch.Tensor = getattr(inner, name)
+        self.count = weight.shape[0] if weight.ndim == 3 else 1
+        self.turned = weight.ndim == 3 and bool(getattr(inner, "is_transposed", False))
+        inputs, outputs = weight.shape[-2:] if self.turned else reversed(weight.shape[-2:])
+        self.base, self.name = base, name
+        self.down = nn.Linear(inputs, adapters.rank * self.count, bias=False, dtype=kept)
+        self.up = nn.Linear(adapters.rank * self.count, outputs, bias=False, dtype=kept)
+
+    @property
+    def inner(self) -> nn.Module:
+        """Return the module that has the parameter, below all that are around it."""
+        return self.base.inner if isinstance(self.base, _Stacked) else self.base
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module with the summed parameter."""
+        with self._summed():
+            return self.base(*args, **kwargs)
+
+    @contextmanager
+    def _summed(self) -> Iterator[None]:
+        weight: torch.Tensor = getattr(self.inner, self.name)
+        frozen = weight.requires_grad
+        proxy = _Delta(self.up.weight @ self.down.weight, weight.dtype) if self.count == 1 else self._factors(weight)
+        parametrize.register_parametrization(self.inner, self.name, proxy)
+        self.inner.parametrizations[self.name].original.requires_grad_(frozen)
+        try:
+            with parametrize.cached():
+                yield
+        finally:
+            parametrize.remove_parametrizations(self.inner, self.name, leave_parametrized=False)
+
+    def _factors(self, weight: torch.Tensor) -> "_Factors":
+        down = self.down.weight.reshape(self.count, -1, self.down.weight.shape[-1])
+        up = self.up.weight.reshape(self.up.weight.shape[0], -1, self.count).permute(2, 0, 1)
+        left, right = (down.transpose(-2, -1), up.transpose(-2, -1)) if self.turned else (up, down)
+        return _Factors(left.to(weight.dtype), right.to(weight.dtype))
+
+
+class _Factors(nn.Module):
+    """A stack, plus the products of two factors for each of its matrices (peft's `_LoraFactorsProxy`)."""
+
+    def __init__(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        super().__init__()
+        self.left, self.right = left, right
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the sum in the type of the stack."""
+        with torch.autocast(weight.device.type, enabled=False):
+            return torch.baddbmm(weight, self.left, self.right, alpha=2.0)
+
+
+class _Delta(nn.Module):
+    """A matrix plus another one that is written out (peft's `_LoraParameterProxy`)."""
+
+    def __init__(self, product: torch.Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.delta = (product * 2.0).to(dtype)
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the sum."""
+        return weight + self.delta

@@ -151,19 +151,16 @@ def _planned_memory(shape: ModelShape, layout: Layout, training: Training, gpu: 
     return with_replay(rank_memory(shape, layout, training, cuda_bytes_of(gpu)), shape, layout, training)
 
 
-def is_planned(model: str, *, adapted: bool = False) -> bool:
-    """Return whether the planner has formulas for training a model; one without them may still have code.
-
-    With adapters it has none for mixtures and latent attention.
-    """
+def is_planned(model: str) -> bool:
+    """Return whether the planner has formulas for training a model; one without them may still have code."""
     if ":" in model:
         return False
     try:
-        refuse_serving_only(shape := load_shape(model))
+        refuse_serving_only(load_shape(model))
     except ShapeError:
         load_config(model)
         return False
-    return not adapted or (shape.experts is None and shape.latent is None)
+    return True
 
 
 def _code(model: str, code: str | None, *, adapted: bool) -> ModelCode:
