@@ -12,6 +12,7 @@ from stage import GPT, JOB, Scene
 from cordee.answers.jobs import JobDetailView
 from cordee.cli.main import main
 from cordee.client import Client
+from cordee.control.ports import Report
 from cordee.control.spawn import is_owned, start_server
 from cordee.control.tick import Control
 from cordee.events import (
@@ -147,6 +148,13 @@ def test_the_server_checks_what_an_agent_let_pass(scene: Scene, event: Event) ->
     assert scene.control.state.attempts == {}, "what came with it was taken in"
     [row] = scene.store.attempts(GPT)
     assert (row["refused"], row["refused_why"]) == (1, refused.why)
+
+
+def test_a_report_that_comes_from_no_other_process_is_not_checked(scene: Scene) -> None:
+    left = RankLeft(at_us=1, **OF, rank=3, how="finished", step=1)
+    scene.agents.waiting.append(Report(f"{GPT}.1/rank0", 1, left, is_checked=True))
+    scene.control.tick()
+    assert (scene.of(RankLeft), scene.of(ReportsRefused)) == ([left], [])
 
 
 def test_a_rank_reports_on_its_own_attempt_only(scene: Scene) -> None:

@@ -17,8 +17,11 @@ _UNFREEZE_EVERY = 50  # every 50th collection in an idle moment also covers the 
 
 
 @contextmanager
-def collected_when_idle() -> Iterator[Callable[[], None]]:
-    """Collect all generations only when the caller calls the yielded function, which it does when it is idle."""
+def collected_when_idle(every: int = _THRESHOLDS[0]) -> Iterator[Callable[[], None]]:
+    """Collect all generations only when the caller calls the yielded function, which it does when it is idle.
+
+    Between these moments new objects are collected once there are `every` more of them.
+    """
     before, passes = gc.get_threshold(), 0
 
     def idle() -> None:
@@ -31,7 +34,7 @@ def collected_when_idle() -> Iterator[Callable[[], None]]:
         gc.freeze()  # later collections skip the objects that survived
         passes += 1
 
-    gc.set_threshold(*_THRESHOLDS)
+    gc.set_threshold(every, *_THRESHOLDS[1:])
     try:
         yield idle
     finally:

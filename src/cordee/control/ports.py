@@ -23,11 +23,13 @@ class Report(NamedTuple):
     Attributes:
         source: the stream's name, such as `gpt-abcdef.2/rank0` or `node/local/3`.
         seq: 1, 2, ... within the stream; the store keeps the highest one seen, so a repeated record changes nothing.
+        is_checked: whether it comes from no other process, so that it needs no check.
     """
 
     source: str
     seq: int
     event: Event
+    is_checked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -323,13 +323,14 @@ class Control:
         seen = dict(self._store.marks(list(dict.fromkeys([report.source for report in reports]))))
         now_us, jobs = self._clock.now_us(), self.state.jobs
         for report in reports:
-            source, event = report.source, report.event
-            if report.seq <= seen[source]:
+            source, seq, event, is_checked = report
+            if seq <= seen[source]:
                 continue
-            seen[source] = marks[source] = report.seq
+            seen[source] = marks[source] = seq
             job_id = getattr(event, "job_id", None)
             if job_id is None or job_id in jobs:
-                kept.append(self._checked(report, now_us) if type(event) in RANK_REPORTS else report)
+                needs_check = not is_checked and type(event) in RANK_REPORTS
+                kept.append(self._checked(report, now_us) if needs_check else report)
         return _Fresh(kept, marks, seen)
 
     def _checked(self, report: Report, now_us: int) -> Report:

@@ -231,7 +231,7 @@ class Reporter:
             self._span(found, SpanClass.CHECKPOINT, gang.last_us, gang.leave_us)
             self._commit(found, gang.last_step, self.commits + 1, now_us)
         if gang.outcome is not Outcome.FAILED:
-            how, step = gang.outcome.value, gang.last_step if self.restored else 0
+            how, step = str(gang.outcome), gang.last_step if self.restored else 0
             found.append(RankLeft(at_us=now_us, job_id=self.job_id, epoch=self.epoch, rank=0, how=how, step=step))
         return found
 

@@ -324,12 +324,12 @@ class Metrics:
                 job.high += max(0, event.first_step + event.steps - job.high)
         elif job.notice is not None and event.span is SpanClass.CHECKPOINT:
             save_us = max(0, event.at_us - max(event.from_us, job.notice.at_us))
-            sums = self._saves.setdefault(job.notice.reason.value, [0, 0])
+            sums = self._saves.setdefault(str(job.notice.reason), [0, 0])
             sums[0] += save_us * job.milli_held
             sums[1] += save_us * job.rate // (1000 * US_PER_HOUR)
 
     def _noticed(self, event: NoticeGiven) -> None:
-        self._notices[event.reason.value] += 1
+        self._notices[str(event.reason)] += 1
         job = self._open.get(event.job_id)
         if job is not None and job.notice is None:
             job.notice = event

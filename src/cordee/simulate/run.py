@@ -52,7 +52,7 @@ class Guest(Protocol):
         ...
 
 
-@collected_when_idle()
+@collected_when_idle(every=1_000_000)
 def run(
     nodes: Iterable[Node],
     submissions: Iterable[Submission],

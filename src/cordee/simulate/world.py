@@ -298,7 +298,7 @@ class SimCluster:
                 attempt.checkpoint.step, attempt.checkpoint.generation = event.step, event.generation
             if reports:
                 attempt.seq += 1
-                report = Report(stream, attempt.seq, event)
+                report = Report(stream, attempt.seq, event, True)
                 self._rank_reports.setdefault(stream, []).append(report)
 
     def _report_node(self, name: str, event: Event) -> None:

@@ -5,7 +5,6 @@ level than every waiting job, say, or the move of an attempt from a level on whi
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from cordee.ids import JobId
@@ -50,7 +49,7 @@ def next_turn(state: State, now_us: int) -> NextTurn:
         return NextTurn()
     lines = waiting.lines.values()
     times: list[int] = []
-    levels = list(_levels(waiting)) if counts_service(policy) else []
+    levels = _levels(waiting) if counts_service(policy) else []
     if policy.guards:
         allowances, overdue = state.allowances(), False
         for line in lines:
@@ -67,17 +66,18 @@ def next_turn(state: State, now_us: int) -> NextTurn:
         if turn_us < NEVER:
             times.append(-(-turn_us // EVERY_US) * EVERY_US)
     first = min(times, default=NEVER)
-    shapes = frozenset((line.tier, line.shape) for line in lines)
+    shapes = frozenset([(line.tier, line.shape) for line in lines])
     return NextTurn(first if first < NEVER else None, shapes, tuple(levels))
 
 
-def _levels(waiting: Waiting) -> Iterator[int]:
-    """Yield the levels on which jobs wait, the best first."""
+def _levels(waiting: Waiting) -> list[int]:
+    """Return the levels on which jobs wait, the best first."""
     standings, at = waiting.standings, 0
+    levels = list[int]()
     while at < len(standings):
-        level = standings[at][0] >> LEVEL_BITS
-        yield level
-        at = bisect_left(standings, ((level + 1) << LEVEL_BITS,))
+        levels.append(standings[at][0] >> LEVEL_BITS)
+        at = bisect_left(standings, ((levels[-1] + 1) << LEVEL_BITS,))
+    return levels
 
 
 def _min_run_ends_us(state: State, now_us: int) -> int | None:
@@ -100,8 +100,8 @@ def _own_tier_us(state: State, now_us: int, levels: list[int]) -> int:
         return first_us
     if counts_service(state.policy):
         first_us = min(first_us, running.next_lost_us(now_us, levels))
-        heads = (line.places[0].job_id for line in state.waiting.lines.values())
-        movable_gpus = max(_movable_gpus(state, job_id, free_gpus) for job_id in heads)
+        heads = [line.places[0].job_id for line in state.waiting.lines.values()]
+        movable_gpus = max([_movable_gpus(state, job_id, free_gpus) for job_id in heads])
         if movable_gpus:
             first_us = min(first_us, running.next_movable_us(now_us, movable_gpus))
     else:

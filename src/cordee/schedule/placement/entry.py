@@ -69,7 +69,7 @@ class Used(NamedTuple):
     @property
     def touched(self) -> int:
         """The mask of GPUs that are leased in whole or in part."""
-        touched = self.whole | mask_of(tuple(gpu for gpu, _ in self.parts)) if self.parts else self.whole
+        touched = self.whole | mask_of(tuple([gpu for gpu, _ in self.parts])) if self.parts else self.whole
         return touched | mask_of(tuple(gpu for gpu, _, _ in self.mig)) if self.mig else touched
 
     @property
@@ -237,7 +237,7 @@ def entry_of(node: Node, used: Used, reserved: tuple[str, ...] = ()) -> Entry:
         free,
         (usable | touched).bit_count(),
         (node.gpu_name, node.capacity, reserved),
-        tuple((gpu, 1000 - milli) for gpu, milli in used.parts if milli < 1000),
+        tuple([(gpu, 1000 - milli) for gpu, milli in used.parts if milli < 1000]),
         None if node.cpu_milli is None else node.cpu_milli - used.cpu_milli,
         None if node.memory_bytes is None else node.memory_bytes - used.memory_bytes,
         mig,

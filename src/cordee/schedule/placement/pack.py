@@ -23,6 +23,7 @@ _BENT = 0.05  # of the square of a node's free GPUs; from 0.01 to 0.2 the benchm
 _SAME = 1e-6
 _FEW = 16  # nodes that changed; of more, results are computed together and not kept
 _KEPT = 1 << 16
+_sums = np.add.reduce  # without the function in Python behind an array's `sum`
 
 _Left = tuple[bytes, float, float]
 """What is left of a node: thousandths of each GPU, CPU, memory. On it alone depend worth and scores under one mix."""
@@ -48,6 +49,7 @@ class _Nodes:
     kind: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # -1: not there
     island: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # GPUs
     changed: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    keys: list[_Left | None] = field(default_factory=list)  # what is left; None: not asked for since the node changed
 
 
 @dataclass(slots=True)
@@ -101,7 +103,7 @@ class Packer:
         if len(found) > 1:
             found = self._least(found, nodes.price[found])
             found = self._least(found, row.score[found], _SAME)
-            found = self._least(found, nodes.left[found].sum(axis=1))
+            found = self._least(found, _sums(nodes.left[found], axis=1))
         slot = int(found[self._order[found].argmin()])
         return self._names[slot], int(row.gpu[slot])
 
@@ -152,6 +154,7 @@ class Packer:
             self._names.append(name)
         width = max([nodes.left.shape[1], *(self._feed.entries[name].node.gpus for name in names)])
         nodes.left = np.pad(nodes.left, ((0, more), (0, width - nodes.left.shape[1])))
+        nodes.keys = [None] * len(self._names)
         for column in ("cpu", "memory", "price", "kind", "island", "changed"):
             setattr(nodes, column, np.pad(getattr(nodes, column), (0, more)))
         nodes.kind[old:] = -1
@@ -160,7 +163,7 @@ class Packer:
 
     def _set(self, slot: int, entry: Entry | None) -> None:
         nodes = self._nodes
-        nodes.changed[slot] = self._changes
+        nodes.changed[slot], nodes.keys[slot] = self._changes, None
         nodes.left[slot] = 0
         if entry is None:
             nodes.kind[slot] = -1
@@ -179,7 +182,11 @@ class Packer:
 
     def _left(self, slot: int) -> _Left:
         nodes = self._nodes
-        return nodes.left[slot].tobytes(), float(nodes.cpu[slot]), float(nodes.memory[slot])
+        left = nodes.keys[slot]
+        if left is None:
+            left = nodes.left[slot].tobytes(), float(nodes.cpu[slot]), float(nodes.memory[slot])
+            nodes.keys[slot] = left
+        return left
 
     def _renew_worth(self, slots: list[int]) -> None:
         """Compute the worth of nodes that changed, or take it from what is known."""
@@ -207,7 +214,7 @@ class Packer:
         left, table, worth = self._nodes.left[slots], self._table, self._worth
         if table is not None:
             worth.usable_gpus[slots], worth.usable_milli[slots] = table.usable(left)
-        total = left.sum(axis=1)
+        total = _sums(left, axis=1)
         host = self._nodes.cpu[slots], self._nodes.memory[slots]
         worth.potential[slots] = self._potential(*host, total, worth.usable_gpus[slots], worth.usable_milli[slots])
 
@@ -216,7 +223,7 @@ class Packer:
         value = total
         if self._table is not None:
             fraction = self._table.enough(cpu, memory)
-            value = total - (fraction * (count >= self._table.gpus) * usable).sum(axis=1)
+            value = total - _sums(fraction * (count >= self._table.gpus) * usable, axis=1)
         if self._packing == "mix":
             value = value - _BENT * total**2 / (1000 * self._nodes.left.shape[1])
         return value
@@ -259,9 +266,9 @@ class Packer:
         cpu, memory = nodes.cpu[slots] - cpu_milli * max(1, gpus), nodes.memory[slots] - memory_bytes * max(1, gpus)
         room = (cpu >= 0) & (memory >= 0) & (nodes.kind[slots] >= 0)
         if whole and gpus:
-            room &= (nodes.left[slots] >= 1000).sum(axis=1) >= gpus
+            room &= _sums(nodes.left[slots] >= 1000, axis=1) >= gpus
         slots, cpu, memory = slots[room], cpu[room], memory[room]
-        total = nodes.left[slots].sum(axis=1)
+        total = _sums(nodes.left[slots], axis=1)
         count, usable = self._worth.usable_gpus[slots], self._worth.usable_milli[slots]
         if whole:
             after = self._potential(cpu, memory, total - 1000 * gpus, count - gpus, usable - 1000 * gpus)

@@ -1,6 +1,5 @@
 """Columns: the numbers that searches read, as arrays over nodes, over running attempts and over their leases."""
 
-from collections.abc import Iterable
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -44,7 +43,7 @@ class Columns:
     """
 
     __slots__ = (
-        "_blocks", "_cells_of", "_free", "_journal", "_names", "_number",
+        "_blocks", "_cells_of", "_free", "_journal", "_names", "_number", "_numbers",
         "arrays", "changes", "flags", "floats", "ints", "size",
     )  # fmt: skip
 
@@ -59,6 +58,7 @@ class Columns:
         kinds = (np.int64, np.bool_, np.float64)
         self._blocks: list[Column] = [np.zeros((len(n), 64), k) for n, k in zip(self._names, kinds, strict=True)]
         self._number = {name: number for number, name in enumerate(ints)}
+        self._numbers: dict[tuple[str, ...], Ints] = {}  # of columns that were asked for together
         self.arrays: dict[str, Column] = {}
         self._name_rows()
         self.size = self.changes = 0
@@ -95,9 +95,12 @@ class Columns:
         self._journal.note(self._set, name, row, self.arrays[name][row])
         self._set(name, row, value)
 
-    def first_after(self, names: Iterable[str], least: int) -> int:
+    def first_after(self, names: tuple[str, ...], least: int) -> int:
         """Return the least number in columns of whole numbers that is larger; NEVER if there is none."""
-        numbers = self._blocks[0][[self._number[name] for name in names], : self.size]
+        at = self._numbers.get(names)
+        if at is None:
+            at = self._numbers[names] = np.array([self._number[name] for name in names])
+        numbers = self._blocks[0][at, : self.size]
         return int(np.minimum.reduce(numbers, axis=None, where=numbers > least, initial=NEVER))
 
     def _set(self, name: str, row: int, value: Cell) -> None:

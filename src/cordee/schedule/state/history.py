@@ -171,9 +171,15 @@ class History:
         """
         ended = self._ended
         live = [0] * (len(LADDER) + 1)  # whole numbers: the order of the jobs, which is that of a set, must not matter
+        counts = [0] * (len(LADDER) + 1)
         for served_gpu_us in live_gpu_us:
-            for level, gpu_us in enumerate(_by_level(served_gpu_us)):
-                live[level] += gpu_us
+            at = bisect_left(LADDER, served_gpu_us)
+            counts[at] += 1
+            live[at] += served_gpu_us - (LADDER[at - 1] if at else 0)
+        above = 0  # jobs on higher levels, each of which spent the whole width of this one
+        for at in range(len(LADDER) - 1, -1, -1):
+            above += counts[at + 1]
+            live[at] += above * _WIDTHS[at]
         spent = [of_ended + of_live for of_ended, of_live in zip(ended.gpu_us, live, strict=True)]
         self.learnt = _falling(ended.ends, spent), ended.jobs + max(1, ended.jobs // _GROWTH)
 

@@ -160,12 +160,12 @@ class Attempt(NamedTuple):
     @property
     def gpus(self) -> int:
         """GPUs of the gang; an elastic job may have fewer than it asked for."""
-        return sum(len(lease.gpus) for lease in self.leases)
+        return sum([len(lease.gpus) for lease in self.leases])
 
     @property
     def gpu_milli(self) -> int:
         """The gang in thousandths of a GPU."""
-        return sum(lease.gpu_milli for lease in self.leases)
+        return sum([lease.gpu_milli for lease in self.leases])
 
     @property
     def micro_usd_per_hour(self) -> int:
@@ -187,7 +187,7 @@ class Attempt(NamedTuple):
 
 def micro_usd_per_hour(job: Job, leases: tuple[Lease, ...], prices: tuple[int, ...]) -> int:
     """Return the price per hour of a job's leases on nodes of these prices per GPU-hour."""
-    return sum(job.nano_usd_per_hour(lease, price) for lease, price in zip(leases, prices, strict=True)) // 1000
+    return sum([job.nano_usd_per_hour(lease, price) for lease, price in zip(leases, prices, strict=True)]) // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

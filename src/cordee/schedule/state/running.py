@@ -174,7 +174,7 @@ class Running:
 
     def next_lost_us(self, now_us: int, levels: Iterable[int]) -> int:
         """Return when an attempt loses its turn next to jobs of one of these levels; NEVER if none does."""
-        names = [self._lost_name(level) for level in levels if level < len(self.levels)]
+        names = tuple([self._lost_name(level) for level in levels if level < len(self.levels)])
         return self.rows.first_after(names, now_us) if names else NEVER
 
     def has_lost(self, level: int, now_us: int) -> bool:

@@ -46,7 +46,9 @@ class Idle:
 
     def holds(self, changes: Changes, now_us: int) -> bool:
         """Return whether nothing has happened since that a cycle would act on."""
-        if changes.total != self.changes or changes.newest != self.newest:
+        if changes.total != self.changes:
+            return False
+        if changes.newest is not self.newest and changes.newest != self.newest:
             return False
         return self.from_us <= now_us < (NEVER if self.until_us is None else self.until_us)
 
