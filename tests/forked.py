@@ -11,13 +11,14 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from cordee.telemetry.host import free_port
 
 LIMIT_S = 280.0
 HEAVY = ("torch._dynamo", "cordee.train.job")
@@ -26,9 +27,7 @@ HEAVY = ("torch._dynamo", "cordee.train.job")
 
 def environments(world: int) -> list[dict[str, str]]:
     """What torch wants to know, for each rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(world)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 

@@ -248,7 +248,7 @@ def test_a_terminated_agent_gives_notice_first(world):
     code = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('ready', flush=True)\n"
     )
-    world.start(python(code + "time.sleep(600)"))
+    world.start(python(code + "while True: time.sleep(0.1)"))
     world.logged("ready")
     os.kill(world.agent_pid(), signal.SIGTERM)
     assert world.ended().outcome is Outcome.CHECKPOINTED

@@ -39,7 +39,7 @@ def leave(*_):
 signal.signal(signal.SIGTERM, leave)
 print("ready", flush=True)
 while True:
-    time.sleep(60)
+    time.sleep(0.1)  # a handler that comes just before a sleep waits for its end
 """
 
 
@@ -197,7 +197,7 @@ def test_one_that_dies_of_the_notice_leaves_the_others_their_grace(world):
     saves = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('saving', flush=True), "
     saves += "open(os.environ['CORDEE_SPOOL'] + '/go').read(), sys.exit(75)))\n"
     code = f"import os, time\nif os.environ['RANK'] == '0':\n    exec({saves!r})\n"
-    code += "print('ready', flush=True)\nwhile True: time.sleep(60)"
+    code += "print('ready', flush=True)\nwhile True: time.sleep(0.1)"
     world.start(python(code), gpus=2)
     world.logged("ready", "rank0.log")
     world.logged("ready", "rank1.log")
@@ -267,7 +267,7 @@ def handler(*_):
 signal.signal(signal.SIGTERM, handler)
 print("ready", flush=True)
 while True:
-    time.sleep(60)
+    time.sleep(0.1)
 """
 
 

@@ -15,7 +15,7 @@ SAVES = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (open(os.environ["OUT"] + "/left", "w"), sys.exit(75)))
 open(os.environ["OUT"] + "/began" + os.environ["CORDEE_EPOCH"], "w")
-time.sleep(600)
+while True: time.sleep(0.1)  # a handler that comes just before a sleep waits for its end
 """
 
 

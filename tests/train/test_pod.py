@@ -71,7 +71,7 @@ def test_a_notice_reaches_a_rank_behind_a_shell(tmp_path: Path) -> None:
         "import pathlib, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))\n"
         "pathlib.Path('up').touch()\n"
-        "time.sleep(300)\n"
+        "while True: time.sleep(0.1)\n"  # a handler that comes just before a sleep waits for its end
     )
     process = pod(tmp_path, f"run: 'cd . && {sys.executable} rank.py'\ngpus: 1")
     until((tmp_path / "up").exists, lambda: "the rank did not start")
