@@ -41,6 +41,7 @@ class Case:
     replicas: int = 1
     published: float | None = None
     train: Trained = "full"
+    targets: str = "all"
     zero: Literal[0, 1, 2, 3] = 3
 
 
@@ -77,6 +78,12 @@ CASES = (
     Case("mixtral-8x7b", 8, seq_tokens=4096, code="hf"),
     Case("mixtral-8x7b", 32, seq_tokens=4096, micro_batch=2, code="hf"),
     Case("mixtral-8x7b", 12, "full", seq_tokens=4096, code="hf"),
+    Case("mixtral-8x7b", 8, seq_tokens=4096, code="hf", train="lora", targets="attention"),
+    Case("mixtral-8x7b", 8, "full", seq_tokens=4096, code="hf", train="lora", targets="attention"),
+    Case("mixtral-8x7b", 8, seq_tokens=4096, code="hf", train="qlora", targets="attention"),
+    Case("mixtral-8x7b", 8, "full", seq_tokens=4096, code="hf", train="lora"),
+    Case("qwen3-30b-a3b", 8, seq_tokens=4096, code="hf", train="lora", targets="attention"),
+    Case("qwen3-30b-a3b", 8, "full", seq_tokens=4096, code="hf", train="lora"),
     Case("llama-3.1-8b", 8, "full", seq_tokens=2048),
     Case("llama-3.1-8b", 8, "full", seq_tokens=1024, accumulated=2),
     Case("llama-3.2-1b", 8, "full", seq_tokens=1024),
@@ -89,7 +96,7 @@ def compare(case: Case) -> dict[str, Any]:
     shape, gpus = load_shape(case.model), case.ranks * case.replicas
     settings = Settings(
         seq_tokens=case.seq_tokens, global_batch=gpus * case.micro_batch * case.accumulated, model_code=case.code,
-        train=case.train,
+        train=case.train, targets=case.targets,
     )  # fmt: skip
     question = Question(
         config=load_config(case.model), code=case.code, seq_tokens=case.seq_tokens, micro_batch=case.micro_batch,
@@ -111,8 +118,8 @@ def compare(case: Case) -> dict[str, Any]:
     formulas = rank_memory(shape, layout, training)
     planned = with_replay(formulas, shape, layout, training).worst
     return {
-        "model": case.model, "train": case.train, "layout": str(layout), "tokens": case.seq_tokens, "code": case.code,
-        "accumulated": case.accumulated, "peak": traced.peak.phase,
+        "model": case.model, "train": case.train, "targets": case.targets, "layout": str(layout),
+        "tokens": case.seq_tokens, "code": case.code, "accumulated": case.accumulated, "peak": traced.peak.phase,
         "traced_allocated_gib": traced.allocated_bytes / GiB, "planned_allocated_gib": planned.allocated_bytes / GiB,
         "allocated_error": planned.allocated_bytes / traced.allocated_bytes - 1,
         "traced_needed_gib": traced.reserve.needed_bytes / GiB, "planned_needed_gib": planned.reserved_bytes / GiB,
@@ -144,7 +151,7 @@ def main() -> None:
     print(f"{'model':13}{'layout':26}{'tokens':>7} {'code':11}" + "".join(f"{name:>{wide}}" for name, wide in columns))
     for row in rows:
         name = row["layout"] + (f" x{row['accumulated']}" if row["accumulated"] > 1 else "")
-        name += "" if row["train"] == "full" else f" {row['train']}"
+        name += "" if row["train"] == "full" else f" {row['train']} {row['targets']}"
         print(
             f"{row['model']:13}{name:26}{row['tokens']:7d} {row['code']:11}"
             f"{row['traced_allocated_gib']:10.2f}{row['planned_allocated_gib']:8.2f}{row['allocated_error']:+8.2%}"

@@ -367,13 +367,10 @@ MIXTURES = {
     [
         ("mixtral", "--train lora --targets attention --recompute none --layout fsdp=8"),
         ("mixtral", "--train lora --targets all --recompute none --layout fsdp=8"),
-        pytest.param("mixtral", "--train qlora --targets q,v,router --layout dp=8", marks=pytest.mark.soak),
+        pytest.param("mixtral", "--train qlora --targets q,v,router --layout fsdp=8", marks=pytest.mark.soak),
         pytest.param("mixtral", "--train lora --layout fsdp=16", marks=pytest.mark.soak),
-        pytest.param("mixtral", "--train dora --targets attention --layout fsdp=8", marks=pytest.mark.soak),
         pytest.param("qwen3_moe", "--train lora --targets attention --layout fsdp=8", marks=pytest.mark.soak),
-        pytest.param("qwen3_moe", "--train lora --recompute full --layout dp=8", marks=pytest.mark.soak),
         pytest.param("deepseek_v3", "--train qlora --targets attention --layout fsdp=8", marks=pytest.mark.soak),
-        pytest.param("deepseek_v3", "--train lora --recompute full --layout fsdp=8", marks=pytest.mark.soak),
     ],
 )  # fmt: skip
 def test_adapters_of_mixtures_are_planned_as_they_are_traced(
