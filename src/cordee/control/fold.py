@@ -105,20 +105,15 @@ class Fold:
 
     def apply(self, numbered: Iterable[tuple[int, Event]]) -> Failed:
         """Apply events of the log; a rank's report that cannot be applied is skipped and returned."""
-        state, ledger = self.state, self.ledger.apply
+        state = self.state
         failed: Failed = []
-        directory = self.directory
         for number, event in numbered:
             kind = type(event)
             try:
                 apply(state, event)
                 if kind is ServerUp and isinstance(event, ServerUp):
                     state.use(policy_of(event, self.policy))
-                ledger(event)
-                if kind in directory.kinds:
-                    directory.apply(number, event)
-                for fold in self._of(kind):
-                    fold(event)
+                self._count(number, event)
             except Exception as error:
                 # A rank's report, now or in an old log, must not keep the server from running.
                 if not is_rank_report(event):
@@ -131,17 +126,20 @@ class Fold:
 
     def follow(self, events: Sequence[Event]) -> None:
         """Count committed decisions, which the state holds already, in the ledger and the measurements."""
-        ledger, directory = self.ledger.apply, self.directory
         for number, event in enumerate(events, start=self.number + 1):
-            kind = type(event)
-            ledger(event)
-            if kind in directory.kinds:
-                directory.apply(number, event)
-            for fold in self._of(kind):
-                fold(event)
+            self._count(number, event)
         self.state.quotas.forget()
         self.number += len(events)
         self.last_us = events[-1].at_us
+
+    def _count(self, number: int, event: Event) -> None:
+        """Count an event in all values but the state."""
+        kind = type(event)
+        self.ledger.apply(event)
+        if kind in self.directory.kinds:
+            self.directory.apply(number, event)
+        for fold in self._of(kind):
+            fold(event)
 
     def _of(self, kind: type[Event]) -> tuple[Callable[[Event], None], ...]:
         """Return the folds of events of a kind beside the state, the ledger and the directory, which are few."""
