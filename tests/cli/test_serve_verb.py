@@ -235,6 +235,13 @@ def test_the_models_of_the_catalogue_are_listed(capsys: pytest.CaptureFixture[st
     assert code == 0 and {"llama-3-8b", "mixtral-8x7b"} <= set(out.split())
 
 
+def test_the_kinds_of_gpu_are_listed_with_their_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "plan", "--kinds")
+    assert code == 0 and {("H100", "80 GB"), ("RTX-3090", "24 GB")} <= {
+        tuple(line.split(maxsplit=1)) for line in out.splitlines()
+    }
+
+
 def test_a_trace_is_played(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = [

@@ -175,6 +175,22 @@ def test_the_limit_is_of_all_virtual_clusters_together(
     assert "have 5 nodes in all, and --cluster has 3" in refused(capsys, *words)[1]
 
 
+def test_gpus_are_cut_for_jobs_on_mig_instances_and_whole_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "mig.csv"
+    small = "".join(f"s{index},0,1,3600,1g.10gb\n" for index in range(7))
+    trace.write_text(f"job_id,submit_s,gpus,duration_s,mig\n{small}whole,60,1,3600,\nodd,0,1,60,9g.10gb\n")
+    words = ("simulate", str(trace), "--policy", "fifo", "--json", "--cluster")
+    found = json.loads(said(capsys, *words, "1x1xH100"))
+    (policy,) = found["policies"]
+    assert policy["summary"]["ended"] == 8 and policy["summary"]["makespan_s"] == pytest.approx(7200, rel=0.02)
+    (left_out,) = found["left_out"]
+    assert left_out["kind"] == "asks for a MIG instance 9g.10gb, which no GPU of the cluster can be cut into"
+    whole = json.loads(said(capsys, *words, "1x1"))
+    assert whole["policies"][0]["summary"]["ended"] == 1, "nobody knows how a GPU without a name is cut"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

@@ -117,7 +117,7 @@ def test_an_unknown_gpu_has_a_hint_by_its_number_and_the_way_to_describe_it(writ
     with pytest.raises(CatalogueError, match=f"unknown GPU '{written}'") as caught:
         CATALOGUE.find_gpu(written)
     hint = str(caught.value.hint)
-    assert hint.startswith(f"did you mean {near}? " if near else "known are A100-40, ")
+    assert hint.startswith(f"did you mean {near}? " if near else "`cordee plan --kinds` lists ")
     assert hint.endswith("or describe it in gpus.toml, in Cordee's home")
 
 

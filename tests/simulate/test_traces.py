@@ -95,6 +95,37 @@ def test_the_common_form(tmp_path: Path) -> None:
     assert not bad
 
 
+INSTANCES = """\
+job_id,submit_s,start_s,end_s,gpus,mig
+a,0,60,3660,1,1g.10gb
+b,2026-01-01T00:00:00,2026-01-01T00:01:00,2026-01-01T02:01:00,H100:3g.40gb,
+c,0,60,3660,2,
+d,0,60,3660,2,1g.10gb
+e,0,60,3660,1,small
+f,0,,3660,1,
+g,0,60,30,1,
+"""
+
+
+def test_a_start_and_an_end_stand_for_the_run_time_and_a_profile_for_a_part_of_a_gpu(tmp_path: Path) -> None:
+    jobs, bad = read(tmp_path / "t.csv", INSTANCES)
+    assert [(job.job_id, job.duration_us // S, job.gpus, job.mig, job.gpu_name) for job in jobs] == [
+        ("a", 3600, 1, "1g.10gb", None), ("c", 3600, 2, "", None), ("b", 7200, 1, "3g.40gb", "H100"),
+    ]  # fmt: skip
+    assert bad == {"a gang on MIG instances": 1, "mig is no MIG profile": 1, "no start": 1, "negative run time": 1}
+
+
+def test_slurm_without_a_run_time_and_with_a_mig_instance(tmp_path: Path) -> None:
+    text = (
+        "JobID|Submit|Start|End|State|AllocTRES\n"
+        "1|2026-01-01T00:00:00|2026-01-01T00:01:00|2026-01-01T01:01:00|COMPLETED|cpu=4,gres/gpu:a100_1g.5gb=1\n"
+        "2|2026-01-01T00:00:00|2026-01-01T00:01:00|Unknown|RUNNING|gres/gpu=8\n"
+    )
+    (job,), bad = read(tmp_path / "sacct.txt", text)
+    assert (job.duration_us, job.gpus, job.mig, job.gpu_name) == (3600 * S, 1, "1g.5gb", "a100")
+    assert bad == {"no end": 1}
+
+
 def test_helios(tmp_path: Path) -> None:
     (first, second), bad = read(tmp_path / "cluster_log.csv", HELIOS)
     assert (first.job_id, first.submit_us, first.gpus, first.duration_us) == ("1425511", 0, 1, 36848 * S)
@@ -263,7 +294,7 @@ def test_strict_is_an_error_with_the_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "form", "says"),
     [
-        ("job_id,gpus\n", None, "no format has the header"),
+        ("job_id,gpus\n", None, "start_s and end_s in place of duration_s"),
         ("", None, "t.csv is empty"),
         ("job_id,submit_s,duration_s\n", "common", "no column gpus"),
         ("{}", "philly", "no list of jobs"),

@@ -276,6 +276,7 @@ def plan(
     model_code: ModelCodeName = None,
     autocast: Autocast = False,
     models: terminal.Models = False,
+    kinds_: terminal.Kinds = False,
     as_json: terminal.Json = False,
 ) -> None:
     """Plan a training run: the layouts that fit, their speed and price, and the cost of a preemption.

@@ -29,7 +29,7 @@ from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
 from cordee.planning import home_gpus, home_prices
 from cordee.simulate.answer import PolicyComparison, comparison, replayed
-from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_clusters
+from cordee.simulate.cluster import OutageRate, cluster, cut_by_jobs, spot_series, vc_clusters
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
 from cordee.simulate.compare import simulate as simulate_one
 from cordee.simulate.frontier import (
@@ -378,7 +378,10 @@ def _scenario(
 
         return Scenario(jobs=draw, name=f"{synthetic.jobs:,} synthetic jobs", nodes=nodes, **more)
     opened = open_trace(Path(trace).expanduser(), form)
-    return Scenario(jobs=CachedJobs(opened.jobs), name=opened.path.name, nodes=nodes, **more)
+    jobs = CachedJobs(opened.jobs)
+    if opened.may_have_instances and any(job.mig for job in jobs(opened.tally())):
+        nodes = cut_by_jobs(nodes, load_catalogue(home_prices(), home_gpus()))
+    return Scenario(jobs=jobs, name=opened.path.name, nodes=nodes, **more)
 
 
 def _priced(nodes: tuple[Node, ...], price_as: str | None) -> tuple[Node, ...]:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from cordee.client import Client
 from cordee.servers import default_home
-from cordee.units import US_PER_S, format_duration, parse_duration_s
+from cordee.units import US_PER_S, format_bytes, format_duration, parse_duration_s
 from cordee.workload.load import model_names
 from cordee.workload.times import parse_time_us
 
@@ -41,8 +41,24 @@ def _list_models(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _list_kinds(wanted: bool) -> None:
+    """Print the kinds of GPU that are known with their memory, one a line, and leave."""
+    if wanted:
+        from cordee.hardware.load import load_catalogue
+        from cordee.planning import home_gpus
+
+        gpus = load_catalogue(gpu_files=home_gpus()).gpus
+        widest = max(len(gpu.name) for gpu in gpus)
+        print("\n".join(f"{gpu.name:{widest}}  {format_bytes(gpu.memory_bytes):>6}" for gpu in gpus))
+        raise typer.Exit
+
+
 Models = Annotated[
     bool, typer.Option("--models", help="List the models of the catalogue.", is_eager=True, callback=_list_models)
+]
+
+Kinds = Annotated[
+    bool, typer.Option("--kinds", help="List the kinds of GPU that are known.", is_eager=True, callback=_list_kinds)
 ]
 
 _COLOURS = {

@@ -273,9 +273,8 @@ class Catalogue:
         names = [each for gpu in self.gpus for each in (gpu.name, *gpu.aliases)]
         near = nearest_model(re.sub(_VENDORS, "", name, flags=re.IGNORECASE), names)
         did_you_mean = f"did you mean {known[_plain(near)].name}? " if near else ""
-        own = "or describe it in gpus.toml, in Cordee's home"
-        listing = ", ".join(gpu.name for gpu in self.gpus)
-        raise CatalogueError(f"unknown GPU {name!r}", hint=f"{did_you_mean}known are {listing}; {own}")
+        listed = "`cordee plan --kinds` lists those that are known; or describe it in gpus.toml, in Cordee's home"
+        raise CatalogueError(f"unknown GPU {name!r}", hint=did_you_mean + listed)
 
     def price(self, gpu: Gpu, capacity: Capacity) -> Price | None:
         """Return the price of this GPU in this kind of capacity, or None where no source gives one."""

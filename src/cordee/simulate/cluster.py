@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from cordee.errors import InputError
+from cordee.errors import CatalogueError, InputError
 from cordee.events import Capacity, Node
+from cordee.hardware.catalog import Catalogue
 from cordee.hardware.topology import parse_cluster
 from cordee.simulate.traces.job import open_text
 from cordee.simulate.world import Outage
@@ -39,6 +40,22 @@ def cluster(text: str, *, micro_usd_per_gpu_hour: int = 0, price_source: str = "
         nodes = parse_cluster(text)
     price = {"micro_usd_per_gpu_hour": micro_usd_per_gpu_hour, "price_source": price_source}
     return tuple(node if node.micro_usd_per_gpu_hour else replace(node, **price) for node in nodes)  # type: ignore[arg-type]
+
+
+def cut_by_jobs(nodes: Sequence[Node], catalogue: Catalogue) -> tuple[Node, ...]:
+    """Return the nodes with GPUs that are cut into MIG instances as jobs need them, and whole again, where they can be.
+
+    They are as under agents whose label is `mig=switched`.
+    """
+    found = []
+    for node in nodes:
+        try:
+            table = catalogue.find_gpu(node.gpu_name).mig
+        except CatalogueError:
+            table = None
+        cuts = None if table is None else table.gpus(tuple(range(node.gpus)), switched=True)
+        found.append(replace(node, mig=cuts))
+    return tuple(found)
 
 
 def vc_clusters(path: Path) -> dict[str, int]:

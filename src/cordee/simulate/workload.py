@@ -7,7 +7,7 @@ ends no job here, and is the owner's estimate of the run time.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.ids import JobId
@@ -69,6 +69,7 @@ def fitting(
     nodes = list(nodes)
     names = (*{node.gpu_name: None for node in nodes}, None)
     most = {name: most_gpus(nodes, name, Capacity.ANY) for name in names}
+    parts = _parts(nodes)
     of = "" if len(names) == 2 else " of one kind"
     from_us, to_us = window_us
     taken = 0
@@ -78,13 +79,27 @@ def fitting(
         if (to_us is not None and each.submit_us >= to_us) or (limit is not None and taken >= limit):
             return
         name = each.gpu_name if each.gpu_name in most else None
+        if each.mig and (name, each.mig) not in parts:
+            tally.bad(f"asks for a MIG instance {each.mig}, which no GPU of the cluster can be cut into", each.line)
+            continue
         if each.gpus > most[name]:
             tally.bad(f"larger than the cluster's {most[name]} GPUs{of}", each.line)
             continue
         if each.gpu_name is not None and name is None and of:
             tally.changed("asks for a GPU that the cluster does not have: runs on any", each.line)
         taken += 1
-        yield each, name
+        yield replace(each, gpu_milli=parts[name, each.mig]) if each.mig else each, name
+
+
+def _parts(nodes: Iterable[Node]) -> dict[tuple[str | None, str], int]:
+    """Return the thousandths of a GPU that a MIG profile takes, by the kind of GPU; None: of the first that has it."""
+    found: dict[tuple[str | None, str], int] = {}
+    for node in nodes:
+        for profile in () if node.mig is None else node.mig.profiles:
+            milli = node.mig.milli(profile.size)
+            found[node.gpu_name, profile.name] = milli
+            found.setdefault((None, profile.name), milli)
+    return found
 
 
 def submission(each: TraceJob, gpu_name: str | None, costs: Costs, number: int, *, estimates: bool) -> Submission:
@@ -109,6 +124,7 @@ def submission(each: TraceJob, gpu_name: str | None, costs: Costs, number: int, 
         cpu_milli=each.cpu_milli,
         memory_bytes=each.memory_bytes,
         estimate_us=each.duration_us if estimates else each.time_limit_us,
+        mig=each.mig or None,
     )
     work = Work(
         steps=steps,

@@ -51,6 +51,11 @@ class Trace:
         rows = table(self.path, form, tally)
         return streamed(rows, tally) if form.is_sorted else in_order(rows, tally)
 
+    @property
+    def may_have_instances(self) -> bool:
+        """Return whether its format has MIG instances."""
+        return self.form in ("common", "sacct", "cordee")
+
     def tally(self, *, strict: bool = False) -> Tally:
         """Return a new count."""
         return Tally(str(self.path), strict)
@@ -85,14 +90,14 @@ def _format_of(path: Path) -> str:
         return "philly"
     header = head.split("\n", 1)[0].strip()
     for form in FORMATS:
-        if set(form.needs) <= {name.strip() for name in header.split(form.delimiter)}:
+        if not form.missing({name.strip() for name in header.split(form.delimiter)}):
             return form.name
     if not header:
         raise TraceError(f"{path} is empty", hint=f"write a table with the columns {_needs(FORMATS[0])}")
     raise TraceError(
         f"no format has the header {header[:120]!r}",
-        hint=f"rename its columns: {_needs(FORMATS[0])} are enough, in any order and among others; submission is in"
-        " seconds or a date, the run time in seconds, 01:30:00 or 1h30m",
+        hint=f"rename its columns: {_needs(FORMATS[0])} are enough, in any order and among others, or start_s and end_s"
+        " in place of duration_s; times are in seconds or dates, the run time in seconds, 01:30:00 or 1h30m",
     )
 
 

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-from cordee.errors import TraceError
+from cordee.errors import SpecError, TraceError
 from cordee.units import US_PER_DAY, US_PER_S
+from cordee.workload.gpus import parse_mig
 
 _LATEST_US = 253_402_300_800 * US_PER_S  # since 1970
 _LONGEST_US = 36_525 * US_PER_DAY
@@ -24,6 +25,7 @@ class TraceJob:
         duration_us: run time, queueing not included.
         line: in its file, for messages.
         changes: what runs differently from what its row says.
+        mig: the profile of the MIG instance that it runs on; "": none.
     """
 
     job_id: str
@@ -41,6 +43,7 @@ class TraceJob:
     tier: str = ""
     changes: tuple[str, ...] = ()
     time_limit_us: int | None = None
+    mig: str = ""
 
 
 class BadRow(Exception):
@@ -171,6 +174,23 @@ def gpus_of(text: str) -> tuple[int, str]:
     return sum(counts.values()) if plain is None else plain, max(counts, key=lambda kind: counts[kind], default="")
 
 
+def instance_of(text: str) -> tuple[str, str]:
+    """Return the profile of a MIG instance and the kind of its GPU, as people or Slurm write it; "" without one.
+
+    >>> instance_of("1g.10gb"), instance_of("a100_1g.5gb"), instance_of("8"), instance_of("h100")
+    (('1g.10gb', ''), ('1g.5gb', 'a100'), ('', ''), ('', ''))
+
+    Raises:
+        BadRow: several of them.
+    """
+    written = re.sub(r"_(\d+g\.\d+gb)", r":\1", text.strip())
+    try:
+        found = parse_mig(written)
+    except SpecError:
+        raise BadRow("a gang on MIG instances") from None
+    return ("", "") if found is None else (found[0], found[1] or "")
+
+
 def in_order(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
     """Yield the jobs in the order of submission, with times from the first one."""
     known = sorted(jobs, key=lambda job: (job.submit_us, job.line))
@@ -186,7 +206,7 @@ def distinct(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
     for job in jobs:
         if job.submit_us != at_us:
             at_us, seen = job.submit_us, set()
-        row = (job.job_id, job.gpus, job.gpu_milli, job.duration_us, job.vc, job.user)
+        row = (job.job_id, job.gpus, job.gpu_milli, job.mig, job.duration_us, job.vc, job.user)
         if job.job_id and row in seen:
             tally.bad("the same row again", job.line)
             continue

@@ -89,4 +89,5 @@ def logged_jobs(path: Path) -> Iterator[TraceJob]:
             memory_bytes=job.memory_bytes,
             tier=job.tier.value,
             time_limit_us=job.time_limit_us,
+            mig=job.mig or "",
         )

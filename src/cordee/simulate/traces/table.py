@@ -1,6 +1,7 @@
 """Traces that are one table with a row for each job: their columns and how values are written.
 
-A row of the common form: `job_id,user,vc,submit_s,gpus,duration_s,status`, and more columns if the header has them.
+A row of the common form: `job_id,user,vc,submit_s,gpus,duration_s,status`, and more columns if the header has them;
+`start_s,end_s` may stand for `duration_s`.
 The other formats are as their authors publish them: github.com/S-Lab-System-Group/HeliosData (cluster_log.csv),
 github.com/InternLM/AcmeTrace (trace_seren.csv, trace_kalos.csv), github.com/alibaba/clusterdata
 cluster-trace-gpu-v2023 (openb_pod_list_*.csv), and what `sacct --parsable2` prints (slurm.schedmd.com/sacct.html).
@@ -9,7 +10,7 @@ cluster-trace-gpu-v2023 (openb_pod_list_*.csv), and what `sacct --parsable2` pri
 import csv
 import heapq
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from cordee.simulate.traces.job import (
     checked,
     distinct,
     gpus_of,
+    instance_of,
     open_text,
     seconds_us,
     stamp_us,
@@ -38,13 +40,22 @@ _WINDOW = 100_000  # rows that a table of the common form may be out of order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A table's name, its required columns, and the function that turns a row into a job."""
+    """A table's name, its required columns, and the function that turns a row into a job.
+
+    `instead` names two columns that stand for the last required one.
+    """
 
     name: str
     needs: tuple[str, ...]
     read: Callable[[Row, int], TraceJob | None]
     delimiter: str = ","
     is_sorted: bool = False
+    instead: tuple[str, ...] = ()
+
+    def missing(self, header: Collection[str]) -> list[str]:
+        """Return the required columns that a header lacks."""
+        whole = not self.instead or not set(self.instead) <= set(header)
+        return [name for name in (self.needs if whole else self.needs[:-1]) if name not in header]
 
 
 def table(path: Path, form: Format, tally: Tally) -> Iterator[TraceJob]:
@@ -58,8 +69,7 @@ def table(path: Path, form: Format, tally: Tally) -> Iterator[TraceJob]:
         raw = form.delimiter == "|"
         rows = csv.reader(file, delimiter="|", quoting=csv.QUOTE_NONE) if raw else csv.reader(file)
         header = [name.strip() for name in next(rows, [])]
-        missing = [name for name in form.needs if name not in header]
-        if missing:
+        if missing := form.missing(header):
             raise TraceError(
                 f"{path} has no column {', '.join(missing)}: its header is {form.delimiter.join(header)[:200]!r}",
                 hint=f"the {form.name} format needs {form.delimiter.join(form.needs)}",
@@ -113,10 +123,11 @@ def _merged(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
 
 
 def _common(row: Row, line: int) -> TraceJob:
-    gpus, milli = _gpus(row["gpus"])
+    mig, kind = _instance(row)
+    gpus, milli = (1, 1000) if mig else _gpus(row["gpus"])
     memory = row.get("memory_mib", "")
     limit, tier = row.get("time_limit_s", ""), row.get("tier", "").strip().lower()
-    changes: tuple[str, ...] = (_ROUNDED,) if milli == 1000 and float(row["gpus"]) != gpus else ()
+    changes: tuple[str, ...] = (_ROUNDED,) if not mig and milli == 1000 and float(row["gpus"]) != gpus else ()
     if tier and tier not in _TIERS:
         changes += ("an unknown tier: runs as standard",)
     return TraceJob(
@@ -124,18 +135,37 @@ def _common(row: Row, line: int) -> TraceJob:
         submit_us=_time_us(row["submit_s"], "submission time", stamp_us),
         gpus=gpus,
         gpu_milli=milli,
-        duration_us=_time_us(row["duration_s"], "run time", _length_us),
+        duration_us=_ran_us(row),
         line=line,
         user=row.get("user", ""),
         vc=row.get("vc", ""),
         status=row.get("status", ""),
-        gpu_name=_one_name(row.get("gpu_spec", "")),
+        gpu_name=kind or _one_name(row.get("gpu_spec", "")),
         cpu_milli=_whole(row.get("cpu_milli", ""), "cpu_milli"),
         memory_bytes=_whole(memory, "memory_mib") * MIB,
         tier=tier,
         changes=changes,
         time_limit_us=_time_us(limit, "time limit", _length_us) if limit else None,
+        mig=mig,
     )
+
+
+def _instance(row: Row) -> tuple[str, str]:
+    """Return the MIG instance of a row, by its column `mig` or where its GPUs are one, and the kind of its GPU."""
+    gpus = row["gpus"].strip()
+    mig, kind = instance_of(row.get("mig", "") or gpus)
+    if row.get("mig", "").strip() and not mig:
+        raise BadRow("mig is no MIG profile")
+    if mig and re.fullmatch(r"\d+(\.\d+)?", gpus) and float(gpus) > 1:
+        raise BadRow("a gang on MIG instances")
+    return mig, kind
+
+
+def _ran_us(row: Row) -> int:
+    """Return the run time of a row: its own, or from its start to its end."""
+    if "duration_s" in row:
+        return _time_us(row["duration_s"], "run time", _length_us)
+    return _time_us(row["end_s"], "end", stamp_us) - _time_us(row["start_s"], "start", stamp_us)
 
 
 def _time_us(text: str, what: str, other: Callable[[str, str], int]) -> int:
@@ -232,20 +262,32 @@ def _sacct(row: Row, line: int) -> TraceJob | None:
     if "." in row["JobID"]:
         return None  # a step of the job above it
     gpus, kind = gpus_of(row.get("AllocTRES") or row.get("ReqTRES") or "")
-    seconds = row.get("ElapsedRaw", "")
+    mig, of = instance_of(kind)
+    if mig and gpus > 1:
+        raise BadRow("a gang on MIG instances")
     limit = row.get("Timelimit", "")
     return TraceJob(
         job_id=row["JobID"],
         submit_us=stamp_us(row["Submit"], "submission time"),
         gpus=gpus,
-        duration_us=seconds_us(seconds, "run time") if seconds else _elapsed_us(row.get("Elapsed", "")),
+        duration_us=_held_us(row),
         line=line,
         user=row.get("User", ""),
         vc=row.get("Partition", ""),
         status=row["State"].split(" ")[0],
-        gpu_name=kind or None,
+        gpu_name=(of if mig else kind) or None,
         time_limit_us=_elapsed_us(limit) if re.fullmatch(r"[\d:-]+", limit) else None,
+        mig=mig,
     )
+
+
+def _held_us(row: Row) -> int:
+    """Return how long a row of Slurm's held its GPUs: as it says, or from its start to its end."""
+    if seconds := row.get("ElapsedRaw", ""):
+        return seconds_us(seconds, "run time")
+    if "Elapsed" not in row and "Start" in row and "End" in row:
+        return stamp_us(row["End"], "end") - stamp_us(row["Start"], "start")
+    return _elapsed_us(row.get("Elapsed", ""))
 
 
 def _elapsed_us(text: str) -> int:
@@ -260,7 +302,13 @@ def _elapsed_us(text: str) -> int:
 _DATACENTRE = ("job_id", "user", "gpu_num", "state", "submit_time", "duration")
 
 FORMATS = (
-    Format(name="common", needs=("job_id", "submit_s", "gpus", "duration_s"), read=_common, is_sorted=True),
+    Format(
+        name="common",
+        needs=("job_id", "submit_s", "gpus", "duration_s"),
+        read=_common,
+        is_sorted=True,
+        instead=("start_s", "end_s"),
+    ),
     Format(name="openb", needs=("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time"), read=_openb),
     Format(name="helios", needs=(*_DATACENTRE, "vc"), read=_datacentre),
     Format(name="acme", needs=_DATACENTRE, read=_datacentre),
