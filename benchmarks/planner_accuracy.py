@@ -44,7 +44,7 @@ LEVELS = {
 }
 
 
-def _seen(run: Published, memory: RankMemory, metric: str) -> tuple[str, float] | None:
+def seen(run: Published, memory: RankMemory, metric: str) -> tuple[str, float] | None:
     """The planner's number for a metric of memory; a peak that does not say what it counts is taken as reserved."""
     unit = run.units[metric]
     if metric == SHARE_METRIC:
@@ -97,11 +97,11 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
                 caught, missed = caught + over, missed + (not over)
                 details.append(_detail(run, memory, "oom", 0.0, float(memory.total_bytes)))
                 continue
-            seen = _seen(run, memory, metric)
-            if seen is None:
+            answer = seen(run, memory, metric)
+            if answer is None:
                 unscored[f"no number of ours answers {metric}"] += 1
                 continue
-            kind, predicted = seen
+            kind, predicted = answer
             value = run.metrics[metric]
             measured = value / 100 if metric == SHARE_METRIC else memory_bytes(metric, value)
             errors[run.source, kind].append((predicted / measured - 1, run.config_id))

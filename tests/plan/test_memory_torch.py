@@ -42,14 +42,14 @@ def test_a_torch_pipeline_receives_into_a_tensor_for_each_micro_batch() -> None:
 def test_a_loss_over_divided_logits_keeps_four_tensors_in_fp32() -> None:
     training = Training(8192, 8)
     for tp, each in ((1, 12), (8, 16)):
-        (loss,) = (m for m in timeline(L8, Layout(tp=tp, sp=tp > 1), training, 0) if m.event == "loss")
+        *_, loss = (m for m in timeline(L8, Layout(tp=tp, sp=tp > 1), training, 0) if m.event == "loss")
         assert loss.loss_bytes == each * 8192 * 128_256 / tp
 
 
 def test_a_compiled_loss_keeps_the_logits_and_their_gradient_in_16_bits() -> None:
     training = Training(8192, 8, loss="compiled")
     for tp in (1, 8):
-        (loss,) = (m for m in timeline(L8, Layout(tp=tp, sp=tp > 1), training, 0) if m.event == "loss")
+        *_, loss = (m for m in timeline(L8, Layout(tp=tp, sp=tp > 1), training, 0) if m.event == "loss")
         assert loss.loss_bytes == 4 * 8192 * 128_256 / tp
 
 
@@ -86,9 +86,25 @@ def test_a_loss_within_the_forward_pass_has_the_gathered_head_beside_it() -> Non
     layout = Layout(dp=8, zero=3, recompute="full")
     few, many = (_moments(layout, train="qlora", seq_tokens=tokens, global_batch=8)["loss"] for tokens in (2048, 8192))
     outside = _moments(layout, train="qlora", seq_tokens=2048, global_batch=8, model_code="torchtitan")["loss"]
-    # 16-bit logits, two tensors in fp32 and the head's buffer, or three tensors in fp32: whichever is more.
-    assert few.loss_bytes == 10 * 2048 * 128_256 and many.loss_bytes == 12 * 8192 * 128_256
-    assert few.allocated_bytes - outside.allocated_bytes == pytest.approx(ROWS - 2 * 2048 * 128_256)
+    # 16-bit logits, two tensors in fp32, the head's buffer and input, or three tensors in fp32: whichever is more.
+    hidden = 2 * 2048 * 4096
+    assert few.loss_bytes == 10 * 2048 * 128_256 + hidden and many.loss_bytes == 12 * 8192 * 128_256
+    assert few.allocated_bytes - outside.allocated_bytes == pytest.approx(ROWS - 2 * 2048 * 128_256 + hidden)
+
+
+def test_casts_of_recomputed_layers_are_gone_when_the_loss_goes_backward() -> None:
+    for recompute, tokens, each in (("full", 2048, 10), ("full", 65_536, 12), ("none", 2048, 12)):
+        layout = Layout(dp=8, zero=1, recompute=recompute)  # type: ignore[arg-type]
+        loss = _moments(layout, seq_tokens=tokens, global_batch=8)["loss"]
+        assert loss.loss_bytes == each * tokens * 128_256
+
+
+def test_the_last_gradient_of_one_gpu_lies_beside_nothing_and_that_of_ddp_beside_its_bucket() -> None:
+    hidden = 2 * 2048 * 4096
+    for layout, batch, more in ((Layout(), 1, 0), (Layout(), 2, 2 * ROWS), (Layout(dp=8), 8, 2 * ROWS)):
+        moments = _moments(layout, seq_tokens=2048, global_batch=batch)
+        found = moments["embedding"].allocated_bytes - moments["step"].allocated_bytes
+        assert found == pytest.approx(hidden + more)
 
 
 def test_blocks_of_gradients_stay_beside_those_of_a_peak_without_them() -> None:

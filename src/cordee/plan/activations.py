@@ -444,8 +444,16 @@ def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
 
 
 def forward_loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """Return the bytes of an eager loss as the model's forward pass ends: the logits, in fp32, their logarithms."""
-    return loss_bytes(shape, layout, training) * 5 / 6
+    """Return the bytes of a loss as the forward pass ends; of an eager one logits, in fp32 as well, and logarithms.
+
+    The input of a frozen head is still there, of which `head_moment_bytes` knows nothing.
+    """
+    whole = loss_bytes(shape, layout, training)
+    if training.loss_kind != "eager":
+        return whole
+    frozen = training.adapters is not None and not training.is_fused
+    logits = 5 * output_bytes(shape, layout, training)
+    return np.minimum(whole, logits) + frozen * boundary_bytes(shape, layout, training)
 
 
 def forward_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
@@ -480,7 +488,16 @@ def output_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
 def head_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Return the bytes beside the logits: the last layer's output, the norm's, its gradient; whole where sp gathers."""
     whole, cut = hidden_bytes(shape, layout, training), boundary_bytes(shape, layout, training)
-    found = 2 * cut + whole + only_where(sequence_split(layout) > 1, whole + cut)
+    is_cut = sequence_split(layout) > 1
+    found = 2 * cut + whole + only_where(is_cut, whole + cut)
+    adapters, composite = training.adapters, training.tuning.composite_norms
+    if training.framework == "torch" and training.loss_kind == "eager" and (adapters is None or not training.is_fused):
+        # An eager loss is done when that gradient comes. A norm that is written out keeps its input in fp32, what it
+        # scales and its result, or that input alone where norm and head are frozen.
+        states = 2 + training.keeps_fp32 * (layout.zero < 2)
+        if shape.norm == "rms" and (composite or adapters is not None):
+            states = 4 if adapters is None else 2
+        found = states * cut + only_where(is_cut, whole)
     # A frozen fp32 head has a 16-bit copy until its product has passed backward, beside the last layer's fp32 output.
     wide = widens(layout, training)
     return found + wide * (2 * cut + training.activation_bytes * shape.vocab * shape.hidden - found)

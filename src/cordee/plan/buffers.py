@@ -317,13 +317,17 @@ def reduced_head_bytes(shape: ModelShape, layout: Layout, training: Training) ->
 
 
 def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
-    """Return the embedding's whole gradient, which no framework adds up inside the product.
+    """Return the embedding's whole gradient, which no framework adds up inside the product, beside the first layer's.
 
-    Under autocast it is fp32; where the head is the same matrix its gradient waits beside it until both are added.
+    Under autocast it is fp32, and lies beside all gradients where it is added to one that is there: DDP's bucket, or
+    that of an earlier micro-batch on one GPU; the layer's are gradients already. Where the head is the same matrix its
+    gradient waits beside it until both are added.
     """
-    item = training.activation_bytes
-    twice = training.keeps_fp32 * (layout.zero < 2) * shape.tied * held.heads
-    return vocabulary_bytes(shape, layout, training) * (1 + twice * (2 * 4 / item - 1))
+    rows = vocabulary_bytes(shape, layout, training)
+    wide, several = 4 / training.activation_bytes * rows, layout.micro_batches(training.global_batch) > 1
+    cast = 2 * wide if shape.tied and held.heads else wide * (several == (layout.gpus == 1))
+    plain = rows + arriving_bytes(shape, layout, training, held)
+    return plain + training.keeps_fp32 * (layout.zero < 2) * (cast - plain)
 
 
 def vocabulary_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:

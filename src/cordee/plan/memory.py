@@ -309,8 +309,10 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     moments.append(always.at("forward", boundary, 0.0, ends.first, none))
     if held.heads:
         # FSDP2 has let go of the last layer when the head runs.
-        beside = cast + gathered * (1 - appear * (layout.zero == 3))
-        moments += _at_loss(shape, layout, training, always, (kept + between, beside, ends.head_buffer, none))
+        beside = gathered * (1 - appear * (layout.zero == 3))
+        head_cast = np.minimum(cast - cast_back, buf.vocabulary_bytes(shape, layout, training))
+        passes = beside + cast + training.tuning.loss_within * ends.head_buffer, beside + cast_back + head_cast
+        moments += _at_loss(shape, layout, training, always, (kept + between, passes, none))
         if np.any(ends.of_head):
             missing, reduced = arrival.sharded * arrival.missing(0) * gradients, gathered / 2 + ends.of_head
             moments.append(always.at("loss", kept + between, 0.0, arrival.sharded * reduced, missing))
@@ -318,10 +320,9 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     moments += _backward(always, (kept, between), cast_back, own, arrival)
     frozen = training.tuning.frozen
     if held.embeddings and training.adapters is None and not (frozen is not None and frozen.embeddings):
-        beside = boundary + buf.arriving_bytes(shape, layout, training, held)
-        rows = buf.embedding_gradient_bytes(shape, layout, training, held)
+        rows = boundary + buf.embedding_gradient_bytes(shape, layout, training, held)
         left = np.maximum(0.0, kept - one)
-        moments.append(always.at("embedding", left, 0.0, np.where(arrival.sharded, 0.0, rows + beside)))
+        moments.append(always.at("embedding", left, 0.0, np.where(arrival.sharded, 0.0, rows)))
         comes, is_reduced = ends.last_bytes(arrival.reduced, boundary)
         missing = arrival.sharded * arrival.missing(arrival.layers) * gradients
         moments.append(always.at("embedding", left, 0.0, arrival.sharded * comes, missing))
@@ -379,45 +380,49 @@ def _backward(
     """
     activations, between = kept
     own, gathered, ahead = buffers
-    layers, gradients = arrival.layers, always.gradients
-    # Where nothing is sharded gradients come as large as activations go, or larger.
-    going = arrival.first * np.minimum(gradients, (activations + cast) * (1 - 1 / layers))
-    moments = []
-    for done, reduced in ((0, arrival.reduced_head), (1, arrival.reduced), (max(0, layers - 2), arrival.reduced)):
-        left = activations * (1 - min(done, layers - 1) / layers)
-        missing = np.where(arrival.sharded, arrival.missing(done) * gradients, going)
-        left = np.where(arrival.sharded, left, activations)
-        moments.append(always.at("backward", left + between, 0.0, own + reduced + cast, missing))
+    layers = arrival.layers
+    with_first = own + arrival.reduced
     if ahead is not None:  # with the first layer FSDP2 gathers the embedding, and no further layer
-        first = arrival.sharded * arrival.missing(layers - 1) * gradients
-        last = own - gathered / 2 + ahead + arrival.reduced
-        moments.append(always.at("backward", activations / layers, 0.0, last, first))
+        with_first = with_first - gathered / 2 + ahead
+    moments = []
+    for done, beside in (
+        (0, own + arrival.reduced_head),
+        (1, own + arrival.reduced),
+        (layers - 2, own + arrival.reduced),
+        (layers - 1, with_first),
+    ):
+        passed = min(max(0, done), layers - 1)
+        left, missing = 1 - passed / layers, arrival.missing(passed) * always.gradients
+        moments.append(always.at("backward", left * activations + between, 0.0, beside + left * cast, missing))
     return moments
 
 
 def _at_loss(
-    shape: ModelShape, layout: Layout, training: Training, always: _Standing, beside: tuple[Real, Real, Real, Real]
+    shape: ModelShape,
+    layout: Layout,
+    training: Training,
+    always: _Standing,
+    beside: tuple[Real, tuple[Real, Real], Real],
 ) -> list[Moment]:
-    """Return the events of a rank with the head; `beside` are activations, buffers, the head's, missing gradients."""
-    kept, buffers, head_buffer, missing = beside
+    """Return the events of a rank with the head: as its forward pass ends, and in the backward pass of the loss.
+
+    `beside` are activations, the buffers of both passes, and missing gradients.
+    """
+    kept, passes, missing = beside
     logits, output = act.loss_bytes(shape, layout, training), act.output_bytes(shape, layout, training)
-    buffers = (
-        buffers + act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
-    )
-    head, is_eager = act.dequantised_head_bytes(shape, training), training.loss_kind == "eager"
-    if is_eager:  # its fp32 tensors are gone when the head's product has its turn again
-        logits = np.maximum(logits, output + head)
+    own = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
+    head, within = act.dequantised_head_bytes(shape, training), act.forward_loss_bytes(shape, layout, training)
+    if training.loss_kind == "eager":  # its fp32 tensors are gone when the head's product has its turn again
+        logits, within = np.maximum(logits, output + head), np.maximum(within, output + head)
     else:
-        buffers = buffers + head
-    moments = [always.at("loss", kept, logits, buffers, missing)]
-    if is_eager and training.tuning.loss_within:
-        within = act.forward_loss_bytes(shape, layout, training)
-        moments.append(always.at("loss", kept, within, buffers + head_buffer, missing))
+        own = own + head
+    forward, backward = (own + each for each in passes)
+    moments = [always.at("loss", kept, within, forward, missing), always.at("loss", kept, logits, backward, missing)]
     stage = training.tuning.stage
     if stage is not None and stage.sequences_together > 1 and stage.free_passes:
         # The reference passes while the policy's activations and logits wait for their loss.
         both = logits if training.loss_kind == "chunked" else 2 * output
-        moments.append(always.at("reference", kept, both, buffers, missing))
+        moments.append(always.at("reference", kept, both, forward, missing))
     return moments
 
 

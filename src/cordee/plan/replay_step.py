@@ -338,7 +338,8 @@ class ReplayedStep:
         else:
             self.make("fp32 logits", wide)
             self.make("log probabilities", wide)
-            self.drop("fp32 logits", "head buffer", "logits")
+            # A frozen head does not read what it is given again.
+            self.drop("fp32 logits", *(() if sizes.low is None else ("normed",)), "head buffer", "logits")
             self.make("one-hot", wide)
             if code.is_divided:
                 self.make("exponentials", wide)
