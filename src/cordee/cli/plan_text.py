@@ -52,6 +52,7 @@ COLOURS = {
     "other": "bright_black",
     "limit": "bold",
 }
+STAGES_LISTED = 8  # one by one
 WORDS = {  # words of a layout that are no axis of the mesh, by their beginnings
     "vpp": "{} chunks a rank",
     "mb": "micro-batches of {} sequences",
@@ -379,13 +380,15 @@ def _legend_of_words(layouts: Sequence[Layout]) -> str:
 def _number(word: str, begin: str) -> str:
     """Return the number in a word of a layout, or the sizes of the stages that it lists.
 
-    >>> _number("mb4", "mb"), _number("split=27x2-26", "split=")
-    ('4', '27, 27 and 26')
+    >>> _number("mb4", "mb"), _number("split=27x2-26", "split="), _number("split=3-4x30-3", "split=")
+    ('4', '27, 27 and 26', '3, 30 x 4 and 3')
     """
     if begin != "split=":
         return word.removeprefix(begin)
     runs = [each.partition("x") for each in word.removeprefix(begin).split("-")]
     sizes = [layers for layers, _, stages in runs for _ in range(int(stages or 1))]
+    if len(sizes) > STAGES_LISTED:
+        sizes = [f"{stages} x {layers}" if stages else layers for layers, _, stages in runs]
     return f"{', '.join(sizes[:-1])} and {sizes[-1]}"
 
 
@@ -433,17 +436,20 @@ def _survival(out: Console, plan: Answer) -> None:
         )
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  capacity", no_wrap=True)
-    for name in ("MTBF", "save every", "goodput", "with notice", "expected", "at worst"):
+    is_priced = any(on.survival.lost_usd_expected is not None for on in expected_on)
+    losses = ("with notice", "expected", "at worst") if is_priced else ()
+    for name in ("MTBF", "save every", "goodput", *losses):
         table.add_column(name, justify="right", no_wrap=True)
     for on in expected_on:
         expected = on.survival
         table.add_row(
             f"  {on.capacity}", format_duration(expected.mtbi_s),
-            format_duration(expected.period_s), f"{expected.goodput:.1%}", *_losses(expected),
+            format_duration(expected.period_s), f"{expected.goodput:.1%}", *(_losses(expected) if is_priced else ()),
         )  # fmt: skip
     out.print(table)
-    indented(out, f"The dollars are the loss by one preemption: with {_notice(plan, one)} only the restart; "
-              "without, half an interval between saves on average, a whole one at worst.")  # fmt: skip
+    what = "The dollars are the loss by one preemption" if is_priced else "A preemption loses"
+    indented(out, f"{what}: with {_notice(plan, one)} only the restart; without, half an interval between saves on "
+                  "average, a whole one at worst.")  # fmt: skip
     for on in expected_on:
         expected = on.survival
         if expected.reclaim_mtbi_s is not None:
@@ -509,14 +515,15 @@ def print_sources(out: Console, answer: Answer) -> None:
         price = on.price
         what = f"${price.usd_per_gpu_hour:.2f} a GPU-hour: {price.source}" if price else "price unknown: give --prices"
         indented(out, f"{on.capacity} {what}")
-    for on in answer.expectations:
+    for on in answer.expectations if answer.fits else ():
         indented(out, f"{on.capacity} interruptions: {on.mtbi_source}")
     indented(out, f"{gpu.name}: {gpu.source}")
     if answer.energy is not None:
         for source in answer.energy.sources:
             indented(out, source)
     found = residuals_of(answer.training)
-    within = f"within {found.low:+.0%} and {found.high:+.0%} of their plans"
+    low = f"{found.low:+.0%}" if found.low else "0%"
+    within = f"within {low} and {found.high:+.0%} of their plans"
     indented(out, f"memory: {found.runs} published peaks ({found.source}), nine of ten {within}")
     counted = "MFU counts causal attention once, no recomputation"
     indented(out, f"step time: {gpu.efficiency.source}{answer.nearest.expected}; {counted}")

@@ -95,10 +95,11 @@ def _parts(nodes: Iterable[Node]) -> dict[tuple[str | None, str], int]:
     """Return the thousandths of a GPU that a MIG profile takes, by the kind of GPU; None: of the first that has it."""
     found: dict[tuple[str | None, str], int] = {}
     for node in nodes:
-        for profile in () if node.mig is None else node.mig.profiles:
-            milli = node.mig.milli(profile.size)
-            found[node.gpu_name, profile.name] = milli
-            found.setdefault((None, profile.name), milli)
+        cuts = node.mig
+        if cuts is not None:
+            for profile in cuts.profiles:
+                found[node.gpu_name, profile.name] = cuts.milli(profile.size)
+                found.setdefault((None, profile.name), cuts.milli(profile.size))
     return found
 
 
