@@ -45,6 +45,7 @@ RECORDS = {
     "VersionView": "one answer of the API",
     "Summary": "one row of a simulation's table",
     "Survival": "one section of a plan",
+    "TraceJob": "one row of a trace of jobs",
 }
 """Frozen records that mirror a file or a text key by key; nesting them would only hide a name."""
 

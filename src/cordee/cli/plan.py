@@ -293,13 +293,12 @@ def plan(
     wanted, of_plans = _layout(layout, recompute, micro_batch), (stage, launcher, why, max_seq, tokens, buy, html)
     tracing = Tracing(model, gpu, last, model_code, autocast, wanted, settings) if trace else None
     if _is_planned(tracing, of_plans, gpus, first, model_code, autocast, as_json):
-        case = Request(
+        _show(Request(
             shape=load_shape(model), gpu=gpu, layout=wanted, stage=stage, why=why, prices=catalogue.prices,
             settings=settings, contexts=max_seq, capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError),
             gpus=last, launcher=launcher, assumed=_assumptions(gpu, storage, mtbi, reclaims, notice, stall, prices),
             search="everything" if exhaustive else "meshes", tokens=None if tokens is None else parse_tokens(tokens),
-        )  # fmt: skip
-        _show(case, () if gpus else catalogue.gpus, first, buy, html, tracing, model, show_all, as_json)
+        ), () if gpus else catalogue.gpus, first, buy, html, tracing, model, show_all, as_json)  # fmt: skip
 
 
 def _is_planned(
