@@ -78,7 +78,7 @@ class Pair:
 
     def _start(self, name: str, *more: str) -> None:
         home = self.folder / name
-        argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home), "--slots", str(SLOTS)]
+        argv = [sys.executable, "-m", "cordee.control", "--home", str(home), "--slots", str(SLOTS)]
         with (self.folder / f"{name}.output").open("ab") as output:
             process = subprocess.Popen(
                 [*argv, "--database", self.database, *more], stdout=subprocess.PIPE, stderr=output, cwd="/"

@@ -93,7 +93,7 @@ def test_a_restored_home_has_its_own_database(home: Path, tmp_path: Path, postgr
 
 
 def test_a_home_with_jobs_keeps_its_database(home: Path) -> None:
-    argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home), "--database", "postgresql://nowhere/x"]
+    argv = [sys.executable, "-m", "cordee.control", "--home", str(home), "--database", "postgresql://nowhere/x"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == HomeUnsuitableError.exit_code
     assert "cordee.db has the log of 2 jobs, which another database would hide" in done.stdout

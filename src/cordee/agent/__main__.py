@@ -5,13 +5,16 @@ import logging
 import sys
 from pathlib import Path
 
-from cordee.agent.agent import NodeAgent
-from cordee.agent.connection import Connection
-from cordee.agent.facts import Facts
-from cordee.agent.gpus import discover
-from cordee.agent.keeper import CRASHED
-from cordee.agent.settings import AgentSettings
-from cordee.errors import CordeeError
+from cordee.imports import end_uncollected, uncollected
+
+with uncollected():
+    from cordee.agent.agent import NodeAgent
+    from cordee.agent.connection import Connection
+    from cordee.agent.facts import Facts
+    from cordee.agent.gpus import discover
+    from cordee.agent.keeper import CRASHED
+    from cordee.agent.settings import AgentSettings
+    from cordee.errors import CordeeError
 
 
 def main() -> int:
@@ -37,4 +40,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_uncollected()
     sys.exit(main())

@@ -14,6 +14,7 @@ import typer
 
 import cordee
 from cordee.errors import CordeeError
+from cordee.imports import end_uncollected, uncollected
 
 # Group: verb: (its module, whose function has the verb's name; one line of help).
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
@@ -141,9 +142,13 @@ def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    if argv is None:  # a process of its own
+        end_uncollected()
     words = current_words(sys.argv[1:] if argv is None else argv)
     try:
-        _app(words)(words)
+        with uncollected():
+            app = _app(words)
+        app(words)
     except CordeeError as error:
         _print_error(error, as_json="--json" in _before_dashes(words))
         raise SystemExit(error.exit_code) from None

@@ -13,6 +13,7 @@ from cordee.cli.nodes import price
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NoServerError
+from cordee.imports import uncollected
 from cordee.units import parse_duration_s, plural
 
 _LOOK_S = 0.05
@@ -162,8 +163,9 @@ def _serve(folder: Path, options: dict[str, Any]) -> None:
 
     check_installed()
     check_not_connected(folder)
-    from cordee.control.server import serve
-    from cordee.control.start_options import Options
+    with uncollected():
+        from cordee.control.server import serve
+        from cordee.control.start_options import Options
 
     serve(folder, Options(**options), on_ready=lambda url: print(f"the server runs at {url}", flush=True))
 

@@ -28,7 +28,7 @@ def collected_when_idle(every: int = _THRESHOLDS[0]) -> Iterator[Callable[[], No
         nonlocal passes
         if passes and gc.get_count()[2] < _DUE:
             return
-        if passes % _UNFREEZE_EVERY == 0:
+        if passes and passes % _UNFREEZE_EVERY == 0:
             gc.unfreeze()
         gc.collect()
         gc.freeze()  # later collections skip the objects that survived

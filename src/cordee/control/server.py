@@ -484,7 +484,7 @@ def serve(path: Path, options: Options, *, on_ready: Callable[[str], None]) -> N
 
 def main(argv: list[str] | None = None) -> int:
     """Run a server under a parent that waits for one line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m cordee.control.server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m cordee.control", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--slots")
     parser.add_argument("--price-as")
@@ -507,7 +507,3 @@ def main(argv: list[str] | None = None) -> int:
         _report_to_parent(as_body(error))
         return error.exit_code
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

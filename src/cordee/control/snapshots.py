@@ -21,6 +21,7 @@ from cordee.control.store.sql import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import StoreError
 from cordee.ids import JobId
+from cordee.imports import end_uncollected
 from cordee.schedule.policy import Policy
 
 EVERY = 5_000
@@ -148,4 +149,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_uncollected()
     sys.exit(main())

@@ -64,7 +64,7 @@ def start_server(
     """
     check_installed()
     check_not_connected(home)
-    argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home.absolute())]
+    argv = [sys.executable, "-m", "cordee.control", "--home", str(home.absolute())]
     options |= {"database": database and "-"}
     for name, value in options.items():
         if value is not None:

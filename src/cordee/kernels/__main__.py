@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from cordee.errors import MissingExtraError
+from cordee.imports import end_uncollected
 from cordee.kernels.catalogue import ARCHITECTURES, KERNELS
 
 if TYPE_CHECKING:
@@ -63,4 +64,5 @@ def _records(
 
 
 if __name__ == "__main__":
+    end_uncollected()
     main()

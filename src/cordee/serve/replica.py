@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import EXIT_CHECKPOINTED, CordeeError, InputError, ReplicaError
+from cordee.imports import end_uncollected
 from cordee.serve.engine_process import EngineProcess, EngineWatch
 from cordee.serve.engines.known import find_engine
 from cordee.serve.engines.port import EngineCapacity, EngineLaunch, EnginePart, Upstream
@@ -431,4 +432,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_uncollected()
     sys.exit(main())

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cordee.imports import end_uncollected
+
 GPU_SIDE, CPU_SIDE = 8192, 512
 GPU_BYTES, CPU_BYTES = 256 << 20, 4 << 20
 REPEATS = 5
@@ -185,4 +187,5 @@ def _wait(device: str) -> None:
 
 
 if __name__ == "__main__":
+    end_uncollected()
     main()

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cordee.control.engines import ray_node
+from cordee.imports import end_uncollected
 
 LOOK_S = 1.0
 END_S = 5.0  # from the end of stdin
@@ -282,4 +283,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_uncollected()
     sys.exit(main())

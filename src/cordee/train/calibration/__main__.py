@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import InputError, MissingExtraError
+from cordee.imports import end_uncollected
 from cordee.train.calibration.beyond import beyond
 from cordee.train.calibration.cases import DTYPES, Maker, cases
 from cordee.train.calibration.collectives import measure_collectives
@@ -80,4 +81,5 @@ def _device(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    end_uncollected()
     main()

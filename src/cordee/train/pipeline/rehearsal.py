@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cordee.imports import end_uncollected
 from cordee.plan.pipeline import ScheduleTable, StagePlacement, table_of
 from cordee.train.pipeline.rehearsal_rank import run_rank
 
@@ -66,4 +67,5 @@ def _table_from(one: Mapping[str, Any], ranks: int) -> ScheduleTable:
 
 
 if __name__ == "__main__":
+    end_uncollected()
     sys.exit(main())

@@ -5,6 +5,7 @@ import os
 import sys
 
 from cordee.errors import CordeeError, MissingExtraError
+from cordee.imports import end_uncollected, uncollected
 from cordee.train.trace_memory.question import Question
 
 
@@ -20,17 +21,19 @@ def main() -> None:
 
 
 def _answer(question: Question) -> dict[str, object]:
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        hint = "install torch, its CPU build is enough: no GPU is asked for"
-        raise MissingExtraError(
-            "a trace runs the model's own code in torch, which is not installed", hint=hint
-        ) from None
-    from cordee.train.trace_memory.trace import trace
+    with uncollected():
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            hint = "install torch, its CPU build is enough: no GPU is asked for"
+            raise MissingExtraError(
+                "a trace runs the model's own code in torch, which is not installed", hint=hint
+            ) from None
+        from cordee.train.trace_memory.trace import trace
 
     return trace(question).document()
 
 
 if __name__ == "__main__":
+    end_uncollected()
     main()

@@ -1,0 +1,30 @@
+"""What a process of Cordee's own has imported stays until its end: the garbage collector need not look through it."""
+
+import atexit
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import without passes over what imports create.
+
+    >>> with uncollected():
+    ...     gc.isenabled()
+    False
+    >>> gc.isenabled()
+    True
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def end_uncollected() -> None:
+    """Let this process end without a last pass, which takes a third as long as a server's start."""
+    atexit.register(gc.freeze)
