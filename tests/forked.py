@@ -1,28 +1,25 @@
-"""Ranks that one process forks after it has imported torch, and what is around it: a start costs 0.1 s and not 3.
+"""Ranks that one process forks after it has imported what they need.
 
-A script calls `gang`, and a test calls `run_script` on it. Or `runs.py` starts this file for a script whose
+A script calls `gang`, and a test calls `run_script` on it. Or `runs.py` forks this file for a script whose
 `main(argv)` a test runs many times: it reads from standard input one JSON object a line, `{"world": 2, "argv": [...],
 "notice": "step 40", "env": {}}`, and answers each with the exit codes of the ranks and what they printed. As soon as
 one prints what `notice` says, the last rank gets SIGTERM.
 """
 
-import importlib
 import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forks
 from cordee.telemetry.host import free_port
 
 LIMIT_S = 280.0
-HEAVY = ("torch._dynamo", "cordee.train.job")
-"""What a script imports late: an optimizer in its first step, `import cordee` when `cordee.job` is called."""
 
 
 def environments(world: int) -> list[dict[str, str]]:
@@ -83,11 +80,9 @@ def run_script(script: Path, *args: str) -> Any:
     """Run a script of gangs, and read the JSON that it prints last."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("CORDEE_", "SLURM_"))}
     env |= {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1", "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(
-        [sys.executable, str(script), *args], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    ((code, said, errors),) = forks.run([[sys.executable, str(script), *args]], [env], LIMIT_S)
+    assert code == 0, errors[-6000:]
+    return json.loads(said.splitlines()[-1])
 
 
 def _run(main: Callable[[list[str]], None], order: dict[str, Any]) -> dict[str, Any]:
@@ -114,9 +109,8 @@ def _run(main: Callable[[list[str]], None], order: dict[str, Any]) -> dict[str, 
     return {"codes": [code_of(rank) for rank in ranks], "lines": lines}
 
 
-def _serve(path: Path) -> None:
-    for name in HEAVY:
-        importlib.import_module(name)
+def _serve(path: Path, folder: str) -> None:
+    os.chdir(folder)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -129,4 +123,4 @@ def _serve(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
+    _serve(Path(sys.argv[1]), sys.argv[2])

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,11 +20,11 @@ SERVER = multiprocessing.get_context("forkserver")
 # An optimizer's first step imports the last one.
 HEAVY = ["cordee.train.job", "cordee.train.checkpoint.checkpointer", "torch.distributed.fsdp", "torch._dynamo"]
 SERVER.set_forkserver_preload(HEAVY)
-FILES = {"stdout": 1, "stderr": 2}
+FILES = {"stdin": 0, "stdout": 1, "stderr": 2}
 
 
 class Fork:
-    """A Python script, with those methods of `subprocess.Popen` that tests use."""
+    """A Python script or module, with those methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, argv: Sequence[str], env: dict[str, str], files: dict[str, int]) -> None:
         copies = {FILES[name]: Connection(os.dup(fd), readable=False) for name, fd in files.items()}
@@ -56,16 +57,55 @@ def _be(argv: Sequence[str], env: dict[str, str], files: dict[int, Connection]) 
     for fd, file in files.items():
         os.dup2(file.fileno(), fd)
         file.close()
+    if FILES["stdin"] in files:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the process ends
+    # Workers of a loader are started as in any process.
+    multiprocessing.current_process().daemon = False
+    multiprocessing.set_start_method(None, force=True)
     os.environ.clear()
     os.environ.update(env)
     faulthandler.enable()
     sys.argv = list(argv)
+    if argv[0] == "-m":
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        return
     sys.path.insert(0, str(Path(argv[0]).parent))
     runpy.run_path(argv[0], run_name="__main__")
 
 
+class Asked:
+    """A module that answers what it reads: a process as `subprocess.Popen` gives it to `communicate`, but forked."""
+
+    def __init__(self, argv: Sequence[str], **_: object) -> None:
+        self._argv, self._process = argv[1:], None
+        self.returncode: int | None = None
+
+    def __enter__(self) -> "Asked":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def communicate(self, text: str, timeout: float) -> tuple[str, str]:
+        """What it writes to stdout and to stderr, however long that takes: who is patient is shown by a real one."""
+        with ExitStack() as stack:
+            asked, said, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+            asked.write(text)
+            asked.seek(0)
+            files = {"stdin": asked.fileno(), "stdout": said.fileno(), "stderr": errors.fileno()}
+            self._process = Fork(self._argv, dict(os.environ), files)
+            self.returncode = self._process.wait()
+            said.seek(0)
+            errors.seek(0)
+            return said.read(), errors.read()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+
 def start(command: Sequence[str], env: dict[str, str], **files: int) -> "Fork | subprocess.Popen[bytes]":
-    """`stdout` and `stderr` are descriptors. Only what Python runs as a script is forked, not `python -m`."""
+    """`stdin`, `stdout` and `stderr` are descriptors. Only what Python runs as a script is forked, not `python -m`."""
     if command[0] == sys.executable and command[1].endswith(".py"):
         return Fork(command[1:], env, files)
     return subprocess.Popen(command, env=env, **files)
@@ -76,7 +116,7 @@ def run(
 ) -> list[tuple[int, str, str]]:
     """Start them all, and wait: of each the exit code and what it wrote to stdout and to stderr."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = [[Path(folder) / f"{name}{number}" for name in FILES] for number in range(len(commands))]
+        paths = [[Path(folder) / f"{name}{number}" for name in ("stdout", "stderr")] for number in range(len(commands))]
         started = []
         for command, env, (out, err) in zip(commands, envs, paths, strict=True):
             with out.open("w") as stdout, err.open("w") as stderr:

@@ -3,10 +3,13 @@
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import forks
 from cordee.cli.main import main
+from cordee.train.trace_memory import comparison
 from cordee.train.trace_memory.comparison import ask_process
 from cordee.train.trace_memory.question import Question
 
@@ -22,6 +25,14 @@ def model(tmp_path: Path) -> str:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     return str(path)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces are forked where torch has been imported: each import would take longer than the trace."""
+    monkeypatch.setattr(
+        comparison, "subprocess", SimpleNamespace(Popen=forks.Asked, PIPE=None, TimeoutExpired=TimeoutError)
+    )
 
 
 def _run(*words: str) -> int:
@@ -105,6 +116,7 @@ PHI = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "asked",
     [
@@ -138,6 +150,7 @@ WIDE = CONFIG | {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
 @pytest.mark.parametrize(
     "asked",
@@ -173,6 +186,7 @@ MIXTURE = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
 @pytest.mark.parametrize(("ranks", "recompute"), [(16, "none"), pytest.param(6, "full", marks=pytest.mark.soak)])
 def test_experts_on_ranks_that_do_not_divide_them_are_planned_as_they_are_traced(
@@ -191,6 +205,7 @@ def test_experts_on_ranks_that_do_not_divide_them_are_planned_as_they_are_traced
     assert planned["parts"]["weights"] == pytest.approx(weights, rel=0.01)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
 def test_tp_that_is_asked_for_and_that_the_code_has_no_styles_for_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -212,6 +227,7 @@ def test_tp_that_nobody_asked_for_is_left_out_where_the_code_has_no_styles_for_i
     assert found["layout"].startswith("fsdp8") and found["question"]["tp"] == 1
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
 def test_a_model_of_images_has_no_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
@@ -243,6 +259,7 @@ T5 = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_embedding_of_several_modules_is_sharded_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """T5's encoder, decoder and head hold one matrix, which FSDP2 takes in one group only."""
     (tmp_path / "config.json").write_text(json.dumps(T5))
@@ -260,6 +277,7 @@ GPT2 = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("gpus", "layout", "asked"),
     [
@@ -305,6 +323,7 @@ GEMMA: dict[str, object] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
 @pytest.mark.parametrize("family", [pytest.param("gemma2", marks=pytest.mark.soak), "gemma3_text"])
 def test_a_model_that_is_planned_for_serving_alone_is_traced(
@@ -361,6 +380,7 @@ MIXTURES = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.skipif(not find_spec("transformers"), reason="the traced process needs transformers")
 @pytest.mark.parametrize(
     ("family", "asked"),
@@ -388,6 +408,7 @@ def test_adapters_of_mixtures_are_planned_as_they_are_traced(
     assert planned["parts"]["weights"] == pytest.approx(weights, rel=0.01)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_function_is_traced_by_its_file_and_said_to_have_no_formulas(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import cordee
-from forked import HEAVY, gang
+from forked import gang
+from forks import HEAVY
 
 STEPS, GLOBAL_BATCH, SAMPLES = 18, 24, 100
 # How many ranks, and the step in which one of them is told to leave.

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from forks import run
 
 from cordee.telemetry.host import free_port
+from forks import run
 
 SCRIPT = Path(__file__).with_name("checkpoint_rank.py")
 TIMEOUT_S = 200

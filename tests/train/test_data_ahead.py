@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from forks import run
 from test_job import environment
 from torch.utils.data import DataLoader, Dataset
 
 import cordee
 from cordee.errors import InputError
 from cordee.train.checkpoint import rank_state
+from forks import run
 
 STEPS = 16
 

@@ -10,13 +10,13 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import forks
 import pytest
 import torch
 from test_job import environment
 from torch.utils.data import DataLoader
 
 import cordee
+import forks
 from cordee.errors import CheckpointError, InputError, InUseError
 from cordee.storage.sealed import seal
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forks import start
 
 from cordee.event_json import decode
 from cordee.events import (
@@ -28,6 +27,7 @@ from cordee.telemetry.host import free_port
 from cordee.train.reading import Reading
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
+from forks import start
 
 SCRIPT = str(Path(__file__).with_name("job_script.py"))
 LIMIT_S = 120.0

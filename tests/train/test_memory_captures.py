@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from forks import run, start
 from test_job import alone, end_of, environment, folders, gang, steps_of
 from uploading import generations
 
@@ -18,6 +17,7 @@ from cordee.storage import rescue
 from cordee.storage.files import FileBlobs
 from cordee.storage.log import read_entries
 from cordee.train.checkpoint.checkpointer import Checkpointer
+from forks import run, start
 
 WAIT_S = 60
 

@@ -10,11 +10,11 @@ import weakref
 from contextlib import ExitStack
 from pathlib import Path
 
-import forks
 import pytest
 import torch
 
 import cordee
+import forks
 from cordee.errors import CheckpointError, CorruptError
 from cordee.storage.files import FileBlobs
 from cordee.storage.history import PastAttempt

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from forks import run
 
 from cordee.train.stop.agreement import Agreement, BoundaryAction
+from forks import run
 
 ROUNDS = Path(__file__).with_name("stop_rounds.py")
 

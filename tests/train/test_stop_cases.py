@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import forks
 import pytest
 from test_job import environment
+
+import forks
 
 SCRIPT = Path(__file__).with_name("stop_cases.py")
 # Most of a case is waiting: these rows of cases run beside each other, each case as alone on its ranks.
