@@ -1,4 +1,4 @@
-"""What a process of Cordee's own has imported stays until its end: the garbage collector need not look through it."""
+"""Imports of a process of Cordee's own stay until its end: the garbage collector need not look through them."""
 
 import atexit
 import gc
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import without passes over what imports create.
+    """Import without passes over what that creates.
 
     >>> with uncollected():
     ...     gc.isenabled()
