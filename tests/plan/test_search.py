@@ -177,7 +177,8 @@ def test_a_split_fixes_its_pipeline() -> None:
 
 def test_less_than_a_node_may_be_enough() -> None:
     plan = planned(load_shape("llama-3-8b"), H100, 1)
-    assert plan.best is None and plan.remedies[0].change == "--gpus 3xH100"
+    assert plan.best is None and plan.remedies[0].change == "--gpus 2xH100"
+    assert str(plan.remedies[0]).endswith("GB on the fullest GPU, tight (170 GB for 128.5 GB of state)")
     assert "on the same 1 GPU" in plan.remedies[1].change
 
 

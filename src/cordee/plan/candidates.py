@@ -72,7 +72,8 @@ class Remedy:
 
     def __str__(self) -> str:
         peak = format_bytes(self.candidate.peak_bytes)
-        return f"{self.change}: {self.candidate.layout}, {peak} on the fullest GPU ({self.because})"
+        tight = ", tight" if self.candidate.tight else ""
+        return f"{self.change}: {self.candidate.layout}, {peak} on the fullest GPU{tight} ({self.because})"
 
 
 @dataclass(frozen=True)
