@@ -69,6 +69,7 @@ def test_the_token_is_drawn_once_and_private(tmp_path: Path) -> None:
     token = home.token()
     assert len(token) >= 32
     assert Home(tmp_path).token() == token
+    assert set(token) <= set("0123456789abcdef")  # no "-" in front, which `connect` would take for an option
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 

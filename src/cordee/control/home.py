@@ -128,7 +128,7 @@ class Home:
         try:
             return path.read_text().strip()
         except FileNotFoundError:
-            drawn = secrets.token_urlsafe(32)
+            drawn = secrets.token_hex(32)  # a "-" in front would be an option of `connect`
             self._replace(path, drawn + "\n")
             return drawn
 
