@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import without passes over what that creates.
+    """Run a block, imports for instance, without passes over what it creates.
 
     >>> with uncollected():
     ...     gc.isenabled()

@@ -4,15 +4,14 @@ The ranks agree before each step that could leave them half loaded. `dcp.py` rea
 the generation, and an earlier one if it is damaged.
 """
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from cordee.errors import CheckpointError
+from cordee.imports import uncollected
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, check_chunks
 from cordee.storage.manifest import Manifest, read_extras, read_manifest
@@ -45,19 +44,7 @@ class Loaded:
     differed: tuple[str, ...] = ()
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Disable Python's garbage collector: a pass over torch's objects takes 0.2 s on every rank."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()  # a pass of the garbage collector over torch's objects takes 0.2 s on every rank
 def restore(
     state: dict[str, object], commit: Commit, *, blobs: Blobs, consensus: Consensus, is_verified: bool = False
 ) -> Loaded:
