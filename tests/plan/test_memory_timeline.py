@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cordee.plan.activations import context_moment_bytes, in_flight, kept_bytes, layer_activation_bytes, loss_bytes
+from cordee.plan.activations import context_moment_bytes, in_flight, kept_bytes, layer_activation_bytes
 from cordee.plan.buffers import context_bytes, standing_bytes
 from cordee.plan.layout import Layout
+from cordee.plan.loss import loss_bytes
 from cordee.plan.memory import peak_bytes, rank_memory, state_bytes, timeline
 from cordee.plan.offload import host_optimizer_bytes
 from cordee.plan.states import holding, padded_vocab, peak_ranks, rank_parameters

@@ -15,6 +15,7 @@ from cordee.plan import activations as act
 from cordee.plan import buffers as buf
 from cordee.plan.backward import layer_backward_bytes
 from cordee.plan.layout import Layout
+from cordee.plan.loss import forward_loss_bytes, head_moment_bytes, loss_bytes, output_bytes
 from cordee.plan.shards import frozen_padding, rank_padding
 from cordee.plan.states import (
     Holding,
@@ -182,7 +183,7 @@ def rank_memory(
     """
     timelines = tuple(_one_each(timeline(shape, layout, training, rank)) for rank in range(layout.pp))
     context = round(float(buf.context_bytes(layout, cuda_bytes)))
-    logits = float(act.output_bytes(shape, layout, training)) if training.loss_kind == "eager" else 0.0
+    logits = float(output_bytes(shape, layout, training)) if training.loss_kind == "eager" else 0.0
     return RankMemory(tuple(_at_peak(moments, training, context, logits) for moments in timelines), timelines)
 
 
@@ -409,9 +410,9 @@ def _at_loss(
     `beside` are activations, the buffers of both passes, and missing gradients.
     """
     kept, passes, missing = beside
-    logits, output = act.loss_bytes(shape, layout, training), act.output_bytes(shape, layout, training)
-    own = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
-    head, within = act.dequantised_head_bytes(shape, training), act.forward_loss_bytes(shape, layout, training)
+    logits, output = loss_bytes(shape, layout, training), output_bytes(shape, layout, training)
+    own = head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
+    head, within = act.dequantised_head_bytes(shape, training), forward_loss_bytes(shape, layout, training)
     if training.loss_kind == "eager":  # its fp32 tensors are gone when the head's product has its turn again
         logits, within = np.maximum(logits, output + head), np.maximum(within, output + head)
     else:

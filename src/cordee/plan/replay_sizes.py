@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from cordee.plan import activations as act
 from cordee.plan.buffers import vocabulary_bytes
 from cordee.plan.layout import Layout
+from cordee.plan.loss import output_bytes
 from cordee.plan.states import adapter_parameters, layer_linears, layer_parameters
 from cordee.plan.training import JOINED, Adapters, Training
 from cordee.workload.model import ModelShape
@@ -89,7 +90,7 @@ class TensorSizes:
             key=round(each * shape.kv_heads * shape.head_dim),
             inner=round(each * shape.ffn),
             statistics=round(4 * tokens * shape.heads / layout.tp),
-            logits=round(float(act.output_bytes(shape, layout, training))),
+            logits=round(float(output_bytes(shape, layout, training))),
             matrices=matrices,
             vocab=round(float(vocabulary_bytes(shape, layout, training))),
             norm=item * shape.norm_parameters,
